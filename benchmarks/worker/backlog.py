@@ -10,7 +10,7 @@ import redis
 
 from benchmarks.modes import QUEUE, STOCK
 from benchmarks.worker.app import NOTHING, make_worker_app
-from redis_queue.celery.message.attempt import SENT
+from redis_queue.celery.message.headers import SENT
 
 STASH = "stash"
 ARGUMENT = "x" * 200

@@ -7,7 +7,7 @@ from redis_queue.celery.dispatch.beat import beat_schedule, install, register_de
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.loop import DispatchLoop
 from redis_queue.celery.dispatch.outcome import Dispatched
-from redis_queue.celery.message.task_call import TaskCall
+from redis_queue.celery.message.entry import TaskCall
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.publish.push_task import push_task
 from redis_queue.celery.settings import CelerySettings

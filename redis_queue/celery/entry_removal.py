@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Final
 
 from redis_queue.basics.times import point_ms
-from redis_queue.celery.message.reading import unique_header_of
-from redis_queue.celery.message.unique_header import UniqueHeader
+from redis_queue.celery.message.entry import unique_header_of
+from redis_queue.celery.message.headers import UniqueHeader
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import StoreError, StoreRefusedError
 from redis_queue.model import CancelOutcome, Entry

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.celery.kombu.keys import ListNames
-from redis_queue.celery.message.attempt import Attempt, new_call
-from redis_queue.celery.message.declarations import build, lifetime_ms
 from redis_queue.celery.message.envelope import Due, Envelope
+from redis_queue.celery.message.headers import Attempt, new_call
+from redis_queue.celery.message.producer import build, lifetime_ms
 from redis_queue.celery.revoked_state import clear_revoked
 from redis_queue.celery.tracing import schedule_spans
 from redis_queue.delay.model import Push

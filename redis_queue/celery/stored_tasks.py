@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.times import Seconds, duration_ms, to_ms
-from redis_queue.celery.conditions import Conditions, TaskConditions
 from redis_queue.celery.entry_removal import EntryRemoval
 from redis_queue.celery.flow.gate import Gate, flows_of
 from redis_queue.celery.flow.unique_policy import UniquePolicy
-from redis_queue.celery.message.attempt import retry_id
-from redis_queue.celery.message.reading import unique_header_of
-from redis_queue.celery.message.task_entry import TaskEntry
+from redis_queue.celery.message.entry import unique_header_of
+from redis_queue.celery.message.headers import retry_id
+from redis_queue.celery.message.task_entry import Conditions, TaskConditions, TaskEntry
 from redis_queue.celery.message_writer import MessageWriter
 from redis_queue.celery.revoked_state import mark_revoked
 from redis_queue.celery.settings import CelerySettings

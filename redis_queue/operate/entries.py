@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import attrgetter
 
-from redis_queue.celery.conditions import Conditions
-from redis_queue.celery.message.task_entry import TaskEntry
+from redis_queue.celery.message.task_entry import Conditions, TaskEntry
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.model import Entry, Unread
 from redis_queue.operate.access import Access

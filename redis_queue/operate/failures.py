@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from redis_queue.basics.times import to_ms
-from redis_queue.celery.message.attempt import Attempt, call_name, new_call, sibling_id
+from redis_queue.celery.message.body import fresh, with_arguments
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.retry import fresh, with_arguments
+from redis_queue.celery.message.headers import Attempt, call_name, new_call, sibling_id
 from redis_queue.delay.model import Push
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidNameError, InvalidValueError

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from kombu.exceptions import OperationalError
 
-from redis_queue.celery.message.attempt import retry_id
+from redis_queue.celery.message.headers import retry_id
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.result_records import ResultRecord
 from redis_queue.delay.queue import DelayQueue

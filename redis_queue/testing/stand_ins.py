@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from celery.backends.base import KeyValueStoreBackend
 
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.intercepting_producer import InterceptingProducer
+from redis_queue.celery.message.producer import InterceptingProducer
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -18,8 +18,8 @@ from kombu.compression import decompress
 from kombu.serialization import loads, prepare_accept_content
 
 from redis_queue.celery.message.destinations import Destinations
+from redis_queue.celery.message.entry import envelope_of_entry
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.reading import envelope_of_entry
 from redis_queue.model import Entry
 
 if TYPE_CHECKING:

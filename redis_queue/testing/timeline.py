@@ -14,7 +14,7 @@ from redis_queue.basics.times import Seconds, duration_ms, from_ms, point_ms
 from redis_queue.celery.delayed_tasks import DelayedTasks
 from redis_queue.celery.flow.gate import uses_gates
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.flow_header import FlowHeader
+from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.store import Store
 from redis_queue.errors import InvalidDelayError, InvalidValueError
 from redis_queue.model import Entry

@@ -13,7 +13,7 @@ from redis_queue.basics.times import from_ms
 from redis_queue.celery.consume.gates import Taken
 from redis_queue.celery.flow.gate import Gate
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.flow_header import FlowHeader
+from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.store import Store
 from redis_queue.flow.flows import OF_QUEUE, route_of
 from redis_queue.store.ids import id_text

@@ -15,7 +15,7 @@ import amqp
 from amqp.exceptions import FrameSyntaxError
 from amqp.serialization import dumps
 
-from redis_queue.celery.message.typed_values import restore_types
+from redis_queue.celery.message.task_entry import restore_types
 from redis_queue.errors import InvalidValueError
 
 FRAME_OVERHEAD: Final = 20

@@ -12,8 +12,8 @@ import redis
 from redis_queue.celery.brokers.base import Broker, Settle, reason_of
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import ListNames
-from redis_queue.celery.message.declarations import lifetime_ms
 from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.producer import lifetime_ms
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.delay.model import MAX_LISTS, Delivery
 from redis_queue.model import Entry

@@ -29,7 +29,7 @@ from redis_queue.celery.consume.gates import Capacity, Gates, Move, Wanted, is_g
 from redis_queue.celery.consume.settlement import DELAY, Settlement
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.internals import FETCH_IS_OFF
-from redis_queue.celery.message.flow_header import FlowHeader
+from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.redis_errors import lacks_permission, translate
 

@@ -18,8 +18,8 @@ from celery.worker.request import Request
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import END_OF_CALENDAR_MS
 from redis_queue.celery.consume.safe_settings import ATTRIBUTE
-from redis_queue.celery.message.attempt import Attempt, counted_id, is_redelivered, sibling_id
 from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.headers import Attempt, counted_id, is_redelivered, sibling_id
 from redis_queue.celery.store import Store
 from redis_queue.delay.model import Push
 from redis_queue.errors import RedisQueueError

@@ -22,7 +22,7 @@ from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.poller import FetchingPoller
 from redis_queue.celery.kombu.connection import client_of
-from redis_queue.celery.message.flow_header import FlowHeader
+from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.redis_errors import as_unavailable
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from celery import signals
 
-from redis_queue.celery.message.attempt import ETA, OWN
+from redis_queue.celery.message.headers import ETA, OWN
 from redis_queue.celery.stored_tasks import delayed_of
 
 _MOST: Final = 64

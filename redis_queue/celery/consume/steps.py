@@ -27,7 +27,7 @@ from redis_queue.celery.flow.gate import uses_gates
 from redis_queue.celery.flow.policy import FlowPolicy
 from redis_queue.celery.kombu import internals
 from redis_queue.celery.kombu.keys import InFlightKeys
-from redis_queue.celery.message.attempt import is_redelivered
+from redis_queue.celery.message.headers import is_redelivered
 from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import RedisQueueError, StoreError

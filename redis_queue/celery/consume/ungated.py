@@ -12,7 +12,7 @@ from celery import bootsteps
 from redis_queue.basics.logs import logger_of
 from redis_queue.celery.background import Background
 from redis_queue.celery.flow.policy import FlowPolicy
-from redis_queue.celery.message.flow_header import FlowHeader
+from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import StoreError
 

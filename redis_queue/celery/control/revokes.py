@@ -11,7 +11,7 @@ from celery.utils.collections import LimitedSet
 from celery.worker import state
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.celery.message.attempt import call_in
+from redis_queue.celery.message.headers import call_in
 from redis_queue.celery.stored_tasks import delayed_of
 from redis_queue.delay.writer import MOST_REVOKED, REMEMBERED
 from redis_queue.errors import RedisQueueError

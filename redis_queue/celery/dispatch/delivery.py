@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 from redis_queue.celery.brokers import Broker, reason_of
 from redis_queue.celery.brokers.open import unavailable_if_away
 from redis_queue.celery.brokers.redis import RedisBroker
+from redis_queue.celery.message.entry import Message, envelope_of_entry
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.packing import VERSION, element_of, needs_reading
-from redis_queue.celery.message.reading import Message, envelope_of_entry
 from redis_queue.delay.model import Delivery
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError

@@ -14,7 +14,7 @@ from redis_queue.celery.flow.policy import FlowPolicy
 from redis_queue.celery.flow.unique_policy import UniquePolicy
 from redis_queue.celery.kombu.keys import ListNames, amqp_step
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.flow_header import FlowHeader
+from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError, StoreError
 from redis_queue.flow.flows import Flows

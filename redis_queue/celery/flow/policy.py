@@ -9,7 +9,7 @@ from redis_queue.basics.key_template import check_key
 from redis_queue.basics.options import did_you_mean
 from redis_queue.celery.flow.task_keys import TaskKeys
 from redis_queue.celery.flow.task_options import TaskOptions
-from redis_queue.celery.message.flow_header import FlowHeader
+from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.settings import NAMESPACE, CelerySettings
 from redis_queue.errors import ConfigurationError
 from redis_queue.flow.flows import OF_QUEUE

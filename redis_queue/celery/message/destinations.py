@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kombu.transport.native_delayed_delivery import CELERY_DELAYED_DELIVERY_EXCHANGE
 
 from redis_queue.celery.kombu.keys import ListNames
-from redis_queue.celery.message.declarations import exchanges_of
+from redis_queue.celery.message.producer import exchanges_of
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.delay.model import MAX_MOVE_LISTS
 from redis_queue.errors import InvalidValueError
@@ -142,5 +142,5 @@ class Destinations:
 
 
 def described_name(item: Any) -> Any:
-    """Return the queue name in a result of :func:`redis_queue.celery.message.declarations.describe`."""
+    """Return the queue name in a result of :func:`redis_queue.celery.message.producer.describe`."""
     return item.get("queue") if isinstance(item, Mapping) else item

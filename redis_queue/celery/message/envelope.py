@@ -14,7 +14,7 @@ from kombu.messaging import Producer
 from kombu.utils.json import JSONEncoder
 
 from redis_queue.basics.times import END_OF_CALENDAR_MS
-from redis_queue.celery.message.attempt import CALL, SENT, sent_now
+from redis_queue.celery.message.headers import CALL, SENT, sent_now
 from redis_queue.celery.message.packing import expand, pack
 from redis_queue.errors import InvalidValueError
 from redis_queue.store.codec import MAX_DIGITS, read_document, small_integer
@@ -51,7 +51,7 @@ class Envelope:
     properties: Mapping[str, Any]
     exchange: str
     routing_key: str
-    #: Queues to declare before a publish, as :func:`redis_queue.celery.message.declarations.describe` returns them.
+    #: Queues to declare before a publish, as :func:`redis_queue.celery.message.producer.describe` returns them.
     declare: Sequence[Any] = field(default=())
     #: When its time to live ends, ms since the epoch; None means never.
     expires_at: int | None = None

@@ -1,20 +1,30 @@
-"""TaskEntry: a delayed task in readable form."""
+"""TaskEntry: a delayed task in readable form, and the conditions under which it is meant."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Final
+import base64
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final, TypedDict
+from uuid import UUID
 
 from redis_queue.basics.times import from_ms
+from redis_queue.celery.message.body import json_body, retries_of
+from redis_queue.celery.message.entry import TaskCall, read_entry
 from redis_queue.celery.message.envelope import MAX_NAME, Envelope, priority_of
-from redis_queue.celery.message.protocol import json_body, retries_of
-from redis_queue.celery.message.reading import read_entry
-from redis_queue.celery.message.task_call import TaskCall
-from redis_queue.celery.message.typed_values import restore_types
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
+
+_TYPED: Final = {"__type__", "__value__"}
+_DECIMAL: Final = re.compile(r"-?\d{1,30}(\.\d{1,30})?", re.ASCII)
+_SHORT: Final = 64
+"""Most characters of a time or a UUID."""
+
+MAX_TEXT: Final = 20_000
+"""Most characters of arguments; Celery itself cuts them at a thousand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +62,6 @@ class TaskEntry:
         except InvalidValueError:
             return cls(**known, **_NOTHING)
 
-
-MAX_TEXT: Final = 20_000
-"""Most characters of arguments; Celery itself cuts them at a thousand."""
 
 _NOTHING: Mapping[str, Any] = {
     **dict.fromkeys(("task", "queue", "exchange", "routing_key", "args", "kwargs"), ""),
@@ -104,3 +111,115 @@ def _of_call(call: TaskCall) -> dict[str, Any]:
         "args": str(options.get("argsrepr") or repr(tuple(call.args)))[:MAX_TEXT],
         "kwargs": str(options.get("kwargsrepr") or repr(dict(call.kwargs)))[:MAX_TEXT],
     }
+
+
+def restore_types(value: Any) -> Any:
+    """Return plain JSON with UUIDs, datetimes, decimals and bytes converted to Python values.
+
+    Only small values are converted, since a decimal with an exponent may be of any size. The others stay as written.
+    """
+    if isinstance(value, list):
+        return [restore_types(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if value.keys() != _TYPED:
+        return {name: restore_types(item) for name, item in value.items()}
+    kind = value["__type__"]
+    reader = _READERS.get(kind) if isinstance(kind, str) else None
+    try:
+        return value if reader is None else reader(value["__value__"])
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return value
+
+
+def _short(text: Any) -> str:
+    if not isinstance(text, str) or len(text) > _SHORT:
+        raise ValueError(f"expected text of up to {_SHORT} characters")
+    return text
+
+
+def _decimal(text: Any) -> Decimal:
+    if not _DECIMAL.fullmatch(_short(text)):
+        raise ValueError("expected digits")
+    return Decimal(text)
+
+
+_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "uuid": lambda value: UUID(_short(value["hex"])),
+    "datetime": lambda value: datetime.fromisoformat(_short(value)),
+    "decimal": _decimal,
+    "bytes": lambda value: value.encode(),
+    "base64": lambda value: base64.b64decode(value, validate=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Conditions on waiting tasks, all of which must hold; None: any.
+
+    *task* is the whole name of the task, *task_part* a part of it, *text* a part of its arguments. *stamp* maps each
+    name of a stamp to a value, or to several values of which one must match. *due_before* and *due_after* (inclusive)
+    may be spans from now.
+    """
+
+    task: str | None = None
+    task_part: str | None = None
+    queue: str | None = None
+    id_prefix: str | None = None
+    stamp: Mapping[str, Any] | None = None
+    text: str | None = None
+    due_before: datetime | timedelta | None = None
+    due_after: datetime | timedelta | None = None
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, item.name) is not None for item in fields(self))
+
+    @property
+    def needs_payloads(self) -> bool:
+        """Whether payloads must be read to know which entries match."""
+        return any(value is not None for value in (self.task, self.task_part, self.queue, self.stamp, self.text))
+
+    @property
+    def needs_entries(self) -> bool:
+        """Whether entries must be read to know which match; else their due times tell."""
+        return self.needs_payloads or self.id_prefix is not None
+
+    def window(self, now: Callable[[], datetime]) -> tuple[datetime | None, datetime | None]:
+        """Return *due_before* and *due_after* as times; *now* is called only for spans."""
+        before, after = (
+            now() + value if isinstance(value, timedelta) else value for value in (self.due_before, self.due_after)
+        )
+        return before, after
+
+    def match(self, task: TaskEntry) -> bool:
+        """Tell whether *task* meets all conditions but those on its due time."""
+        return (
+            (self.task is None or task.task == self.task)
+            and (self.task_part is None or self.task_part in task.task)
+            and (self.queue is None or task.queue == self.queue)
+            and (self.id_prefix is None or task.id.startswith(self.id_prefix))
+            and (self.stamp is None or _has_stamps(task.stamps, self.stamp))
+            and (self.text is None or self.text in task.args or self.text in task.kwargs)
+        )
+
+
+class TaskConditions(TypedDict, total=False):
+    """Conditions as keyword arguments, for type checkers."""
+
+    task: str | None
+    task_part: str | None
+    queue: str | None
+    id_prefix: str | None
+    stamp: Mapping[str, Any] | None
+    text: str | None
+    due_before: datetime | None
+    due_after: datetime | None
+
+
+def _has_stamps(stamps: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+    return all(_texts(stamps.get(name)) & _texts(values) for name, values in expected.items())
+
+
+def _texts(value: Any) -> set[str]:
+    several = value if isinstance(value, list | tuple | set | frozenset) else [] if value is None else [value]
+    return set(map(str, several))

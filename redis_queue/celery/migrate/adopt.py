@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from redis_queue.celery.brokers.open import broker_of
+from redis_queue.celery.message.body import retries_of
+from redis_queue.celery.message.entry import read_entry
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.protocol import retries_of
-from redis_queue.celery.message.reading import read_entry
 from redis_queue.celery.migrate import Progress
 from redis_queue.celery.migrate.kombu_backlog import BacklogTask, KombuBacklog, RemainingTask
 from redis_queue.celery.migrate.live_workers import LiveWorkers

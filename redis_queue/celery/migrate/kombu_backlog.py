@@ -16,9 +16,9 @@ from redis_queue.celery.brokers import Broker
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import InFlightKeys, ListNames
+from redis_queue.celery.message.body import json_body
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.intercepting_producer import envelope_of
-from redis_queue.celery.message.protocol import json_body
+from redis_queue.celery.message.producer import envelope_of
 from redis_queue.delay.model import ForeignMessage
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.chunks import CHUNK, chunks

@@ -18,8 +18,8 @@ from redis_queue.celery.brokers.open import BrokerUnavailableError, broker_of, u
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.consume.connections import visibility_timeout_of
 from redis_queue.celery.dispatch.delivery import Batch
+from redis_queue.celery.message.body import with_eta
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.protocol import with_eta
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.migrate import Progress
 from redis_queue.celery.migrate.kombu_backlog import envelope_and_eta

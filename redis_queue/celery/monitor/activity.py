@@ -14,7 +14,7 @@ from typing import Any, Final
 from redis_queue.basics.histogram import BOUNDS, BUCKETS, Histogram
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import from_ms
-from redis_queue.celery.message.attempt import ETA, SENT
+from redis_queue.celery.message.headers import ETA, SENT
 from redis_queue.celery.monitor.requests import FETCHED, error_of
 from redis_queue.celery.monitor.sample import Sample
 from redis_queue.monitor.model import Outcome, Run, Series, Tally

@@ -15,7 +15,7 @@ from celery.utils.serialization import UnpickleableExceptionWrapper
 from kombu.utils.imports import symbol_by_name
 
 from redis_queue.basics.times import END_OF_CALENDAR_MS
-from redis_queue.celery.message.attempt import SENT
+from redis_queue.celery.message.headers import SENT
 from redis_queue.monitor.failure_rows import MAX_TEXT, cut, name_of
 from redis_queue.monitor.model import Outcome
 

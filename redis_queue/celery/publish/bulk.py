@@ -24,8 +24,8 @@ from kombu.utils.uuid import uuid
 
 from redis_queue.celery.flow.policy import FlowPolicy
 from redis_queue.celery.flow.unique_policy import UniquePolicy
-from redis_queue.celery.message.attempt import ETA
 from redis_queue.celery.message.envelope import Due, Envelope
+from redis_queue.celery.message.headers import ETA
 from redis_queue.celery.publish.capture import CAPTURED, WRAPPED, plain_send
 from redis_queue.celery.publish.send import seconds_of
 

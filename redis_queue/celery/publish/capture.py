@@ -17,10 +17,9 @@ from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import from_ms
 from redis_queue.celery.flow.policy import FlowPolicy
 from redis_queue.celery.flow.unique_policy import UniquePolicy
-from redis_queue.celery.message.attempt import SENT, Attempt, sent_now, without_copied_headers
 from redis_queue.celery.message.envelope import Due, Envelope
-from redis_queue.celery.message.flow_header import FlowHeader
-from redis_queue.celery.message.intercepting_producer import InterceptingProducer
+from redis_queue.celery.message.headers import SENT, Attempt, FlowHeader, sent_now, without_copied_headers
+from redis_queue.celery.message.producer import InterceptingProducer
 from redis_queue.celery.publish.send import (
     OwnBroker,
     Progress,
@@ -33,7 +32,6 @@ from redis_queue.celery.publish.send import (
 )
 from redis_queue.celery.publish.unique_calls import LostKeyError, UniqueCalls
 from redis_queue.celery.stored_tasks import StoredTasks
-from redis_queue.celery.tracing import without_schedule
 from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError, quoted
 from redis_queue.store.ids import is_id
 from redis_queue.store.redis_errors import FULL, redact
@@ -129,7 +127,7 @@ class Capture:
     def _sender(self, publish: Callable[..., Any]) -> Callable[..., Any]:
         def send_task_message(producer: Any, name: str, message: Any, **given: Any) -> Any:
             # A retry copies the headers of its task's message.
-            options = without_copied_headers(without_schedule(given)) if self._app.current_task else given
+            options = without_copied_headers(given) if self._app.current_task else given
             send = message.send if isinstance(message, SentMessage) else self._sends.of(self._app, _id(message))
             send.header = self._header(send, name, message, given)
             due = None if name in NOT_CAPTURED else self._due(send, message)

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from redis_queue.basics.times import Seconds
-from redis_queue.celery.message.attempt import CALL, new_call
-from redis_queue.celery.message.task_call import TaskCall
+from redis_queue.celery.message.entry import TaskCall
+from redis_queue.celery.message.headers import CALL, new_call
 from redis_queue.celery.tracing import scheduling_call
 from redis_queue.delay.model import OnConflict, Push
 from redis_queue.delay.queue import DelayQueue

@@ -18,8 +18,7 @@ from kombu.utils.functional import retry_over_time
 
 from redis_queue.basics.times import MAX_DELAY, Seconds, duration_ms
 from redis_queue.celery.message.envelope import Due, Envelope
-from redis_queue.celery.message.flow_header import FlowHeader
-from redis_queue.celery.message.unique_header import UniqueHeader
+from redis_queue.celery.message.headers import FlowHeader, UniqueHeader
 from redis_queue.errors import InvalidDelayError, StoreUnavailableError
 
 if TYPE_CHECKING:

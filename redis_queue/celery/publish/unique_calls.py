@@ -16,10 +16,9 @@ from kombu.utils.uuid import uuid
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import duration_ms, to_ms
 from redis_queue.celery.flow.unique_policy import UniquePolicy
-from redis_queue.celery.message.attempt import Attempt, retry_id
-from redis_queue.celery.message.intercepting_producer import InterceptingProducer
-from redis_queue.celery.message.reading import unique_header_of
-from redis_queue.celery.message.unique_header import UniqueHeader
+from redis_queue.celery.message.entry import unique_header_of
+from redis_queue.celery.message.headers import Attempt, UniqueHeader, retry_id
+from redis_queue.celery.message.producer import InterceptingProducer
 from redis_queue.celery.publish.send import OwnBroker, Progress, Send, Sends, check_eta, is_retry_of, seconds_of
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import DuplicateTaskError, InvalidDelayError, InvalidValueError, StoreError

@@ -11,10 +11,9 @@ from datetime import datetime
 from typing import Any, Final
 
 from redis_queue.basics.times import END_OF_CALENDAR_MS, from_ms
-from redis_queue.celery.message.attempt import ETA, SENT
+from redis_queue.celery.message.body import MOST_RETRIES
 from redis_queue.celery.message.envelope import MAX_NAME
-from redis_queue.celery.message.protocol import MOST_RETRIES
-from redis_queue.celery.message.unique_header import message_in
+from redis_queue.celery.message.headers import ETA, SENT, message_in
 from redis_queue.errors import InvalidValueError
 from redis_queue.store.codec import MAX_INTEGER, read_document
 from redis_queue.store.ids import readable

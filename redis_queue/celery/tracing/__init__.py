@@ -4,7 +4,7 @@ Without the API, or without a tracer provider, all calls are no-ops. None of the
 keep a task from being stored, sent or run.
 """
 
-from redis_queue.celery.message.trace_headers import DUE_AT, with_schedule, without_schedule
+from redis_queue.celery.message.headers import DUE_AT
 from redis_queue.celery.tracing.dispatch import DispatchSpans
 from redis_queue.celery.tracing.run import trace_runs
 from redis_queue.celery.tracing.schedule import schedule_spans, scheduling_call
@@ -15,6 +15,4 @@ __all__ = [
     "schedule_spans",
     "scheduling_call",
     "trace_runs",
-    "with_schedule",
-    "without_schedule",
 ]

@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from redis_queue.celery.message.trace_headers import CARRIED, DUE_AT, PARENT, STATE
+from redis_queue.celery.message.headers import CARRIED, DUE_AT, PARENT, STATE
 
 with suppress(ImportError):
     from opentelemetry import context as contexts

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.trace_headers import PARENT
+from redis_queue.celery.message.headers import PARENT
 from redis_queue.celery.tracing.attributes import (
     PUBLISH,
     TEXT_LENGTH,

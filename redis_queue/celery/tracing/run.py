@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery import signals
 
-from redis_queue.celery.message.trace_headers import DUE_AT, PARENT, STATE
+from redis_queue.celery.message.headers import DUE_AT, PARENT, STATE
 from redis_queue.celery.tracing.attributes import PROCESS, describe, lateness, operation, short_name
 from redis_queue.celery.tracing.context import context_of
 from redis_queue.celery.tracing.provider import INSTALLED, current_tracer, fail, log_errors

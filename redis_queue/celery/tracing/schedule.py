@@ -9,8 +9,8 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from redis_queue.basics.times import Seconds
+from redis_queue.celery.message.entry import TaskCall
 from redis_queue.celery.message.envelope import Due, Envelope
-from redis_queue.celery.message.task_call import TaskCall
 from redis_queue.celery.tracing.attributes import PUBLISH, TASK, describe, operation, queue_of
 from redis_queue.celery.tracing.context import context_of, with_context
 from redis_queue.celery.tracing.provider import current_tracer, fail, log_errors

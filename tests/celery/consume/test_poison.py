@@ -19,7 +19,7 @@ from redis_queue.celery import DelayedTasks, MaxDeliveriesExceededError, TaskLea
 from redis_queue.celery.consume import counters
 from redis_queue.celery.consume.poison import DeliveryLimit
 from redis_queue.celery.consume.steps import _guard
-from redis_queue.celery.message.attempt import CALL, Attempt, counted_id, sibling_id
+from redis_queue.celery.message.headers import CALL, Attempt, counted_id, sibling_id
 from redis_queue.delay.model import Push
 from redis_queue.store import keys
 from redis_queue.store.keys import Keys

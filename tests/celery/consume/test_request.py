@@ -16,8 +16,8 @@ from celery.worker.strategy import proto1_to_proto2
 
 from redis_queue import CancelOutcome
 from redis_queue.celery import DelayedTasks, Dispatcher, push_task
-from redis_queue.celery.message.attempt import CALL, ETA
 from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.headers import CALL, ETA
 from tests.support.celery.brokers import Broker
 
 HOUR = 3600

@@ -17,8 +17,8 @@ from redis_queue.celery import DelayedTasks, Dispatcher
 from redis_queue.celery.control import panel as control
 from redis_queue.celery.control import revokes
 from redis_queue.celery.control.revokes import RevokeStep, obey, wrap_handler
-from redis_queue.celery.message.attempt import CALL
 from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.headers import CALL
 from redis_queue.celery.publish.push_task import push_task
 from tests.support.celery.delaying_names import NOTE
 from tests.support.celery.fleet import Fleet

@@ -12,7 +12,7 @@ from celery import Celery, Task, _state, shared_task
 from redis_queue import Flow
 from redis_queue.celery.consume.gates import Move
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
-from redis_queue.celery.message.flow_header import FlowHeader
+from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import InvalidValueError
 from redis_queue.flow.flows import Flows

@@ -14,7 +14,7 @@ from celery import Celery
 from redis_queue import Flow
 from redis_queue.celery import DelayedTasks
 from redis_queue.celery.flow.policy import FlowPolicy
-from redis_queue.celery.message.flow_header import FlowHeader
+from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.startup import check_flows, warn_of_flows
 from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError, InvalidValueError

@@ -25,8 +25,7 @@ from redis_queue import (
 from redis_queue.celery import DelayedTasks
 from redis_queue.celery.flow.gate import Gate
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.flow_header import FlowHeader
-from redis_queue.celery.message.unique_header import UniqueHeader
+from redis_queue.celery.message.headers import FlowHeader, UniqueHeader
 from redis_queue.celery.message_writer import MessageWriter
 from redis_queue.celery.publish import unique_calls
 from redis_queue.celery.startup import check_flows

@@ -19,7 +19,7 @@ from kombu.exceptions import EncodeError
 from redis_queue import Unique
 from redis_queue.celery.flow.gate import Gate
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.flow_header import FlowHeader
+from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.delay.writer import Calls
 from redis_queue.errors import StoreUnavailableError

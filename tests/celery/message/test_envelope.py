@@ -17,8 +17,8 @@ from kombu.utils.json import dumps, register_type
 
 from redis_queue import DelayQueue, InvalidValueError
 from redis_queue.celery import DelayedTasks, Dispatcher
-from redis_queue.celery.message.attempt import CALL, ETA
 from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.headers import CALL, ETA
 from redis_queue.celery.message.packing import (
     MOST_CODES,
     PHRASES,
@@ -28,7 +28,7 @@ from redis_queue.celery.message.packing import (
     expand,
     needs_reading,
 )
-from redis_queue.celery.message.typed_values import restore_types
+from redis_queue.celery.message.task_entry import restore_types
 from redis_queue.delay.model import Push
 from tests.support.celery.brokers import Broker
 from tests.support.celery.messages import envelopes, message, task_ids

@@ -30,10 +30,10 @@ from redis_queue.celery.consume.fetch import Fetched
 from redis_queue.celery.consume.poison import _read_start, _stamp
 from redis_queue.celery.control import panel as control
 from redis_queue.celery.kombu.keys import InFlightKeys, ListNames
-from redis_queue.celery.message.declarations import build, describe
+from redis_queue.celery.message.entry import TaskCall
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.packing import VERSION, element_of
-from redis_queue.celery.message.task_call import TaskCall
+from redis_queue.celery.message.producer import build, describe
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.migrate.kombu_backlog import BacklogTask, KombuBacklog, RemainingTask
 from redis_queue.celery.revoked_state import _request

@@ -21,13 +21,12 @@ from kombu.transport.redis import Channel
 
 from redis_queue.basics.times import from_ms
 from redis_queue.celery import DelayedTasks, Dispatcher
-from redis_queue.celery.conditions import Conditions
 from redis_queue.celery.consume.channel import FetchingChannel
 from redis_queue.celery.consume.fetch import Fetched
 from redis_queue.celery.control import panel as control
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.packing import MOST_CODES, VERSION
-from redis_queue.celery.message.task_entry import TaskEntry
+from redis_queue.celery.message.task_entry import Conditions, TaskEntry
 from redis_queue.celery.revoked_state import _request
 from redis_queue.cli import celery as cli
 from redis_queue.errors import InvalidValueError

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from redis_queue.celery.message.attempt import CALL, ETA, FLOW, SENT, UNIQUE
+from redis_queue.celery.message.body import fresh, with_arguments
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.retry import fresh, with_arguments
+from redis_queue.celery.message.headers import CALL, ETA, FLOW, SENT, UNIQUE
 from redis_queue.errors import InvalidValueError
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)

@@ -18,7 +18,7 @@ from kombu.utils.json import dumps
 
 from redis_queue import BodyError, DelayQueue, EntryExistsError, InvalidDelayError, InvalidNameError, InvalidValueError
 from redis_queue.celery import TaskCall, push_task
-from redis_queue.celery.message.task_call import OPTIONS
+from redis_queue.celery.message.entry import OPTIONS
 from tests.support.celery.brokers import ManualClock
 
 

@@ -18,8 +18,8 @@ from celery import Celery
 
 from redis_queue import ConfigurationError, DelayQueue
 from redis_queue.celery import DelayedTasks
-from redis_queue.celery.message.attempt import CALL, SENT
 from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.headers import CALL, SENT
 from redis_queue.celery.migrate import live_workers
 from redis_queue.celery.migrate.adopt import Adoption, HeldByWorkersError
 from redis_queue.celery.migrate.kombu_backlog import RemainingTask

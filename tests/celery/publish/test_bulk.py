@@ -14,8 +14,8 @@ from celery import Celery, Signature, Task, chain
 from celery.signals import before_task_publish
 
 from redis_queue.celery import DelayedTasks
-from redis_queue.celery.message.attempt import CALL, ETA, SENT
 from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.headers import CALL, ETA, SENT
 from tests.support.celery.brokers import Broker
 
 pytestmark = pytest.mark.parametrize("broker", ["redis"], indirect=True)

@@ -23,8 +23,8 @@ from kombu.exceptions import OperationalError
 
 from redis_queue import ConfigurationError, InvalidValueError
 from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher
-from redis_queue.celery.message.attempt import CALL, ETA, OWN, SENT
 from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.headers import CALL, ETA, OWN, SENT
 from redis_queue.celery.publish.send import OwnBroker
 from redis_queue.model import Entry
 from tests.support.celery.brokers import Broker, connect, declared, exchange_of

@@ -18,8 +18,8 @@ from kombu.serialization import loads
 
 from redis_queue import DelayQueue
 from redis_queue.celery import TaskCall
+from redis_queue.celery.message.entry import envelope_of_call
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.reading import envelope_of_call
 from redis_queue.errors import EntryExistsError, InvalidDelayError, InvalidValueError
 from tests.support.django.project import rows, use_app
 from tests.support.servers import RedisServer

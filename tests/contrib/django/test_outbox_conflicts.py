@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from redis_queue.celery.message.attempt import CALL
+from redis_queue.celery.message.headers import CALL
 from redis_queue.delay.model import Push
 from tests.support.django.project import rows, use_app, write
 from tests.support.paths import ROOT

@@ -13,7 +13,7 @@ from typing import Any
 from celery import Celery, Task
 
 from redis_queue.celery import DelayedTasks
-from redis_queue.celery.message.attempt import CALL
+from redis_queue.celery.message.headers import CALL
 
 VARIABLE = "CANVAS_SETTINGS"
 

@@ -11,7 +11,7 @@ from redis_queue.basics.logs import logger_of
 from redis_queue.basics.waits import Backoff
 from redis_queue.celery.flow.gate import Gate
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.flow_header import FlowHeader
+from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.errors import StoreRefusedError, StoreUnavailableError
 
 logger = logger_of(__name__)

@@ -12,7 +12,7 @@ from redis_queue.celery.consume.gate.consumer import GateConsumer
 from redis_queue.celery.consume.gate.inbox import GateInbox
 from redis_queue.celery.consume.gates import is_gated
 from redis_queue.celery.consume.steps import LeaseStep
-from redis_queue.celery.message.flow_header import FlowHeader
+from redis_queue.celery.message.headers import FlowHeader
 
 STOPPING = (bootsteps.CLOSE, bootsteps.TERMINATE)
 

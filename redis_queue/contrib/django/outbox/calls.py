@@ -10,7 +10,7 @@ from celery.utils import uuid
 from django.db import IntegrityError, connections, router, transaction
 
 from redis_queue.basics.times import Seconds, duration_ms, point_ms
-from redis_queue.celery.message.task_call import TaskCall
+from redis_queue.celery.message.entry import TaskCall
 from redis_queue.celery.store import CODEC
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.contrib.django.outbox.models import Call

@@ -12,8 +12,8 @@ from django.db.models import F, QuerySet
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import MAX_DELAY, to_ms
-from redis_queue.celery.message.attempt import CALL, call_name
-from redis_queue.celery.message.task_call import TaskCall
+from redis_queue.celery.message.entry import TaskCall
+from redis_queue.celery.message.headers import CALL, call_name
 from redis_queue.contrib.django.outbox.fields import ServerTime
 from redis_queue.contrib.django.outbox.models import Call
 from redis_queue.contrib.django.outbox.redis_access import (

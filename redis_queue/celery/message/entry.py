@@ -1,16 +1,13 @@
-"""A task call as the payload of an entry: name, arguments and options, as plain JSON.
-
-Arguments of the other types that kombu supports (such as UUID, datetime and Decimal) are stored in kombu's form: an
-object with ``__type__`` and ``__value__``. Only the worker that runs the task converts them back.
-"""
+"""What an entry holds, a captured message or a call of a task as plain JSON, and the message that it becomes."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from celery.app.amqp import AMQP
 from celery.canvas import Signature
@@ -19,7 +16,12 @@ from celery.utils.saferepr import saferepr
 from kombu.utils.json import dumps
 
 from redis_queue.basics.options import did_you_mean
+from redis_queue.celery.message.destinations import Destinations
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.headers import CALL, CARRIED, DUE_AT, ETA, UniqueHeader, call_in, call_name
+from redis_queue.celery.message.producer import InterceptingProducer
 from redis_queue.errors import BodyError, InvalidValueError
+from redis_queue.model import Entry, Item
 from redis_queue.store.codec import JSON
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ ROUTES: Final = frozenset({"queue", "exchange", "routing_key"})
 
 CANVAS: Final = frozenset({"chain", "group", "chord"})
 """Signatures of more than one call."""
+
+_REPRS: Final = ("argsrepr", "kwargsrepr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,3 +179,72 @@ def _writes_types(app: Celery | None, call: TaskCall) -> bool:
         return True
     serializer = call.options.get("serializer") or getattr(app.tasks.get(call.task), "serializer", None)
     return bool((serializer or app.conf.task_serializer) == "json")
+
+
+Message: TypeAlias = Envelope | TaskCall
+"""What an entry holds: a captured message or a call."""
+
+
+def read_entry(entry: Entry) -> Message:
+    """Return the message or the call that *entry* holds; raises InvalidValueError for an unreadable one."""
+    if isinstance(entry.payload, bytes):
+        return Envelope.unpack(entry.payload, entry.id, entry.headers)
+    return TaskCall.from_payload(entry.payload)
+
+
+def unique_header_of(entry: Entry | Item | None) -> UniqueHeader | None:
+    """Return which key the message in *entry* owns; None for none, and for an unreadable entry."""
+    payload = entry.body if isinstance(entry, Item) else entry and entry.payload
+    if entry is None or not isinstance(payload, bytes):
+        return None
+    with contextlib.suppress(InvalidValueError):
+        return UniqueHeader.of(Envelope.unpack(payload, entry.id, entry.headers).headers)
+    return None
+
+
+def read_readable(entries: Iterable[Entry]) -> dict[str, Message]:
+    """Return what *entries* hold, by id, without the unreadable ones."""
+    found: dict[str, Message] = {}
+    for entry in entries:
+        with contextlib.suppress(InvalidValueError):
+            found[entry.id] = read_entry(entry)
+    return found
+
+
+def envelope_of_call(app: Celery, call: TaskCall, task_id: str) -> Envelope:
+    """Return the message that *call* becomes; raises what Celery raises for a call that it cannot send."""
+    kept: list[Envelope] = []
+    options = {**task_options(app, call.task), **call.options}
+    with app.producer_or_acquire() as producer:
+        intercepting = InterceptingProducer(app, producer, lambda envelope, *_: kept.append(envelope))
+        args, kwargs = list(call.args), dict(call.kwargs)
+        app.send_task(call.task, args, kwargs, task_id=task_id, producer=intercepting, add_to_parent=False, **options)
+    envelope = kept[0]
+    # Celery also copies these two options into the properties of the message.
+    properties = {name: value for name, value in envelope.properties.items() if name not in _REPRS}
+    return _with_schedule(replace(envelope, properties=properties), call.options.get("headers"))
+
+
+def _with_schedule(envelope: Envelope, headers: Any) -> Envelope:
+    """Return *envelope* with the trace context of *headers*: sending at the dispatch may have replaced it."""
+    if not isinstance(headers, Mapping) or DUE_AT not in headers:
+        return envelope
+    kept = {name: headers[name] for name in CARRIED if name in headers}
+    return replace(envelope, headers={**envelope.headers, **kept})
+
+
+def envelope_of_entry(
+    app: Celery, entry: Entry, destinations: Destinations, message: Message | None = None
+) -> Envelope:
+    """Return the message that *entry* becomes; *message* is what it holds, if that was read already.
+
+    Raises InvalidValueError for an unreadable entry, and for a call to a forbidden queue.
+    """
+    message = message or read_entry(entry)
+    if isinstance(message, Envelope):
+        return message
+    destinations.check_call(message.options)
+    envelope = envelope_of_call(app, message, entry.id)
+    name = call_in(entry.headers) or call_name(entry.id, entry.put_at.timestamp())
+    own = {ETA: entry.due_at.isoformat(), CALL: name}
+    return replace(envelope, headers={**envelope.headers, **own})

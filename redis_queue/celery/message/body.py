@@ -1,4 +1,4 @@
-"""Rebuild the message of a failed task, as if it had not run yet."""
+"""The body of a stored message, in both versions of Celery's protocol: read it, and change what a retry changes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
-from redis_queue.celery.message.attempt import FLOW, OWN
+from kombu.serialization import dumps
+
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.protocol import json_body, plain_body
+from redis_queue.celery.message.headers import FLOW, OWN
 from redis_queue.errors import InvalidValueError
+from redis_queue.store.codec import read_document
+
+MOST_RETRIES: Final = 2**31
 
 MAX_REPR: Final = 1024
 """Most characters of the text of new arguments, as Celery cuts it."""
@@ -21,6 +25,44 @@ MAX_TIME: Final = 64
 
 _BODY: Final = 3
 """Parts of a body of protocol 2: args, kwargs, and callbacks."""
+
+
+def plain_body(envelope: Envelope) -> Any:
+    """Return the body, or None if it is not plain JSON. kombu's own types stay as they are."""
+    if envelope.content_type != "application/json" or "compression" in envelope.headers:
+        return None
+    try:
+        return read_document(envelope.body)
+    except ValueError:
+        return None
+
+
+def json_body(envelope: Envelope) -> Mapping[str, Any] | None:
+    """Return the body of protocol 1; None for another protocol, and for a body that is not plain JSON."""
+    body = None if "task" in envelope.headers else plain_body(envelope)
+    return body if isinstance(body, Mapping) and "task" in body else None
+
+
+def retries_of(envelope: Envelope) -> int:
+    """Return the number of retries before *envelope*; 0 if unknown."""
+    call = envelope.headers if "task" in envelope.headers else json_body(envelope) or {}
+    found = call.get("retries")
+    return found if isinstance(found, int) and 0 <= found <= MOST_RETRIES else 0
+
+
+def with_eta(envelope: Envelope, due_at: datetime) -> Envelope:
+    """Return *envelope* as Celery itself delays it; raises InvalidValueError if the eta cannot be added to its body."""
+    eta = due_at.isoformat()
+    headers = {name: value for name, value in envelope.headers.items() if name not in OWN}
+    if "task" in headers:
+        return replace(envelope, headers={**headers, "eta": eta})
+    body = json_body(envelope)
+    if body is None:
+        raise InvalidValueError("a message of protocol 1 has its eta in the body, and this body is not plain JSON")
+    content_type, encoding, text = dumps({**body, "eta": eta}, serializer="json")
+    return replace(
+        envelope, body=text.encode(encoding), content_type=content_type, content_encoding=encoding, headers=headers
+    )
 
 
 def fresh(envelope: Envelope, now: datetime) -> Envelope:
