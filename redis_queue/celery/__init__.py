@@ -9,7 +9,7 @@ from redis_queue.celery.dispatch.loop import DispatchLoop
 from redis_queue.celery.dispatch.outcome import Dispatched
 from redis_queue.celery.message.entry import TaskCall
 from redis_queue.celery.message.task_entry import TaskEntry
-from redis_queue.celery.publish.push_task import push_task
+from redis_queue.celery.message_store import push_task
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
 from redis_queue.celery.task_leases import TaskLeases

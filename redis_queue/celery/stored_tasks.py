@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.times import Seconds, duration_ms, to_ms
-from redis_queue.celery.entry_removal import EntryRemoval
 from redis_queue.celery.flow.gate import Gate, flows_of
 from redis_queue.celery.flow.unique_policy import UniquePolicy
 from redis_queue.celery.message.entry import unique_header_of
 from redis_queue.celery.message.headers import retry_id
 from redis_queue.celery.message.task_entry import Conditions, TaskConditions, TaskEntry
-from redis_queue.celery.message_writer import MessageWriter
-from redis_queue.celery.revoked_state import mark_revoked
+from redis_queue.celery.message_store import EntryRemoval, MessageWriter
+from redis_queue.celery.results import mark_revoked
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import ATTRIBUTE, Store
 from redis_queue.delay.queue import DelayQueue
@@ -77,7 +76,7 @@ class StoredTasks:
     @LazyProperty
     def writer(self) -> MessageWriter:
         """Writer of messages into the DelayQueue."""
-        return MessageWriter(self.app, lambda: self.queue)
+        return MessageWriter(self.app, self)
 
     @LazyProperty
     def flow(self) -> Flows:

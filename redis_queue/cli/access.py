@@ -13,11 +13,13 @@ from click.core import ParameterSource
 
 from redis_queue.cli.exit_codes import INTERRUPTED_AT_ONCE, code_of
 from redis_queue.cli.output import harmless, show_json
-from redis_queue.errors import RedisQueueError
+from redis_queue.errors import ConfigurationError, RedisQueueError
 from redis_queue.store.connection import connect
 from redis_queue.store.redis_errors import redact
 
 if TYPE_CHECKING:
+    from celery import Celery
+
     from redis_queue.operate.access import Access
 
 JSON: Final = "--json"
@@ -209,9 +211,7 @@ def app_of(ctx: click.Context) -> Any:
     if name is None:
         return getattr(ctx.obj, "app", None)
     if _LOADED not in ctx.meta:
-        from redis_queue.celery.app_lookup import load_app  # noqa: PLC0415 - Celery takes long
-
-        ctx.meta[_LOADED] = load_app(name)
+        ctx.meta[_LOADED] = _load_app(name)
     return ctx.meta[_LOADED]
 
 
@@ -286,3 +286,19 @@ def _prefix(*, hidden: bool = False) -> click.Option:
 def chosen_by(*, hidden: bool) -> list[click.Parameter]:
     """Return the options that choose an app, or a Redis and the prefix, before a command or after it."""
     return [app_option(hidden=hidden), _url(hidden=hidden), _prefix(hidden=hidden)]
+
+
+def _load_app(name: str) -> Celery:
+    """Return the app that ``celery -A name`` would find. It imports, and so runs, the module.
+
+    Raises ConfigurationError for any error there.
+    """
+    from celery.app.utils import find_app  # noqa: PLC0415 - Celery takes long
+
+    try:
+        app: Celery = find_app(name)
+    except Exception as error:
+        raise ConfigurationError(
+            f"cannot load the app {name!r}: {type(error).__name__}: {redact(str(error))}"
+        ) from error
+    return app

@@ -9,8 +9,8 @@ from typing import Any
 
 from redis_queue.catalog import AnyQueue
 from redis_queue.celery.consume.counters import LeaseCounters, read
-from redis_queue.celery.entry_removal import EntryRemoval
-from redis_queue.celery.result_records import ResultRecords
+from redis_queue.celery.message_store import EntryRemoval
+from redis_queue.celery.results import ResultRecords
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import StoredTasks

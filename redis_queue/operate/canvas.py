@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from redis_queue.celery.result_records import Link, ResultRecord
+from redis_queue.celery.results import Link, ResultRecord
 from redis_queue.errors import ConfigurationError
 from redis_queue.monitor.model import Run, RunningTask
 from redis_queue.operate.access import Access

@@ -13,7 +13,7 @@ from kombu.exceptions import OperationalError
 
 from redis_queue.celery.message.headers import retry_id
 from redis_queue.celery.message.task_entry import TaskEntry
-from redis_queue.celery.result_records import ResultRecord
+from redis_queue.celery.results import ResultRecord
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import ConfigurationError, RedisQueueError
 from redis_queue.model import Item

@@ -456,7 +456,7 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "delete a dead letter and keep its key",
-        (Edit("celery/entry_removal.py", "if self.has_keys() else {}", "if False else {}"),),
+        (Edit("celery/message_store.py", "if self.has_keys() else {}", "if False else {}"),),
         f"{STORE} -k its_key_is_free",
     ),
     Mutant(

@@ -14,7 +14,7 @@ from redis_queue.celery.control.cancels import CANCELLED, CANCELS, as_collection
 from redis_queue.celery.control.revokes import has_newer_call, obey
 from redis_queue.celery.dispatch.loop import answers
 from redis_queue.celery.message.task_entry import TaskEntry
-from redis_queue.celery.revoked_state import clear_revoked
+from redis_queue.celery.results import clear_revoked
 from redis_queue.celery.stored_tasks import StoredTasks, delayed_of
 from redis_queue.errors import RedisQueueError
 

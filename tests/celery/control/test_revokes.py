@@ -19,7 +19,7 @@ from redis_queue.celery.control import revokes
 from redis_queue.celery.control.revokes import RevokeStep, obey, wrap_handler
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import CALL
-from redis_queue.celery.publish.push_task import push_task
+from redis_queue.celery.message_store import push_task
 from tests.support.celery.delaying_names import NOTE
 from tests.support.celery.fleet import Fleet
 from tests.support.wait import wait_until

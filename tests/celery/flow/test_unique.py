@@ -26,7 +26,7 @@ from redis_queue.celery import DelayedTasks
 from redis_queue.celery.flow.gate import Gate
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader, UniqueHeader
-from redis_queue.celery.message_writer import MessageWriter
+from redis_queue.celery.message_store import MessageWriter
 from redis_queue.celery.publish import unique_calls
 from redis_queue.celery.startup import check_flows
 from redis_queue.celery.stored_tasks import StoredTasks

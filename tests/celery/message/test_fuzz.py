@@ -36,7 +36,7 @@ from redis_queue.celery.message.packing import VERSION, element_of
 from redis_queue.celery.message.producer import build, describe
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.migrate.kombu_backlog import BacklogTask, KombuBacklog, RemainingTask
-from redis_queue.celery.revoked_state import _request
+from redis_queue.celery.results import _request
 from redis_queue.celery.settings import NAMESPACE, Overdue
 from redis_queue.model import Entry
 from tests.support.celery.brokers import declared, exchange_of

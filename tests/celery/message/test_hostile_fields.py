@@ -27,7 +27,7 @@ from redis_queue.celery.control import panel as control
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.packing import MOST_CODES, VERSION
 from redis_queue.celery.message.task_entry import Conditions, TaskEntry
-from redis_queue.celery.revoked_state import _request
+from redis_queue.celery.results import _request
 from redis_queue.cli import celery as cli
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry

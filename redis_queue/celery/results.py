@@ -1,4 +1,4 @@
-"""Records of tasks in a Redis result backend, read as plain JSON: nothing is unpickled or imported."""
+"""The result backend of an app: the records of tasks, and the state REVOKED of cancelled ones."""
 
 from __future__ import annotations
 
@@ -6,14 +6,28 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from celery import states
+from celery.app.task import Context
+
+from redis_queue.basics.logs import logger_of
+from redis_queue.celery.message.body import plain_body
+from redis_queue.celery.message.entry import read_entry
+from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.redis_of_app import results_of
+from redis_queue.errors import InvalidValueError
+from redis_queue.model import Entry
 from redis_queue.store.chunks import chunks
 from redis_queue.store.codec import read_document
 from redis_queue.store.connection import connect
 from redis_queue.store.ids import is_id
 from redis_queue.store.scripts import Scripts
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+logger = logger_of(__name__)
 
 PATIENCE: Final = 2.0
 """Seconds to wait for a connection, and for each reply."""
@@ -29,6 +43,9 @@ _ROUND: Final = 20
 """Records of one round trip."""
 
 _START: Final = re.compile(rb'\{"status": ?"([A-Z_]{1,40})"')
+
+EMBED = 2
+"""Index of callbacks, chain and chord in a body of protocol 2."""
 
 
 class Link(NamedTuple):
@@ -165,3 +182,44 @@ def _time(found: Any) -> datetime | None:
         return at.replace(tzinfo=timezone.utc) if at.tzinfo is None else at.astimezone(timezone.utc)
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def mark_revoked(app: Celery, id: str, entry: Entry | None) -> None:
+    """Set the state of a task to REVOKED, as a worker does with a revoked task; its chord is told.
+
+    Best effort: an error of the result backend is logged.
+    """
+    try:
+        app.backend.mark_as_revoked(id, "revoked", request=_request(entry), store_result=True)
+    except Exception as error:  # noqa: BLE001 - every backend has errors of its own
+        logger.warning("cannot mark %s as revoked: %s", id, error, extra={"action": "state_unknown", "task_id": id})
+
+
+def clear_revoked(app: Celery, id: str) -> None:
+    """Clear the state REVOKED of a task, because a newer call with its id waits. Best effort."""
+    try:
+        if app.backend.get_state(id) == states.REVOKED:
+            app.backend.forget(id)
+    except NotImplementedError:
+        # The backend stores no results, or cannot delete them.
+        return
+    except Exception as error:  # noqa: BLE001 - every backend has errors of its own
+        logger.warning("cannot clear the state of %s: %s", id, error, extra={"action": "state_unknown", "task_id": id})
+
+
+def _request(entry: Entry | None) -> Any:
+    """Return the request that a result backend needs to tell the chord; None without a chord."""
+    try:
+        message = None if entry is None else read_entry(entry)
+    except InvalidValueError:
+        return None
+    if not isinstance(message, Envelope):
+        return None
+    chord = _chord(plain_body(message))
+    return Context({**message.headers, "chord": chord}) if chord else None
+
+
+def _chord(body: Any) -> Any:
+    if isinstance(body, list) and len(body) > EMBED and isinstance(body[EMBED], Mapping):
+        return body[EMBED].get("chord")
+    return body.get("chord") if isinstance(body, Mapping) else None

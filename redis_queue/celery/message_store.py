@@ -1,0 +1,230 @@
+"""Store Celery messages and calls as entries of the DelayQueue, and remove entries with the keys that they own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from redis_queue.basics.lazy_property import LazyProperty
+from redis_queue.basics.times import Seconds, point_ms
+from redis_queue.celery.kombu.keys import ListNames
+from redis_queue.celery.message.entry import TaskCall, unique_header_of
+from redis_queue.celery.message.envelope import Due, Envelope
+from redis_queue.celery.message.headers import CALL, Attempt, UniqueHeader, new_call
+from redis_queue.celery.message.producer import build, lifetime_ms
+from redis_queue.celery.results import clear_revoked
+from redis_queue.celery.tracing import schedule_spans, scheduling_call
+from redis_queue.delay.model import OnConflict, Push
+from redis_queue.delay.queue import DelayQueue
+from redis_queue.delay.writer import RENEWED, REPLACED
+from redis_queue.errors import InvalidValueError, StoreError, StoreRefusedError
+from redis_queue.model import CancelOutcome, Entry
+from redis_queue.store.chunks import ANY_SIZE, check_many
+from redis_queue.store.ids import check_id, new_ids
+from redis_queue.store.keys import FlowKeys
+from redis_queue.store.scripts import Scripts
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+ATTEMPTS: Final = 5
+"""How often an entry is read again that was replaced before it was removed."""
+
+NONE: Final = "\0"
+"""A mark that no record has."""
+
+
+class HasQueue(Protocol):
+    """Object with a DelayQueue that is opened when it is asked for."""
+
+    @property
+    def queue(self) -> DelayQueue:
+        """The DelayQueue."""
+        ...
+
+
+class MessageWriter:
+    """Stores messages of *app* in the queue of *stored*; raises what a push raises."""
+
+    def __init__(self, app: Celery, stored: HasQueue) -> None:
+        self._app = app
+        # Its queue is opened late, which asks Redis: if that fails, the span of the schedule shows the error.
+        self._stored = stored
+
+    def store(self, messages: Sequence[tuple[Envelope, Due]]) -> list[bool]:
+        """Store messages in one round trip per 500; each replaces an entry that waits under its task id.
+
+        Tell for each whether it certainly replaced one, which will not be sent.
+        """
+        calls = [new_call() for _ in messages]
+        named = [(envelope.with_call(call), due) for (envelope, due), call in zip(messages, calls, strict=True)]
+        with schedule_spans(named) as traced:
+            pushes = [self.as_push(*message, mark=call) for message, call in zip(traced, calls, strict=True)]
+            outcomes = self._stored.queue.calls.renew_many(pushes)
+        for (envelope, _), outcome in zip(messages, outcomes, strict=True):
+            if outcome == RENEWED:
+                clear_revoked(self._app, envelope.id)
+        return [outcome == REPLACED for outcome in outcomes]
+
+    def store_attempt(self, envelope: Envelope, due: Due, attempt: Attempt) -> None:
+        """Store a retry; it replaces an earlier attempt of the same call.
+
+        An entry of another call with the same id is kept: then the retry gets an entry of its own.
+        """
+        with schedule_spans([(envelope.with_call(attempt.call), due)]) as traced:
+            ((message, _),) = traced
+            push = self.as_push(message, due)
+            for id_ in attempt.ids(message.id):
+                own = replace(push, payload=message.pack(id_), id=id_, mark=attempt.mark)
+                if self._stored.queue.calls.replace_own(own):
+                    return
+            # Only possible if another tool wrote an entry with this id and without a call name.
+            raise InvalidValueError(
+                f"{message.id!r}: other calls wait under this id and under all ids for its retries: cancel one of them"
+            )
+
+    def as_push(self, envelope: Envelope, due: Due, *, mark: str = "") -> Push:
+        """Return the entry for a message, with the *mark* of its call."""
+        delay, due_at = due
+        return Push(
+            envelope.pack(),
+            delay=delay,
+            due_at=due_at,
+            id=envelope.id or None,
+            headers=envelope.storage_headers() or None,
+            destination=self._destination(envelope),
+            mark=mark,
+        )
+
+    def _destination(self, envelope: Envelope) -> str | None:
+        """Return the list that the message goes to, if it is known without asking the broker."""
+        if self._lists is None or envelope.exchange or not envelope.routing_key:
+            return None
+        if any(isinstance(item, Mapping) and lifetime_ms(build(item)) for item in envelope.declare):
+            return None
+        return self._lists.of_queue(envelope.routing_key, envelope.priority)
+
+    @LazyProperty
+    def _lists(self) -> ListNames | None:
+        return ListNames.of_app(self._app)
+
+
+def push_task(
+    delay_queue: DelayQueue,
+    /,
+    task: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    delay: Seconds | None = None,
+    due_at: datetime | None = None,
+    id: str | None = None,
+    on_conflict: OnConflict = "replace",
+    **options: Any,
+) -> str:
+    """Store a call of *task* (a Celery task, its name or a signature) in *delay_queue* until it is due; return its id.
+
+    *id* becomes the task id; a call that waits under it is replaced. *options* are those of ``apply_async``, such as
+    ``queue=`` and ``priority=``; they, *delay*, *due_at* and *id* have precedence over those of a signature. Arguments
+    may be of any type that Celery can write as JSON. Raises BodyError for other types, InvalidValueError for a chain,
+    group or chord, and what :meth:`redis_queue.DelayQueue.push` raises.
+    """
+    call, own = TaskCall.of(task, args, kwargs, options)
+    id = own.get("task_id") if id is None else id  # noqa: A001 - the name of the argument
+    if delay is None and due_at is None:
+        delay, due_at = own.get("countdown"), own.get("eta")
+    app = getattr(task, "app", None)
+    if app is not None:
+        call = call.routed(app)
+    name = new_ids(1)[0] if id is None else id
+    with scheduling_call(call, name, delay, due_at) as traced:
+        payload, mark = traced.payload(app), new_call()
+        item = Push(payload, delay, due_at, name, headers={CALL: mark}, mark=mark)
+        return delay_queue.push_many([item], on_conflict=on_conflict)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What became of the removal of an entry, and the entry itself; None without a readable one that waited."""
+
+    outcome: CancelOutcome
+    entry: Entry | None
+
+
+class EntryRemoval:
+    """Removes entries of *queue*; *keys* are those of the flows and unique tasks in its store.
+
+    All methods raise StoreError, and InvalidValueError for invalid ids.
+    """
+
+    def __init__(self, queue: DelayQueue, keys: FlowKeys) -> None:
+        self._queue = queue
+        self._keys = keys
+
+    def has_keys(self) -> bool:
+        """Tell whether any key of a unique task is owned; False for a user who may not know."""
+        with suppress(StoreRefusedError):
+            return bool(Scripts(self._queue.client).command("EXISTS", self._keys.owners))
+        return False
+
+    def cancel(self, ids: Sequence[str]) -> list[Removed]:
+        """Cancel entries as :meth:`redis_queue.DelayQueue.cancel_many` does, and free their keys.
+
+        Messages that may have been sent before do not run if they are those of unique tasks.
+        """
+        found: dict[int, Removed] = {}
+        for last in (False,) * ATTEMPTS + (True,):
+            left = [place for place in range(len(ids)) if place not in found]
+            if not left:
+                break
+            read = self._read([ids[place] for place in left])
+            rows = []
+            for id_ in (ids[place] for place in left):
+                key = read[id_][1] if id_ in read else None
+                mark = NONE if id_ not in read else key.token if key is not None else ""
+                rows.append((id_, "" if last else mark, *_owner(key)))
+            for place, outcome in zip(left, self._cancel(rows), strict=True):
+                # Without an outcome, another message was stored under this id after it was read.
+                if outcome is not None:
+                    entry, _ = read.get(ids[place], (None, None))
+                    found[place] = Removed(outcome, entry)
+        return [found[place] for place in range(len(ids))]
+
+    def delete_dead(self, ids: Iterable[str], *, until: datetime | None = None) -> int:
+        """Delete dead letters as :meth:`redis_queue.DelayQueue.delete_dead` does, and free their keys."""
+        names = [check_id(id_) for id_ in check_many(ids, name="ids")]
+        died_by = ANY_SIZE if until is None else point_ms(until, name="until")
+        read = self._read(names) if self.has_keys() else {}
+        keys = {id_: key for id_, (entry, key) in read.items() if entry is None and key is not None}
+        rows = [(id_, key.token, *_owner(key)) for id_, key in keys.items()]
+        count = sum(outcome is not None and outcome.taken_out for outcome in self._cancel(rows, died_by))
+        return count + self._queue.delete_dead([id_ for id_ in names if id_ not in keys], until=until)
+
+    def _cancel(self, rows: Sequence[tuple[str, str, str, str]], died_by: int = 0) -> list[CancelOutcome | None]:
+        # Without keys, also in a Redis Cluster.
+        if not any(field for _, _, field, _ in rows):
+            return self._queue.calls.cancel_marked((id_, mark) for id_, mark, _, _ in rows)
+        return self._queue.calls.cancel_unique(rows, self._keys, died_by=died_by)
+
+    def _read(self, ids: Sequence[str]) -> dict[str, tuple[Entry | None, UniqueHeader | None]]:
+        """Return the entries of those *ids* that have one, None for a dead letter, and the keys that they own.
+
+        Read first: a removed entry is gone, and with it the name of the chord that waits for it.
+        """
+        found: dict[str, tuple[Entry | None, UniqueHeader | None]] = {}
+        for id_ in self._queue.versions(ids):
+            entry, item = self._queue.get(id_), None
+            if entry is None:
+                # A dead letter; a user who may only send must not read it.
+                with suppress(StoreError):
+                    item = self._queue.look(id_)
+            found[id_] = entry, unique_header_of(entry or item)
+        return found
+
+
+def _owner(key: UniqueHeader | None) -> tuple[str, str]:
+    """Return field and token of *key*."""
+    return ("", "") if key is None else (key.field, key.token)
