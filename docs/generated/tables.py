@@ -18,35 +18,13 @@ def code(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """Return a docstring as Markdown: paragraphs, lists and tables."""
+    """Return a docstring as Markdown: paragraphs and lists."""
     return "".join(f"{_paragraph(part)}\n\n" for part in text.split("\n\n") if part.strip()).removesuffix("\n")
 
 
 def _paragraph(text: str) -> str:
-    lines = text.split("\n")
-    if set(lines[0]) == {"=", " "}:
-        return _simple_table(lines)
     items = re.split(r"\n(?=- )", text)
     return "\n".join(map(prose, items))
-
-
-def _simple_table(lines: list[str]) -> str:
-    """Return a table of reStructuredText as one of Markdown."""
-    starts = [found.start() for found in re.finditer("=+", lines[0])]
-    ends: list[int | None] = [*starts[1:], None]
-    rows: list[list[str]] = []
-    for line in lines[1:]:
-        if set(line) <= {"=", " "}:
-            continue
-        cells = [line[start:end].strip() for start, end in zip(starts, ends, strict=True)]
-        if cells[0]:
-            rows.append(cells)
-        else:
-            # The row continues.
-            rows[-1] = [f"{before} {cell}".strip() for before, cell in zip(rows[-1], cells, strict=True)]
-    # A head is between two rules.
-    head = rows.pop(0) if sum(set(line) <= {"=", " "} for line in lines) > 2 else [""] * len(starts)  # noqa: PLR2004
-    return table(head, ([code(first), *map(prose, others)] for first, *others in rows)).rstrip("\n")
 
 
 def prose(text: str) -> str:

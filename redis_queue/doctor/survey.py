@@ -12,7 +12,7 @@ from redis_queue.doctor.shard_view import STEP, ShardView
 from redis_queue.errors import StoreRefusedError, WrongTypeError
 from redis_queue.store import keys
 from redis_queue.store.connection import Client
-from redis_queue.store.keys import Keys, Kind, Part
+from redis_queue.store.keys import Keys, Kind, Part, PrefixKeys
 from redis_queue.store.links import Argument
 from redis_queue.store.registry import Known, read
 from redis_queue.store.replies import pairs
@@ -23,26 +23,7 @@ MOST_FIELDS: Final = 10_000
 MOST_SCANS: Final = 200
 SCAN: Final = 1000
 
-TYPES: Final = {
-    "meta": "hash",
-    "records": "hash",
-    "ready": "list",
-    "waiting": "zset",
-    "in_flight": "zset",
-    "leases": "hash",
-    "errors": "hash",
-    "dead": "zset",
-    "quarantine": "list",
-    "revoked": "zset",
-    "discarded": "zset",
-    "wake": "list",
-    "leader": "string",
-    "lateness": "hash",
-    "minutes": "hash",
-    "dispatchers": "hash",
-}
-
-TRACES: Final = ("leader", "wake", "lateness", "minutes", "dispatchers", "revoked", "discarded")
+TRACES: Final = ("slot", "leader", "wake", "lateness", "minutes", "dispatchers", "revoked", "discarded")
 """Parts that a dispatcher or a consumer writes even for queues that were never used."""
 
 Root = tuple[Kind, str, int | None]
@@ -90,7 +71,7 @@ def _read_registry(found: Survey) -> None:
     cursor: Argument = 0
     while True:
         try:
-            cursor, rows = found.scripts.command("HSCAN", keys.registry(found.prefix), cursor, "COUNT", STEP)
+            cursor, rows = found.scripts.command("HSCAN", PrefixKeys(found.prefix).registry, cursor, "COUNT", STEP)
         except WrongTypeError:
             # The check of types reports it.
             return
@@ -114,7 +95,7 @@ def _scanned(found: Survey, server: ServerInfo) -> Iterator[Part]:
         for key in rows:
             part = keys.parse(found.prefix, key)
             # Slots and traces of dispatchers do not make a queue.
-            if part is not None and part.name in TYPES and part.name not in TRACES:
+            if part is not None and part.name in Keys.declarations() and part.name not in TRACES:
                 yield part
         if int(cursor) == 0:
             return

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import from_ms
-from redis_queue.store import keys
 from redis_queue.store.chunks import CHUNK, check_limit
 from redis_queue.store.codec import read_document, small_integer
 from redis_queue.store.connection import Client
+from redis_queue.store.keys import PrefixKeys
 from redis_queue.store.scripts import Scripts
 
 logger = logger_of(__name__)
@@ -58,8 +58,8 @@ class Audit:
 
     def __init__(self, client: Client, prefix: str) -> None:
         self._scripts = Scripts(client)
-        self._prefix = prefix
-        self._key = keys.audit(prefix)
+        self._keys = PrefixKeys(prefix)
+        self._key = self._keys.audit
 
     def record(self, actions: Sequence[Action]) -> None:
         """Log *actions*, then add them to the audit."""
@@ -90,7 +90,7 @@ class Audit:
 
     def begin(self, operation: str) -> bool:
         """Tell whether *operation* is new, so that a form sent twice acts once. Remembered for a day."""
-        key = keys.operation(self._prefix, operation)
+        key = self._keys.operation(operation)
         nonce = os.urandom(8).hex().encode()
         if self._scripts.command("SET", key, nonce, "NX", "PX", REMEMBERED_MS) is not None:
             return True

@@ -23,30 +23,10 @@ from redis_queue.monitor.model import WorkerRow
 from redis_queue.operate.access import Access
 from redis_queue.operate.faults import BROKEN
 from redis_queue.operate.flows import KINDS, LimitsRow
-from redis_queue.store.keys import lease_ends
+from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import redact
 from redis_queue.store.replies import text
 from redis_queue.store.scripts import Scripts
-
-TYPES: Final = {
-    "config": "hash",
-    "declared": "hash",
-    "declared_by": "hash",
-    "overrides": "hash",
-    "flags": "hash",
-    "running": "hash",
-    "rates": "zset",
-    "held": "hash",
-    "oldest": "zset",
-    "backlog": "hash",
-    "ungated": "hash",
-    "owners": "hash",
-    "owner_ids": "hash",
-    "owner_ends": "zset",
-    "replaced": "zset",
-    "owned": "hash",
-}
-"""Types of the keys of all flows."""
 
 MOST_APPS: Final = 5
 """Most apps that a finding names."""
@@ -133,8 +113,7 @@ def flow_places(access: Access) -> Iterator[Finding]:
 def flow_keys(access: Access) -> Iterator[Finding]:
     """Check that the keys of flows have the expected types."""
     keys, scripts = access.flows.redis_keys, Scripts(access.catalog.client)
-    for name, expected in TYPES.items():
-        key = getattr(keys, name)
+    for key, expected in keys.types().items():
         kind = text(scripts.command("TYPE", key))
         if kind not in ("none", expected):
             yield error(
@@ -158,9 +137,8 @@ def _places_in_vain(access: Access) -> int:
             if shares_store(access.app, channel):
                 keys = GateKeys(InFlightKeys.of(channel), flows)
                 return len(Gates(keys, lambda: 1).orphans(client_of(channel)))
-    keys = GateKeys(
-        InFlightKeys(flows.indexes[1], f"{flows.taken}unacked", lease_ends(flows.taken, "unacked_index")), flows
-    )
+    ends = BrokerKeys(flows.taken).lease_ends("unacked_index").decode()
+    keys = GateKeys(InFlightKeys(flows.indexes[1], f"{flows.taken}unacked", ends), flows)
     return len(Gates(keys, lambda: 1).orphans(client)) if isinstance(client, redis.Redis) else 0
 
 

@@ -24,7 +24,7 @@ from redis_queue.operate.access import Access
 from redis_queue.store.chunks import chunks
 from redis_queue.store.codec import read_document
 from redis_queue.store.ids import MAX_ID, readable
-from redis_queue.store.keys import lease_ends
+from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import redact
 from redis_queue.store.scripts import Scripts
 
@@ -79,7 +79,7 @@ def broker_of(access: Access) -> Iterator[Broker | None]:
     """
     client = access.catalog.client
     if access.app is None:
-        keys = InFlightKeys("unacked_index", "unacked", lease_ends("", "unacked_index"))
+        keys = InFlightKeys("unacked_index", "unacked", BrokerKeys("").lease_ends("unacked_index").decode())
         # kombu uses no Cluster.
         yield Broker(Scripts(client), keys) if isinstance(client, redis.Redis) else None
     elif not on_redis(access.app):

@@ -1,135 +1,356 @@
-"""Names of all Redis keys; no other module builds one.
+"""Names of all Redis keys, each declared once with its type and content; no other module builds one.
 
-All keys of a queue, or of a shard of a DelayQueue, share one hash tag, so each script call uses one Cluster slot:
-
-``{<prefix>:queue:<name>}:<part>`` and ``{<prefix>:delay:<name>:<shard>}:<part>``
-
-=========== ====== =====================================================================
-part        type   holds
-=========== ====== =====================================================================
-meta        HASH   schema, paused, counters
-records     HASH   id -> record, for each message or entry in any state
-ready       LIST   ids to claim, the next one at the right end (RedisQueue only)
-waiting     ZSET   id -> due time: delayed messages, or the entries of a DelayQueue
-in_flight   ZSET   id -> end of its lease
-leases      HASH   id -> "<deliveries> <token>" while in flight, "<deliveries>" afterwards
-errors      HASH   id -> last reason for giving it back
-dead        ZSET   id -> time it died
-quarantine  LIST   unreadable records with id and reason
-revoked     ZSET   id -> when its task was revoked, id and call -> when that call was stored since; for a day
-discarded   ZSET   id of a revoked task that was sent: workers discard it -> when it was revoked; for a day
-wake        LIST   at most one item, which wakes one waiting consumer; for a DelayQueue the name of a channel
-leader      STRING name of the dispatcher that waits for due entries
-                   (first shard of a DelayQueue only, as are the next three)
-lateness    HASH   all-time totals of dispatching: sent, failed, sum_ms, and a field per bucket
-minutes     HASH   minute of the day -> "<minute> <sent> <failed> <sum_ms> <worst_ms>"
-dispatchers HASH   name -> "<ms when it was seen> <JSON>"
-slot:<x>    STRING number and outcome of the last call of client thread x, for a minute:
-                   a repeated call gets the stored outcome, a late attempt is refused
-=========== ====== =====================================================================
-
-A lock has one key, ``{<prefix>:lock:<name>}:<part>``, which expires an hour after the last use:
-
-=========== ====== =====================================================================
-holder      HASH   token and expiry of the holder, the fence, and the token that was given back last
-=========== ====== =====================================================================
-
-What workers report has keys of its own, ``{<prefix>:monitor}:<part>``:
-
-=========== ====== =====================================================================
-workers     HASH   name -> "<ms when it was seen> <JSON>": the last report of each worker
-running     HASH   name -> JSON: the tasks that this worker runs
-series      HASH   "<task>\\0<queue>" -> "<number> <day of the last run>"; "next": the next number
-totals      HASH   number of a series -> all-time counts, without the current minute
-current     HASH   "minute": its number, and number of a series -> its counts in this minute
-minutes:<n> HASH   "<series>:<hour>" -> counts of each minute; "day": number of the day; n: the same modulo 3
-hours:<n>   HASH   "<series>:<day>" -> counts of each hour, "<series>:<day>:sum" -> of the day;
-                   "span": number of these 30 days; n: the same modulo 4
-runs        HASH   id -> "<root id>\\0<JSON>", one line of JSON for each run: the latest runs that have ended
-runs_order  ZSET   id -> time the run ended
-trees       ZSET   "<root id>\\0<id>": the runs of one canvas
-failures    HASH   id -> "<task>\\0<exception>\\0<JSON>": failed tasks and discarded messages, in groups
-failed_at   ZSET   id -> time of the failure
-tracebacks  HASH   id -> "<length of the traceback>\\n<traceback><packed message>"
-groups      HASH   "<task>\\0<exception>" -> "<failures> <first time> <last time> <last id>"; "limits": how many
-                   are kept and for how long, "not_kept": failures that were too many, and the time of the last ones
-retrying    HASH   id -> "<end of the lease> <token>" while a failure is retried
-slot:<x>    STRING as above
-=========== ====== =====================================================================
-
-Flows have keys of their own, ``{<prefix>:flow}:<part>``, or ``{<prefix>:flow:<global_keyprefix>}:<part>``. A *place* is
-a flow, or "<flow>\\0<key>". A *ring* is "<step of the priority>\\0<queue>\\0<flow of the task>", a *group*
-"<ring>\\0<key of the task>\\0<key of the queue>":
-
-=========== ====== =====================================================================
-config      HASH   flow -> "<places> <places of a key> <ms between starts> <burst> <both of a key> <1 = has
-                   weights> <k: limits count for each key, f: keys take turns>", "-" = none
-declared    HASH   the same as in the code
-declared_by HASH   app -> JSON of the time when a worker of it started last, and of its flows as in the code
-overrides   HASH   the same as set at run time; "=" for what was not set
-flags       HASH   "" once there are flows; what is paused: flows of tasks, queues as ``"", "<queue>"``
-running     HASH   place -> number of messages that are in flight
-rates       ZSET   place -> time until which its rate is used up
-held        HASH   delivery tag -> group of the message
-oldest      ZSET   group with messages -> since when it has some
-backlog     HASH   flow -> number of messages that wait
-ungated     HASH   flow -> number of messages that passed it without being counted
-owners      HASH   "<unique task>\\0<key>" -> "<token> <state and token before, or -> <state: s = is being sent,
-                   d = waits in the store, w = waits, r = runs> <ms for which it is kept> <task id>" of
-                   the message that owns the key
-owner_ids   HASH   task id -> "<unique task>\\0<key>", of tasks for which nobody waits: what a revoke finds
-owner_ends  ZSET   the same -> when the message owns the key no longer
-replaced    ZSET   token of a message that must not run, or "=" and that of one that started before it was
-                   confirmed -> when it is forgotten
-owned       HASH   delivery tag -> "<s, e or t: until start, end, time; a capital letter if another broker delivered
-                   it> <token> <unique task>\\0<key>"
-list:<x>    LIST   messages of group x, newest first
-ring:<x>    ZSET   groups of ring x that may have a place -> turn
-open:<x>    ZSET   rings of queue x that may have a place -> step of the priority
-timers:<x>  ZSET   rings and groups of queue x that wait for their rate -> time
-blocked:<x> ZSET   rings and groups that wait for place x -> since when
-offers      ZSET   places that were free and that more waits for -> turn
-weights:<x> HASH   key of flow x -> turns of this key for one of another
-keys:<x>    ZSET   key of flow x -> number of messages that wait
-signal:<x>  STRING a number that changes when workers of queue x have to look
-taken:<x>          key x of a Redis broker, with messages in flight, for workers whose broker is elsewhere; ``released``
-                   is a LIST of messages on their way to that broker
-slot:<x>    STRING as above
-=========== ====== =====================================================================
-
-Other keys under a prefix:
-
-- ``<prefix>:registry``: HASH of all queues that were ever written to.
-- ``<prefix>:starts:<task id>`` (with ``~<call>`` for delayed calls): LIST of times and hosts of the starts of a
-  redelivered task, deleted when the task ends.
-- ``<prefix>:audit``: LIST of changes by hand, newest first.
-- ``<prefix>:operation:<id>``: STRING, for a day after an operation of the dashboard.
-- ``<prefix>:probe:<x>``: STRING, while a dispatcher finds out whether the broker is this Redis.
-
-Keys in the Redis of a Celery broker, after its ``global_keyprefix``:
-
-- ``redis_queue:lease_ends:<x>``: ZSET of the messages in flight that workers with leases hold, delivery tag -> when its
-  lease ends (s); x is kombu's index of messages in flight.
-- ``redis_queue:unreadable``: LIST of unreadable messages that workers found in queues.
-- ``redis_queue:counters``: HASH of outcomes of leases.
-- ``redis_queue:idle:<x>``: ZSET of the idle workers that consume the queues x, channel -> when it last looked (ms).
-- ``redis_queue:listener:<x>``: STRING, the channel of the worker among them that is notified of new messages.
+Each class stands for the keys of one owner; its scripts and the documentation know a key by the name of its attribute.
+Times are in ms since the epoch. What expires is removed by Redis that long after its last use.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Final, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple, overload
 from urllib.parse import quote, unquote
 
 from redis_queue.errors import InvalidNameError, quoted
 
 Kind = Literal["queue", "delay"]
 
+Type = Literal["HASH", "LIST", "STRING", "ZSET"]
+
 MAX_NAME: Final = 200
 
+
+class _Declaration:
+    """What a key holds; *part* is the end of its name, that of the attribute unless given; *expires* "" = never."""
+
+    name: str
+
+    def __init__(self, type: Type, holds: str, *, expires: str = "", part: str = "") -> None:
+        self.type: Type = type
+        self.holds = holds
+        self.expires = expires
+        self.part = part
+
+    def __set_name__(self, owner: type[Owner], name: str) -> None:
+        self.name = name
+        self.part = self.part or name
+
+
+class Key(_Declaration):
+    """One key."""
+
+    @overload
+    def __get__(self, keys: None, owner: type[Owner]) -> Key: ...
+    @overload
+    def __get__(self, keys: Owner, owner: type[Owner]) -> bytes: ...
+    def __get__(self, keys: Owner | None, owner: type[Owner]) -> Key | bytes:
+        if keys is None:
+            return self
+        # An attribute of its own is found first from now on.
+        found = keys.__dict__[self.name] = f"{keys.root}{self.part}".encode()
+        return found
+
+
+class KeyOf(_Declaration):
+    """Keys whose names end with ``:`` and something, x: the attribute takes it and returns the key."""
+
+    @overload
+    def __get__(self, keys: None, owner: type[Owner]) -> KeyOf: ...
+    @overload
+    def __get__(self, keys: Owner, owner: type[Owner]) -> Callable[[str | int], bytes]: ...
+    def __get__(self, keys: Owner | None, owner: type[Owner]) -> KeyOf | Callable[[str | int], bytes]:
+        if keys is None:
+            return self
+        beginning = f"{keys.root}{self.part}:"
+        return lambda x: f"{beginning}{x}".encode()
+
+
+class Owner:
+    """Keys whose names begin with *root*."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    @classmethod
+    def declarations(cls) -> dict[str, Key | KeyOf]:
+        """Return the declarations by the names of the attributes."""
+        return {name: value for name, value in vars(cls).items() if isinstance(value, (Key, KeyOf))}
+
+    def all(self) -> tuple[bytes, ...]:
+        """Return all keys but those of a :class:`KeyOf`."""
+        return tuple(self.types())
+
+    def types(self) -> dict[bytes, str]:
+        """Return the same with their types, as TYPE returns them."""
+        return {
+            value.__get__(self, type(self)): value.type.lower()
+            for value in self.declarations().values()
+            if isinstance(value, Key)
+        }
+
+    @property
+    def pattern(self) -> str:
+        """The pattern for SCAN that matches all these keys."""
+        return f"{self.root}*"
+
+
+_SLOT: Final = KeyOf(
+    "STRING",
+    "number and outcome of the last call of client thread x: a repeat gets the outcome, a late attempt is refused",
+    expires="a minute",
+)
+_KEPT: Final = "a day after the newest failure is too old"
+
+
+class Keys(Owner):
+    """Keys of a RedisQueue, or of one shard of a DelayQueue.
+
+    ``{<prefix>:queue:<name>}:<key>`` and ``{<prefix>:delay:<name>:<shard>}:<key>``: they share one hash tag, so each
+    script call uses one Cluster slot. ``leader``, ``lateness``, ``minutes`` and ``dispatchers`` are those of the first
+    shard.
+    """
+
+    meta = Key("HASH", "schema, paused, counters")
+    records = Key("HASH", "id -> record, for each message or entry in any state")
+    ready = Key("LIST", "ids to claim, the next one at the right end (RedisQueue only)")
+    waiting = Key("ZSET", "id -> due time: delayed messages, or the entries of a DelayQueue")
+    in_flight = Key("ZSET", "id -> end of its lease")
+    leases = Key("HASH", 'id -> "<deliveries> <token>" while in flight, "<deliveries>" afterwards')
+    errors = Key("HASH", "id -> last reason for giving it back")
+    dead = Key("ZSET", "id -> time it died")
+    quarantine = Key("LIST", "unreadable records with id and reason")
+    revoked = Key(
+        "ZSET", "id -> when its task was revoked, id and call -> when that call was stored since; removed after a day"
+    )
+    discarded = Key(
+        "ZSET", "id of a revoked task that was sent: workers discard it -> when it was revoked; removed after a day"
+    )
+    wake = Key(
+        "LIST",
+        "at most one item, which wakes one waiting consumer; for a DelayQueue the name of a channel, for an entry that "
+        "is due earlier than all others",
+    )
+    leader = Key("STRING", "name of the dispatcher that waits for due entries", expires="its lease")
+    lateness = Key(
+        "HASH", "all-time totals of dispatching: sent, failed, sum_ms, and le_<ms> or le_inf for each bucket"
+    )
+    minutes = Key("HASH", 'minute of the day -> "<minute> <sent> <failed> <sum_ms> <worst_ms>"')
+    dispatchers = Key("HASH", 'name -> "<ms when it was seen> <JSON>"')
+    slot = _SLOT
+
+    def __init__(self, prefix: str, kind: Kind, name: str, shard: int | None = None) -> None:
+        number = "" if shard is None else f":{shard}"
+        super().__init__(f"{{{_escape(prefix)}:{kind}:{_escape(check_name(name))}{number}}}:")
+
+
+class LockKeys(Owner):
+    """The key of a lock, ``{<prefix>:lock:<name>}:<key>``."""
+
+    holder = Key("HASH", "token, fence, expires_at, released: the token that was given back last", expires="an hour")
+
+    def __init__(self, prefix: str, name: str) -> None:
+        super().__init__(f"{{{_escape(prefix)}:lock:{_escape(check_name(name, what='lock'))}}}:")
+
+
+class MonitorKeys(Owner):
+    """Keys of what workers report, ``{<prefix>:monitor}:<key>``."""
+
+    workers = Key("HASH", 'name -> "<ms when it was seen> <JSON>": the last report of each worker', expires="four days")
+    running = Key("HASH", "name -> JSON: the tasks that this worker runs", expires="four days")
+    series = Key(
+        "HASH", r'"<task>\0<queue>" -> "<number> <day of the last run>"; "next": the next number', expires="a year"
+    )
+    totals = Key("HASH", "number of a series -> all-time counts, without the current minute", expires="a year")
+    current = Key(
+        "HASH", '"minute": its number, and number of a series -> its counts in this minute', expires="four days"
+    )
+    minutes_0, minutes_1, minutes_2 = (
+        Key(
+            "HASH",
+            '"<series>:<hour>" -> "<minute>=<counts>;…"; "day": number of the day, which is the same modulo 3',
+            expires="four days",
+            part=f"minutes:{number}",
+        )
+        for number in range(3)
+    )
+    hours_0, hours_1, hours_2, hours_3 = (
+        Key(
+            "HASH",
+            '"<series>:<day>" -> "<hour>=<counts>;…", "<series>:<day>:sum" -> counts of the day; "span": number of '
+            "these 30 days, which is the same modulo 4",
+            expires="120 days",
+            part=f"hours:{number}",
+        )
+        for number in range(4)
+    )
+    runs = Key(
+        "HASH",
+        r'id -> "<root id>\0<JSON>\n<JSON>…", the last run first: the latest runs that have ended',
+        expires="four days",
+    )
+    runs_order = Key("ZSET", "id -> time the last run ended", expires="four days")
+    trees = Key("ZSET", r'"<root id>\0<id>" -> 0: the runs of one canvas', expires="four days")
+    failures = Key(
+        "HASH", r'id -> "<task>\0<exception>\0<JSON>": failed tasks and discarded messages, in groups', expires=_KEPT
+    )
+    failed_at = Key("ZSET", "id -> time of the failure", expires=_KEPT)
+    tracebacks = Key("HASH", r'id -> "<length of the traceback>\n<traceback><packed message>"', expires=_KEPT)
+    groups = Key(
+        "HASH",
+        r'"<task>\0<exception>" -> "<failures> <first time> <last time> <last id>"; "limits": how many are kept and '
+        'for how long, "not_kept": failures that were too many, and the time of the last ones',
+        expires=_KEPT,
+    )
+    retrying = Key("HASH", 'id -> "<end of the lease> <token>" while a failure is retried', expires=_KEPT)
+    slot = _SLOT
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(f"{{{_escape(prefix)}:monitor}}:")
+
+    @property
+    def minutes(self) -> tuple[bytes, ...]:
+        """The keys of the days modulo 3."""
+        return self.minutes_0, self.minutes_1, self.minutes_2
+
+    @property
+    def hours(self) -> tuple[bytes, ...]:
+        """The keys of the spans of 30 days modulo 4."""
+        return self.hours_0, self.hours_1, self.hours_2, self.hours_3
+
+
+class FlowKeys(Owner):
+    r"""Keys of flows and unique tasks, ``{<prefix>:flow}:<key>``, or ``{<prefix>:flow:<global_keyprefix>}:<key>``.
+
+    Apps whose keys in the broker begin with a *broker_prefix* have flows of their own: they have other queues.
+
+    A *place* is a flow, or ``<flow>\0<key>``. A *ring* is ``<step of the priority>\0<queue>\0<flow of the task>``, a
+    *group* ``<ring>\0<key of the task>\0<key of the queue>``. Scripts compute names of keys from that of ``config``.
+    """
+
+    config = Key(
+        "HASH",
+        'flow -> "<places> <places of a key> <ms between starts> <burst> <both of a key> <1 = has weights> '
+        '<k: limits count for each key, f: keys take turns>", "-" = none',
+    )
+    declared = Key("HASH", "the same as in the code")
+    declared_by = Key(
+        "HASH", "app -> JSON of the time when a worker of it started last, and of its flows as in the code"
+    )
+    overrides = Key("HASH", 'the same as set at run time; "=" for what was not set')
+    flags = Key("HASH", '"" once there are flows; what is paused: flows of tasks, queues as ``"", "<queue>"``')
+    running = Key("HASH", "place -> number of messages that are in flight")
+    rates = Key("ZSET", "place -> time until which its rate is used up")
+    held = Key("HASH", "delivery tag -> group of the message")
+    oldest = Key("ZSET", "group with messages -> since when it has some")
+    backlog = Key("HASH", "flow -> number of messages that wait")
+    ungated = Key("HASH", "flow -> number of messages that passed it without being counted")
+    owners = Key(
+        "HASH",
+        r'"<unique task>\0<key>" -> "<token> <state and token before, or -> <state: s = is being sent, d = waits in '
+        'the store, w = waits, r = runs> <ms for which it is kept> <task id>" of the message that owns the key',
+    )
+    owner_ids = Key("HASH", r'task id -> "<unique task>\0<key>", of tasks for which nobody waits: what a revoke finds')
+    owner_ends = Key("ZSET", r'"<unique task>\0<key>" -> when the message owns the key no longer')
+    replaced = Key(
+        "ZSET",
+        'token of a message that must not run, or "=" and that of one that started before it was confirmed -> when it '
+        "is forgotten",
+    )
+    owned = Key(
+        "HASH",
+        'delivery tag -> "<s, e or t: until start, end, time; a capital letter if another broker delivered it> <token> '
+        r'<unique task>\0<key>"',
+    )
+    messages = KeyOf("LIST", "messages of group x, newest first", part="list")
+    ring = KeyOf("ZSET", "groups of ring x that may have a place -> turn")
+    open = KeyOf("ZSET", "rings of queue x that may have a place -> step of the priority")
+    timers = KeyOf("ZSET", "rings and groups of queue x that wait for their rate -> time")
+    blocked = KeyOf("ZSET", "rings and groups that wait for place x -> since when")
+    offers = Key("ZSET", "places that were free and that more waits for -> turn")
+    weights = KeyOf("HASH", "key of flow x -> turns of this key for one of another")
+    keys = KeyOf("ZSET", "key of flow x -> number of messages that wait")
+    signal = KeyOf("STRING", "a number that changes when workers of queue x have to look", expires="a day")
+    slot = _SLOT
+
+    def __init__(self, prefix: str, broker_prefix: str = "") -> None:
+        self._broker_prefix = broker_prefix
+        space = f":{_escape(broker_prefix)}" if broker_prefix else ""
+        super().__init__(f"{{{_escape(prefix)}:flow{space}}}:")
+
+    @property
+    def taken(self) -> str:
+        """The prefix of kombu's keys of messages that workers took whose broker is elsewhere."""
+        return f"{self.root}taken:"
+
+    @property
+    def indexes(self) -> tuple[str, str]:
+        """kombu's indexes of messages in flight: of workers whose broker is this Redis, and of the others."""
+        return f"{self._broker_prefix}unacked_index", f"{self.taken}unacked_index"
+
+
+class PrefixKeys(Owner):
+    """Other keys under a prefix, ``<prefix>:<key>``."""
+
+    registry = Key("HASH", "all queues that were ever written to")
+    starts = KeyOf(
+        "LIST",
+        "times and hosts of the starts of a redelivered task; x is its id, with ``~<call>`` for delayed calls",
+        expires="a week, or when the task ends",
+    )
+    audit = Key("LIST", "changes by hand, newest first")
+    operation = KeyOf("STRING", "exists once operation x of the dashboard has begun", expires="a day")
+    probe = KeyOf("STRING", "exists while a dispatcher finds out whether the broker is this Redis", expires="10 s")
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(f"{_escape(prefix)}:")
+
+
+class BrokerKeys(Owner):
+    """Keys in the Redis of a Celery broker, ``<global_keyprefix>redis_queue:<key>``."""
+
+    lease_ends = KeyOf(
+        "ZSET",
+        "messages in flight that workers with leases hold, delivery tag -> when its lease ends (s); x is kombu's index "
+        "of messages in flight",
+    )
+    unreadable = Key("LIST", "unreadable messages that workers found in queues")
+    counters = Key("HASH", "outcomes of leases -> how many")
+    line = KeyOf(
+        "ZSET",
+        "idle workers that consume the queues x, by channel -> when it last looked for messages",
+        expires="a minute",
+        part="idle",
+    )
+    listener = KeyOf("STRING", "channel of the worker among them that is notified of new messages", expires="a minute")
+    slot = _SLOT
+
+    def __init__(self, broker_prefix: str) -> None:
+        super().__init__(f"{broker_prefix}redis_queue:")
+
+    def wake_channel(self, worker: str) -> str:
+        """Return the channel on which an idle worker is woken."""
+        return f"{self.root}wake:{worker}"
+
+
+class KombuKeys(Owner):
+    """Keys of a Celery broker that kombu names and fills; scripts use these names."""
+
+    index = Key("ZSET", "delivery tag -> time from which the visibility timeout counts (s)")
+    unacked = Key("HASH", "delivery tag -> message, exchange and routing key as JSON")
+    list = Key("LIST", "messages of one queue and priority, the oldest at the right end")
+    target = Key("LIST", "messages of another queue")
+
+
+OWNERS: Final[tuple[type[Owner], ...]] = (Keys, LockKeys, MonitorKeys, FlowKeys, PrefixKeys, BrokerKeys, KombuKeys)
+
+TYPES: Final[dict[str, Type]] = {name: key.type for owner in OWNERS for name, key in owner.declarations().items()}
+"""Type of each key, by the name that scripts use."""
+
+_PLAIN: Final = "|".join(
+    f"{key.part}:.*" if isinstance(key, KeyOf) else key.part for key in PrefixKeys.declarations().values()
+)
 _RESERVED: Final = re.compile(
-    r"\{[^{}]+:(?:(?:queue|delay|lock):.*|monitor\}:.*|flow(?::[^{}]*)?\}:.*)|[^{}:]+:(?:registry|audit|(?:starts|operation|probe):.*)|redis_queue:.*",
+    rf"\{{[^{{}}]+:(?:(?:queue|delay|lock):.*|monitor\}}:.*|flow(?::[^{{}}]*)?\}}:.*)|[^{{}}:]+:(?:{_PLAIN})|redis_queue:.*",
     re.DOTALL,
 )
 _KEY: Final = re.compile(r"\{([^{}:]+):(queue|delay):([^{}:]+)(?::(\d{1,4}))?\}:([a-z_]+)(?::\w+)?")
@@ -138,192 +359,6 @@ _KEY: Final = re.compile(r"\{([^{}:]+):(queue|delay):([^{}:]+)(?::(\d{1,4}))?\}:
 def is_reserved(key: str) -> bool:
     """Return whether *key* belongs to redis_queue, under any prefix."""
     return _RESERVED.fullmatch(key) is not None
-
-
-class Keys:
-    """The keys of one queue, or of one shard of a DelayQueue."""
-
-    def __init__(self, prefix: str, kind: Kind, name: str, shard: int | None = None) -> None:
-        tag = f"{_escape(prefix)}:{kind}:{_escape(check_name(name))}"
-        if shard is not None:
-            tag += f":{shard}"
-        self._root = f"{{{tag}}}:"
-        self.meta = self._key("meta")
-        self.records = self._key("records")
-        self.ready = self._key("ready")
-        self.waiting = self._key("waiting")
-        self.in_flight = self._key("in_flight")
-        self.leases = self._key("leases")
-        self.errors = self._key("errors")
-        self.dead = self._key("dead")
-        self.quarantine = self._key("quarantine")
-        self.revoked = self._key("revoked")
-        self.discarded = self._key("discarded")
-        self.wake = self._key("wake")
-        self.leader = self._key("leader")
-        self.lateness = self._key("lateness")
-        self.minutes = self._key("minutes")
-        self.dispatchers = self._key("dispatchers")
-
-    def slot(self, client: str) -> bytes:
-        """Return the key of the last outcome of one client thread."""
-        return self._key(f"slot:{client}")
-
-    def all(self) -> tuple[bytes, ...]:
-        """Return all keys except the slots."""
-        return (
-            self.meta,
-            self.records,
-            self.ready,
-            self.waiting,
-            self.in_flight,
-            self.leases,
-            self.errors,
-            self.dead,
-            self.quarantine,
-            self.revoked,
-            self.discarded,
-            self.wake,
-            self.leader,
-            self.lateness,
-            self.minutes,
-            self.dispatchers,
-        )
-
-    @property
-    def pattern(self) -> str:
-        """The pattern for SCAN that matches all keys of this queue."""
-        return f"{self._root}*"
-
-    def _key(self, part: str) -> bytes:
-        return f"{self._root}{part}".encode()
-
-
-class LockKeys:
-    """The key of one lock."""
-
-    def __init__(self, prefix: str, name: str) -> None:
-        root = f"{{{_escape(prefix)}:lock:{_escape(check_name(name, what='lock'))}}}:"
-        self.holder = f"{root}holder".encode()
-
-
-class MonitorKeys:
-    """The keys of what workers report under *prefix*."""
-
-    def __init__(self, prefix: str) -> None:
-        self._root = f"{{{_escape(prefix)}:monitor}}:"
-        self.workers = self._key("workers")
-        self.running = self._key("running")
-        self.series = self._key("series")
-        self.totals = self._key("totals")
-        self.current = self._key("current")
-        self.minutes_0, self.minutes_1, self.minutes_2 = self.minutes = tuple(
-            self._key(f"minutes:{number}") for number in range(3)
-        )
-        self.hours_0, self.hours_1, self.hours_2, self.hours_3 = self.hours = tuple(
-            self._key(f"hours:{number}") for number in range(4)
-        )
-        self.runs = self._key("runs")
-        self.runs_order = self._key("runs_order")
-        self.trees = self._key("trees")
-        self.failures = self._key("failures")
-        self.failed_at = self._key("failed_at")
-        self.tracebacks = self._key("tracebacks")
-        self.groups = self._key("groups")
-        self.retrying = self._key("retrying")
-
-    def slot(self, client: str) -> bytes:
-        """Return the key of the last outcome of one client thread."""
-        return self._key(f"slot:{client}")
-
-    def all(self) -> tuple[bytes, ...]:
-        """Return all keys except the slots."""
-        return (
-            self.workers,
-            self.running,
-            self.series,
-            self.totals,
-            self.current,
-            *self.minutes,
-            *self.hours,
-            self.runs,
-            self.runs_order,
-            self.trees,
-            self.failures,
-            self.failed_at,
-            self.tracebacks,
-            self.groups,
-            self.retrying,
-        )
-
-    def _key(self, part: str) -> bytes:
-        return f"{self._root}{part}".encode()
-
-
-class FlowKeys:
-    """The keys of all flows under *prefix*. The names of the others begin as that of ``config``.
-
-    Apps whose keys in the broker begin with a *broker_prefix* have flows of their own: they have other queues.
-    """
-
-    def __init__(self, prefix: str, broker_prefix: str = "") -> None:
-        self._broker_prefix = broker_prefix
-        space = f":{_escape(broker_prefix)}" if broker_prefix else ""
-        self._root = f"{{{_escape(prefix)}:flow{space}}}:"
-        self.config = self._key("config")
-        self.declared = self._key("declared")
-        self.declared_by = self._key("declared_by")
-        self.overrides = self._key("overrides")
-        self.flags = self._key("flags")
-        self.running = self._key("running")
-        self.rates = self._key("rates")
-        self.held = self._key("held")
-        self.oldest = self._key("oldest")
-        self.backlog = self._key("backlog")
-        self.ungated = self._key("ungated")
-        self.owners = self._key("owners")
-        self.owner_ids = self._key("owner_ids")
-        self.owner_ends = self._key("owner_ends")
-        self.replaced = self._key("replaced")
-        self.owned = self._key("owned")
-
-    @property
-    def taken(self) -> str:
-        """The prefix of kombu's keys of messages that workers took whose broker is elsewhere."""
-        return f"{self._root}taken:"
-
-    @property
-    def indexes(self) -> tuple[str, str]:
-        """kombu's indexes of messages in flight: of workers whose broker is this Redis, and of the others."""
-        return f"{self._broker_prefix}unacked_index", f"{self.taken}unacked_index"
-
-    def slot(self, client: str) -> bytes:
-        """Return the key of the last outcome of one client thread."""
-        return self._key(f"slot:{client}")
-
-    def messages(self, group: str) -> bytes:
-        """Return the key of the messages of a group."""
-        return self._key(f"list:{group}")
-
-    def keys(self, flow: str) -> bytes:
-        """Return the key of the numbers of waiting messages of each key of *flow*."""
-        return self._key(f"keys:{flow}")
-
-    def timers(self, queue: str) -> bytes:
-        """Return the key of what waits for its rate in *queue*."""
-        return self._key(f"timers:{queue}")
-
-    def signal(self, queue: str) -> bytes:
-        """Return the key that changes when workers of *queue* have to look."""
-        return self._key(f"signal:{queue}")
-
-    @property
-    def pattern(self) -> str:
-        """The pattern for SCAN that matches all these keys."""
-        return f"{self._root}*"
-
-    def _key(self, part: str) -> bytes:
-        return f"{self._root}{part}".encode()
 
 
 class Part(NamedTuple):
@@ -349,69 +384,6 @@ def parse(prefix: str, key: bytes) -> Part | None:
 def pattern(prefix: str) -> str:
     """Return the pattern for SCAN that matches the keys of all queues under *prefix*."""
     return f"{{{_escape(prefix)}:*"
-
-
-def registry(prefix: str) -> bytes:
-    """Return the key of the registry under *prefix*."""
-    return f"{_escape(prefix)}:registry".encode()
-
-
-def starts(prefix: str, task_id: str) -> bytes:
-    """Return the key of the starts of a redelivered task."""
-    return f"{_escape(prefix)}:starts:{task_id}".encode()
-
-
-def audit(prefix: str) -> bytes:
-    """Return the key of the changes by hand under *prefix*."""
-    return f"{_escape(prefix)}:audit".encode()
-
-
-def operation(prefix: str, operation: str) -> bytes:
-    """Return the key that exists once an operation of the dashboard has begun."""
-    return f"{_escape(prefix)}:operation:{_escape(operation)}".encode()
-
-
-def probe(prefix: str, mark: str) -> bytes:
-    """Return a key under *prefix* to find out whether two clients use the same Redis."""
-    return f"{_escape(prefix)}:probe:{mark}".encode()
-
-
-def lease_ends(broker_prefix: str, index: str) -> str:
-    """Return the key of the ends of the leases of messages in flight, whose *index* kombu keeps.
-
-    All keys of a broker begin with *broker_prefix*.
-    """
-    return f"{broker_prefix}redis_queue:lease_ends:{index}"
-
-
-def unreadable(broker_prefix: str) -> bytes:
-    """Return the key of the unreadable messages that workers found in queues."""
-    return f"{broker_prefix}redis_queue:unreadable".encode()
-
-
-def counters(broker_prefix: str) -> bytes:
-    """Return the key of the counters of outcomes of leases."""
-    return f"{broker_prefix}redis_queue:counters".encode()
-
-
-def removals(broker_prefix: str, caller: str) -> bytes:
-    """Return the key of the last outcome of a caller that removes or moves messages of a broker, as ``slot:<x>``."""
-    return f"{broker_prefix}redis_queue:slot:{caller}".encode()
-
-
-def idle_line(broker_prefix: str, queues: str) -> bytes:
-    """Return the key of the line of idle workers that consume *queues*, a digest of their names."""
-    return f"{broker_prefix}redis_queue:idle:{queues}".encode()
-
-
-def idle_listener(broker_prefix: str, queues: str) -> bytes:
-    """Return the key of the listener among those workers."""
-    return f"{broker_prefix}redis_queue:listener:{queues}".encode()
-
-
-def wake_channel(broker_prefix: str, worker: str) -> str:
-    """Return the channel on which an idle worker is woken."""
-    return f"{broker_prefix}redis_queue:wake:{worker}"
 
 
 def check_name(name: str, *, what: str = "queue") -> str:

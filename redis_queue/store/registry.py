@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from redis_queue.errors import ConfigurationError
-from redis_queue.store import keys
 from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.codec import read_document, small_integer
-from redis_queue.store.keys import Kind
+from redis_queue.store.keys import Kind, PrefixKeys, check_name
 from redis_queue.store.scripts import Scripts
 from redis_queue.store.settings import MAX_SHARDS, Settings
 
@@ -34,7 +33,7 @@ class Registry:
 
     def __init__(self, scripts: Scripts, prefix: str) -> None:
         self._scripts = scripts
-        self._key = keys.registry(prefix)
+        self._key = PrefixKeys(prefix).registry
 
     def add(self, kind: Kind, name: str, settings: Settings) -> None:
         """Add a queue to the registry; the settings of the last writer win, except the number of shards.
@@ -109,7 +108,7 @@ def read(field: bytes, value: bytes | None) -> Known | None:
         kind, _, name = field.decode().partition(":")
         loaded: dict[str, Any] = read_document(value or b"")
         limits = {"max_deliveries": small_integer(loaded["max_deliveries"]), "shards": small_integer(loaded["shards"])}
-        keys.check_name(name)
+        check_name(name)
     except (ValueError, KeyError, TypeError):
         return None
     if kind == "queue":

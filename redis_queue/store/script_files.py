@@ -1,7 +1,7 @@
 """Read the Lua scripts of the folder ``lua/``, one operation per file.
 
-The header of a script is its contract: lines ``KEYS[n] name`` and ``ARGV[n] name`` give names and order, a last line
-``ARGV[...]`` says that more arguments may follow. A line ``-- include NAME`` stands for the code of
+The header of a script is its contract. Its lines ``KEYS name, …`` and ``ARGV name KIND …`` give the names and order of
+keys and arguments, as locals of the code. A line ``-- include NAME, …`` stands for the code of
 ``lua/includes/NAME.lua``, which several scripts share; an include has no includes.
 """
 
@@ -11,7 +11,7 @@ import functools
 import hashlib
 import re
 from importlib.resources import files
-from itertools import dropwhile
+from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -31,24 +31,56 @@ READS: Final = frozenset(_READS.split())
 
 _CALLED = re.compile(r"redis\.p?call\(\s*(?:'([A-Z]+)')?")
 
-_NAMED = re.compile(r"^-- (KEYS|ARGV)\[(\d+|\.\.\.)\] +(\w+)", re.MULTILINE)
+KINDS: Final = {
+    "TIME": "tonumber(ARGV[{}])",
+    "MS": "tonumber(ARGV[{}])",
+    "COUNT": "tonumber(ARGV[{}])",
+    "NUMBER": "tonumber(ARGV[{}])",
+    "FLAG": "ARGV[{}] == '1'",
+    "TEXT": "ARGV[{}]",
+    "LIST": "{{unpack(ARGV, {})}}",
+    "TAIL": "ARGV, {}",
+}
+"""Kinds of arguments, and the code that reads one.
 
-_INCLUDE = re.compile(r"( *)-- include (\w+)")
+TIME is in ms since the epoch, MS a duration. LIST and TAIL are all arguments from here on: LIST is a table of them,
+TAIL is ARGV itself, and FIRST the number of the first: Lua does not unpack more than 8,000.
+"""
+
+_KEYS = re.compile(r"-- KEYS (.+?),?")
+
+_ARGUMENT = re.compile(r"-- ARGV (\w+) +([A-Z]+)\b.*")
+
+_INCLUDE = re.compile(r"( *)-- include (\w+(?:, \w+)*)")
 
 
 class Script:
-    """One script: its source, as sent to Redis with all includes, and the names in its header."""
+    """One script: the names and kinds in its header, and its source, as sent to Redis with all includes."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.source = _source(name)
+        lines = _read(name).splitlines()
+        header = list(takewhile(lambda line: line.startswith("--"), lines))
+        key_lines = {number: found[1] for number, line in enumerate(header) if (found := _KEYS.fullmatch(line))}
+        self.keys = tuple(", ".join(key_lines.values()).split(", "))
+        self.kinds = {found[1]: found[2] for line in header if (found := _ARGUMENT.fullmatch(line))}
+        self.arguments = tuple(argument for argument, kind in self.kinds.items() if kind not in ("LIST", "TAIL"))
+        self.takes_more = len(self.arguments) < len(self.kinds)
+        # In place of a line of the header: the lines in errors of Redis are those of the file, up to the first include.
+        lines[min(key_lines)] = self._prologue()
+        parts = [part for number, line in enumerate(lines, 1) for part in _expand(line, f"lua/{name}.lua:{number}")]
+        self.source = "\n".join([*parts, ""])
         self.sha = sha_of(self.source)
-        found = _NAMED.findall(self.source)
-        self.keys = tuple(label for kind, _, label in found if kind == "KEYS")
-        self.arguments = tuple(label for kind, slot, label in found if kind == "ARGV" and slot != "...")
         # A computed command name may be any command.
         self.writes = not READS.issuperset(_CALLED.findall(self.source))
-        self.takes_more = any(slot == "..." for _, slot, _ in found)
+
+    def _prologue(self) -> str:
+        """Return the statement that binds the names of the header."""
+        kinds = self.kinds.items()
+        names = [*self.keys, *(f"{argument}, FIRST" if kind == "TAIL" else argument for argument, kind in kinds)]
+        values = [f"KEYS[{number}]" for number in range(1, len(self.keys) + 1)]
+        values += [KINDS[kind].format(number) for number, (_, kind) in enumerate(kinds, 1)]
+        return f"local {', '.join(names)} = {', '.join(values)}"
 
 
 def sha_of(source: str) -> str:
@@ -73,20 +105,15 @@ def _names(folder: Traversable) -> list[str]:
     return [f"{folder.name}/{name.removesuffix('.lua')}" for name in found if name.endswith(".lua")]
 
 
-def _source(name: str) -> str:
-    lines = _read(name).splitlines()
-    parts = [part for number, line in enumerate(lines, 1) for part in _expand(line, f"lua/{name}.lua:{number}")]
-    return "\n".join([*parts, ""])
-
-
 def _expand(line: str, place: str) -> list[str]:
     found = _INCLUDE.fullmatch(line)
     if found is None:
         return [line]
-    indent, name = found.groups()
-    if f"{_INCLUDES}/{name}" not in _names(_LUA.joinpath(_INCLUDES)):
-        raise LookupError(f"{place}: unknown include {name!r}")
-    return [f"{indent}{inner}" for inner in _code(name)]
+    indent, includes = found[1], found[2].split(", ")
+    for name in includes:
+        if f"{_INCLUDES}/{name}" not in _names(_LUA.joinpath(_INCLUDES)):
+            raise LookupError(f"{place}: unknown include {name!r}")
+    return [f"{indent}{inner}" for name in includes for inner in _code(name)]
 
 
 @functools.cache

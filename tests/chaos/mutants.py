@@ -166,7 +166,7 @@ FLOW_MUTANTS: Final = [
     ),
     Mutant(
         "take a message before the types of keys are known",
-        (lua("flow/take", "-- include flow_types\n", ""),),
+        (lua("flow/take", ", flow_types\n", "\n"),),
         f"{FAULTS} -k other_types_lose",
     ),
     Mutant(

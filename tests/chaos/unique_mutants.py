@@ -306,17 +306,17 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "withdraw what was sent",
-        (lua("unique/release", "if sent == 0 and state ~= 's' then return 0 end\n", ""),),
+        (lua("unique/release", "if not sent and state ~= 's' then return 0 end\n", ""),),
         f"{UNIQUE} -k reply_was_lost",
     ),
     Mutant(
         "withdraw what took a place in the store",
-        (lua("unique/release", "if sent == 0 and state_before == 'd' then", "if false then"),),
+        (lua("unique/release", "if not sent and state_before == 'd' then", "if false then"),),
         f"{UNIQUE} -k refused_after_it_was_stored",
     ),
     Mutant(
         "withdraw a message and let it run",
-        (lua("unique/release", "if sent == 0 then drop(found, ttl) end\n", ""),),
+        (lua("unique/release", "if not sent then drop(found, ttl) end\n", ""),),
         f"{FAULTS} -k was_withdrawn",
     ),
     Mutant(

@@ -21,7 +21,7 @@ from redis_queue.doctor import Finding, examine
 from redis_queue.operate import diagnosis
 from redis_queue.operate.access import access_to
 from redis_queue.operate.audit import Audit
-from redis_queue.store import keys
+from redis_queue.store.keys import PrefixKeys
 from tests.support.doctor import faults
 from tests.support.doctor.stage import Limit, Stage, keyspace
 from tests.support.ports import HOST, free_port
@@ -177,7 +177,7 @@ def test_control_characters_in_names_are_escaped(
 ) -> None:
     if without_rich:
         monkeypatch.setitem(sys.modules, "rich.console", None)
-    stage.client.hset(keys.registry("redis_queue"), HOSTILE, "{")
+    stage.client.hset(PrefixKeys("redis_queue").registry, HOSTILE, "{")
     done = run(sound.url)
     assert done.exit_code == 1
     assert all(char.isprintable() for char in done.output.replace("\n", ""))

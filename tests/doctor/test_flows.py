@@ -21,7 +21,6 @@ from redis_queue.monitor.model import WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import AppAccess, access_to
 from redis_queue.operate.diagnosis import examine
-from redis_queue.operate.flow_checks import TYPES
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Scripts
 from tests.support.celery.flow_names import SYNC
@@ -208,23 +207,21 @@ class TestPlaces:
         assert "secret" not in text
 
 
-@pytest.mark.parametrize("name", TYPES)
-def test_a_key_of_another_program_is_an_error(app: Celery, client: redis.Redis, name: str) -> None:
+@pytest.mark.parametrize("key", KEYS.types())
+def test_a_key_of_another_program_is_an_error(app: Celery, client: redis.Redis, key: bytes) -> None:
     send(app)
-    key = getattr(KEYS, name).decode()
     client.delete(key)
     client.set(key, "text")
     findings = [one for one in examine(AppAccess(app), ask=False) if one.check == "flow keys"]
     assert [(one.severity, one.found) for one in findings] == [
-        ("error", f"{key} is a string, not a {TYPES[name]}: another program wrote to it")
+        ("error", f"{key.decode()} is a string, not a {KEYS.types()[key]}: another program wrote to it")
     ]
 
 
 def test_the_types_are_those_of_the_keys(app: Celery, client: redis.Redis) -> None:
     send(app)
-    assert set(TYPES) == {name for name, value in vars(KEYS).items() if isinstance(value, bytes)}
-    for name, kind in TYPES.items():
-        assert client.type(getattr(KEYS, name)) in (b"none", kind.encode())
+    for key, kind in KEYS.types().items():
+        assert client.type(key) in (b"none", kind.encode())
 
 
 def test_a_missing_permission_is_a_finding(app: Celery, client: redis.Redis, limited: Limit) -> None:

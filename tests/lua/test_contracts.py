@@ -27,14 +27,13 @@ from redis_queue.monitor.report import Reports
 from redis_queue.store import keys as keys_module
 from redis_queue.store.keys import FlowKeys, Keys, MonitorKeys
 from redis_queue.store.records import Records
-from redis_queue.store.script_files import Script, load
+from redis_queue.store.script_files import KINDS, Script, load
 from redis_queue.store.scripts import BoundScript
 from tests.support.lua import CALL, FOLDER, Text, includes, names
 from tests.support.servers import RedisServer
 from tests.support.store.stage import Copy, Stage
 
 MAX_LINES = 150
-TYPES = {"STRING", "LIST", "ZSET", "HASH"}
 HOSTILE_NAME = "a{b}:c d*[é]?"
 
 
@@ -74,74 +73,69 @@ def test_the_code_calls_every_script_and_no_unknown_ones() -> None:
     assert sorted(set(re.findall(r'"((?:dead|delay|flow|held|lease|lock|monitor|queue|unique)/\w+)"', code))) == names()
 
 
-def test_the_header_numbers_all_slots_in_order(text: Text) -> None:
+def test_the_header_lists_keys_then_arguments_with_their_kinds(text: Text) -> None:
     assert text.header[0].startswith("-- ")
     assert text.header[0].endswith(".")
-    assert text.order == sorted(text.order, reverse=True), "keys come before arguments"
-    assert [slot for slot, *_ in text.keys] == [str(number) for number in range(1, len(text.keys) + 1)]
-    numbers = [slot for slot, _ in text.arguments]
-    counted = numbers[:-1] if numbers and numbers[-1] == "..." else numbers
-    assert counted == [str(number) for number in range(1, len(counted) + 1)]
-    labels = [label for _, label, *_ in [*text.keys, *text.arguments]]
-    assert len(set(labels)) == len(labels)
+    listed = [line.split() for line in text.header if line.startswith(("-- KEYS ", "-- ARGV "))]
+    assert [words[1] for words in listed] == sorted((words[1] for words in listed), reverse=True)
+    assert [(words[2], words[3]) for words in listed if words[1] == "ARGV"] == list(text.kinds.items())
+    names = [*text.keys, *text.kinds]
+    assert len(set(names)) == len(names)
+    assert not [kind for kind in list(text.kinds.values())[:-1] if kind in ("LIST", "TAIL")], "only the last one"
 
 
-def test_the_first_statements_bind_the_names_of_the_header(text: Text) -> None:
-    expected = {f"KEYS[{slot}]": label for slot, label, _ in text.keys}
-    fixed = [(slot, label) for slot, label in text.arguments if slot != "..."]
-    expected |= {f"ARGV[{slot}]": label for slot, label in fixed}
-    more = [label for slot, label in text.arguments if slot == "..."]
-    if more:
-        expected[f"ARGV, {len(fixed) + 1}"] = more[0]
-    assert text.bound() == expected
+def test_the_prologue_binds_the_names_of_the_header_on_the_line_of_its_keys(text: Text) -> None:
+    slots = [f"KEYS[{number}]" for number in range(1, len(text.keys) + 1)]
+    slots += [f"ARGV[{number}]" for number in range(1, len(load(text.name).arguments) + 1)]
+    assert re.findall(r"\w+\[\d+\]", text.prologue) == slots
+    assert text.prologue.startswith(f"local {', '.join([*text.keys, *text.kinds])}")
+    lines = text.file.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("-- KEYS "))
+    assert (
+        text.source.splitlines()[: len(text.header)]
+        == [*lines[:at], text.prologue, *lines[at + 1 :]][: len(text.header)]
+    )
 
 
-def test_bound_names_are_used_and_keys_and_argv_only_there(text: Text) -> None:
+READ_AS: dict[str, Any] = {"TEXT": b"1", "LIST": [b"1", b"2"], "TAIL": [b"1", b"2"]}
+"""The reply with an argument as it was read; of other kinds it is the number 1."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_argument_is_read_as_it_says(
+    kind: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "queue").mkdir()
+    code = f"-- Odd.\n--\n-- KEYS meta\n-- ARGV value  {kind}  of it\n\nreturn value\n"
+    (tmp_path / "queue" / "odd.lua").write_text(code)
+    monkeypatch.setattr("redis_queue.store.script_files._LUA", tmp_path)
+    assert client.eval(Script("queue/odd").source, 1, "meta", "1", "2") == READ_AS.get(kind, 1)
+
+
+def test_names_of_the_header_are_used_and_not_bound_again(text: Text) -> None:
     assert not re.search(r"\b(KEYS|ARGV)\b", text.rest)
-    for label in text.bound().values():
-        assert re.search(rf"\b{label}\b", text.rest), f"{label} is bound but never used"
+    for label in [*text.keys, *text.kinds]:
+        assert re.search(rf"\b{label}\b", text.rest), f"{label} is never used"
+        assert not re.search(rf"^local (?:\w+, )*{label}\b", text.rest, re.MULTILINE), f"{label} is bound again"
+    for label, kind in text.kinds.items():
+        assert "tonumber" not in KINDS[kind] or f"tonumber({label})" not in text.file, f"{label} is a number"
 
 
-def test_the_loader_has_the_same_names(name: str, text: Text) -> None:
-    script = load(name)
-    assert script.keys == tuple(label for _, label, _ in text.keys)
-    assert script.arguments == tuple(label for slot, label in text.arguments if slot != "...")
-    assert script.takes_more == any(slot == "..." for slot, _ in text.arguments)
+def test_each_key_is_declared_with_one_type() -> None:
+    found: dict[str, set[str]] = {}
+    for owner in keys_module.OWNERS:
+        for label, key in owner.declarations().items():
+            found.setdefault(label, set()).add(key.type)
+    assert {label: types for label, types in found.items() if len(types) > 1} == {}
+    used = {label for name in names() for label in load(name).keys}
+    # The key of the place that a purge empties is one of three.
+    assert used - set(found) == {"place"}
 
 
-def test_each_key_has_the_type_of_the_key_table(text: Text) -> None:
-    table = dict(re.findall(r"^(\w+)(?::<[xn]>)?\s+(HASH|LIST|ZSET|STRING)\s", keys_module.__doc__ or "", re.MULTILINE))
-    assert set(table.values()) == TYPES
-    for _, label, rest in text.keys:
-        if label == "place":
-            assert rest.startswith("LIST or ZSET")
-        elif label == "wake" and text.name.startswith("delay/"):
-            assert rest.startswith("CHANNEL")
-        elif text.name.startswith("held/") or label in ("index", "unacked", "lease_ends", "line", "listener"):
-            assert rest.split()[0] in TYPES, "keys of kombu, of timeouts and of idle workers"
-        else:
-            # The keys of a ring have numbers.
-            assert rest.split()[0] == table[re.sub(r"_\d$", "", label)], label
-
-
-def test_arguments_in_time_name_their_unit(text: Text) -> None:
-    header = "\n".join(text.header)
-    for _, label in text.arguments:
-        if label in (
-            "now",
-            "lease",
-            "delay",
-            "due",
-            "older_than",
-            "within",
-            "after",
-            "gap",
-            "low",
-            "high",
-            "after_due",
-        ):
-            line = next(line for line in text.header if re.search(rf"\] {label} ", line))
-            assert re.search(r"\bms\b", line), f"{label} without a unit:\n{header}"
+def test_arguments_in_time_have_its_kind(text: Text) -> None:
+    in_time = {"now", "lease", "delay", "due", "older_than", "within", "after", "gap", "ttl", "timeout", "age"}
+    for label, kind in text.kinds.items():
+        assert (kind in ("TIME", "MS")) == (label in in_time | {"latest", "sum", "worst"}), label
 
 
 def test_the_header_has_the_return_value_and_the_complexity(text: Text) -> None:
@@ -151,7 +145,7 @@ def test_the_header_has_the_return_value_and_the_complexity(text: Text) -> None:
 
 
 def test_the_file_is_short(text: Text) -> None:
-    assert max(map(len, text.source.splitlines())) <= 120
+    assert max(map(len, text.file.splitlines())) <= 120
     assert len(text.file.splitlines()) <= MAX_LINES
     assert text.file.endswith("\n")
 
@@ -181,15 +175,17 @@ class TestInclude:
         assert tops - set(defined) <= {"size", "fits", "earliest"}, "a name that the header does not mention"
 
     def test_each_script_defines_what_it_needs_and_uses_its_definitions(self, include: Path) -> None:
-        users = [text for text in map(Text, names()) if f"-- include {include.stem}\n" in text.file]
+        users = [text for text in map(Text, names()) if include.stem in text.included()]
         is_long = any(len(text.source.splitlines()) > MAX_LINES for text in users)
         assert len(users) > 1 or is_long, "code of a single script belongs into that script"
         for text in users:
-            before, after = text.file.split(f"-- include {include.stem}\n")
-            known = assigned(before) | set(text.bound().values()) | {"id"}
-            known |= {name for path in includes() if f"-- include {path.stem}\n" in before for name in defines(path)}
+            before, line, after = re.split(rf"( *-- include .*\b{include.stem}\b.*\n)", text.file, maxsplit=1)
+            earlier, later = line.split(include.stem, maxsplit=1)
+            before, after = before + earlier, later + after
+            known = assigned(before) | {*text.keys, *text.kinds, "FIRST", "id"}
+            known |= {name for path in includes() if named(path, before) for name in defines(path)}
             assert set(words_of("Needs", include)) <= known, text.name
-            after += "".join(path.read_text() for path in includes() if f"-- include {path.stem}\n" in after)
+            after += "".join(path.read_text() for path in includes() if named(path, after))
             used = [name for name in defines(include) if re.search(rf"\b{name}\b", after)]
             assert used or not defines(include) or "error_reply" in include.read_text(), text.name
 
@@ -201,10 +197,15 @@ def defines(include: Path) -> list[str]:
     return words_of("Defines", include)
 
 
+def named(include: Path, code: str) -> bool:
+    """Tell whether a line of *code*, or the part of one, includes it."""
+    return re.search(rf"^(?: *-- include |, ).*\b{include.stem}\b", code, re.MULTILINE) is not None
+
+
 def test_an_unknown_include_is_named_with_file_and_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for folder in ("queue", "includes"):
         (tmp_path / folder).mkdir()
-    (tmp_path / "queue" / "odd.lua").write_text("-- Odd.\nlocal now = 0\n\n-- include clocks\nreturn now\n")
+    (tmp_path / "queue" / "odd.lua").write_text("-- Odd.\n-- KEYS meta\n\n-- include clocks\nreturn meta\n")
     monkeypatch.setattr("redis_queue.store.script_files._LUA", tmp_path)
     with pytest.raises(LookupError, match=r"^lua/queue/odd\.lua:4: unknown include 'clocks'$"):
         Script("queue/odd")
@@ -226,7 +227,7 @@ def test_records_are_read_one_by_one(text: Text) -> None:
 
 
 def test_every_command_is_spelled_out_and_names_a_declared_key(name: str, text: Text) -> None:
-    declared = {label for _, label, _ in text.keys}
+    declared = set(text.keys)
     # Cancel chooses between two declared keys; the keys of a broker in the same Redis are the documented exception.
     others = {
         "delay/cancel": {"place"},
@@ -269,8 +270,7 @@ def test_every_command_is_spelled_out_and_names_a_declared_key(name: str, text: 
 
 def test_the_clock_is_read_at_most_once_and_only_without_now(text: Text) -> None:
     assert text.rest.count("'TIME'") == text.source.count("redis.call('TIME')") <= 1
-    asked = any(label == "now" for _, label in text.arguments)
-    assert asked == ("if now == 0 then\n" in text.rest) == ("'TIME'" in text.rest)
+    assert ("now" in text.kinds) == ("if now == 0 then\n" in text.rest) == ("'TIME'" in text.rest)
 
 
 def test_numbers_are_written_without_an_exponent(text: Text) -> None:
@@ -386,9 +386,9 @@ def check_types(client: redis.Redis, calls: dict[str, list[list[bytes]]]) -> Non
     """Compare the types of the keys in *calls* with the headers."""
     for name, made in calls.items():
         for keys in made:
-            for key, (_, _, rest) in zip(keys, Text(name).keys, strict=True):
-                kind = client.type(key).decode()
-                assert kind == "none" or kind.upper() in rest, (name, key)
+            for key, label in zip(keys, load(name).keys, strict=True):
+                kind = client.type(key).decode().upper()
+                assert label == "place" or kind in ("NONE", keys_module.TYPES[label]), (name, key)
 
 
 def read_all(queue: RedisQueue) -> None:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import redis
 
+from redis_queue.store.keys import TYPES
 from redis_queue.store.script_files import Script, load
 from tests.support.lua import Text, names
 from tests.support.servers import RedisServer
@@ -63,10 +64,10 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
 def fill(client: redis.Redis, text: Text) -> list[str]:
     """Create the keys that the script declares, with much in them; return their names."""
     keys = []
-    for _, label, rest in text.keys:
+    for label in text.keys:
         name = f"{{x}}:{label}"
         keys.append(name)
-        kind = rest.split()[0]
+        kind = TYPES.get(label)
         ids = ["id", *(f"id{number}" for number in range(300))]
         if kind == "ZSET":
             client.zadd(name, dict.fromkeys(ids, 1.0))
@@ -98,9 +99,9 @@ def rings(client: redis.Redis, groups: int = 300) -> None:
         client.zadd(f"{root}offers", {f"task{number}": number})
 
 
-def calls(script: Script, text: Text) -> Iterator[tuple[str, list[str]]]:
+def calls(script: Script) -> Iterator[tuple[str, list[str]]]:
     """Yield arguments, each with a description: one of them is hostile, or what follows them is."""
-    named = [label for slot, label in text.arguments if slot != "..."]
+    named = script.arguments
     plain = [PLAIN.get(label, "1") for label in named]
     rests = MANY if script.takes_more else {"none": []}
     for rest, more in rests.items():
@@ -131,7 +132,7 @@ def test_cost_is_bounded_whatever_the_arguments_are(server: RedisServer, client:
     process = psutil.Process(client.info("server")["process_id"])
     dear: list[Any] = []
     sequence = itertools.count(1)
-    for what, arguments in calls(script, text):
+    for what, arguments in calls(script):
         client.flushall()
         keys = fill(client, text)
         if "sequence" in script.arguments and not what.startswith("sequence"):

@@ -13,7 +13,7 @@ from redis_queue.celery.consume.counters import LeaseCounters
 from redis_queue.delay.dispatch_log import Dispatches
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.metrics import OTHERS, Collector
-from redis_queue.store.keys import Keys, registry
+from redis_queue.store.keys import Keys, PrefixKeys
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.store.stage import LATER, SOMEBODY, Stage
@@ -186,7 +186,7 @@ def test_an_unreadable_queue_does_not_hide_others(client: redis.Redis, inspector
     RedisQueue("counters", client).put("x")
     for kind, shard in (("queue", None), ("delay", 0)):
         client.hset(Keys("redis_queue", kind, "counters", shard).meta, "put", "abc")  # type: ignore[arg-type]
-    client.hset(registry("redis_queue"), "delay:shardless", '{"max_deliveries": 5, "shards": 0}')
+    client.hset(PrefixKeys("redis_queue").registry, "delay:shardless", '{"max_deliveries": 5, "shards": 0}')
     client.delete(Keys("redis_queue", "delay", "bad", 0).waiting)
     client.set(Keys("redis_queue", "delay", "bad", 0).waiting, "x")
     client.set(Keys("redis_queue", "delay", "worse", 0).lateness, "x")

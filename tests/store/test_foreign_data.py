@@ -15,7 +15,7 @@ from redis_queue import (
     SchemaError,
     WrongTypeError,
 )
-from redis_queue.store.keys import Keys, registry
+from redis_queue.store.keys import Keys, PrefixKeys
 from redis_queue.store.registry import Registry
 from redis_queue.store.script_files import load
 from redis_queue.store.scripts import Scripts
@@ -130,7 +130,7 @@ class TestWrongType:
         assert key.decode() in str(caught.value)
 
     def test_the_registry_names_its_key_too(self, client: redis.Redis) -> None:
-        client.set(registry("redis_queue"), "intruder")
+        client.set(PrefixKeys("redis_queue").registry, "intruder")
         for call in (
             lambda: RedisQueue("orders", client).put(1),
             lambda: DelayQueue("orders", client).push(1),
@@ -138,7 +138,7 @@ class TestWrongType:
         ):
             with pytest.raises(WrongTypeError, match="redis_queue:registry is a string"):
                 call()
-        assert client.keys() == [registry("redis_queue")]
+        assert client.keys() == [PrefixKeys("redis_queue").registry]
 
     def test_an_unrelated_key_under_the_prefix_is_left_alone(self, client: redis.Redis, stage: Stage) -> None:
         client.set("{redis_queue:queue:orders}:mine", "precious")

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from redis_queue import InvalidNameError
-from redis_queue.store import keys
 from redis_queue.store.ids import MAX_ID, check_id
-from redis_queue.store.keys import MAX_NAME, Keys, Kind, check_name, parse, pattern, registry
+from redis_queue.store.keys import MAX_NAME, Keys, Kind, PrefixKeys, check_name, parse, pattern
 
 relaxed = settings(deadline=None, max_examples=50)
 printable = st.text(st.characters(exclude_categories=["C", "Z"]) | st.just(" "), min_size=1, max_size=MAX_NAME)
@@ -90,9 +89,9 @@ def test_a_pattern_matches_the_keys_of_its_own_queue_only(
 def test_the_registry_is_not_a_key_of_a_queue(
     one: str, other: str, tag: tuple[str, tuple[Kind, int | None], str]
 ) -> None:
-    assert (registry(one) == registry(other)) == (one == other)
-    assert b"{" not in registry(one)
-    assert registry(one) not in make(tag).all()
+    assert (PrefixKeys(one).registry == PrefixKeys(other).registry) == (one == other)
+    assert b"{" not in PrefixKeys(one).registry
+    assert PrefixKeys(one).registry not in make(tag).all()
 
 
 @relaxed
@@ -121,15 +120,4 @@ def test_common_names_stay_readable() -> None:
     assert Keys("redis_queue", "queue", "orders").meta == b"{redis_queue:queue:orders}:meta"
     assert Keys("shop", "delay", "mail.high-prio_1", 7).waiting == b"{shop:delay:mail.high-prio_1:7}:waiting"
     assert Keys("p", "queue", "a{b}:c").slot("x") == b"{p:queue:a%7Bb%7D%3Ac}:slot:x"
-    assert registry("redis_queue") == b"redis_queue:registry"
-
-
-def test_the_table_in_the_module_lists_every_key() -> None:
-    table = set(re.findall(r"^(\w+)(?::<[xn]>)?\s+(?:HASH|LIST|ZSET|STRING)\s", keys.__doc__ or "", re.MULTILINE))
-    found = {key.decode().partition("}:")[2] for key in Keys("p", "queue", "n").all()}
-    found |= {key.decode().partition("}:")[2] for key in vars(keys.LockKeys("p", "n")).values()}
-    found |= {key.decode().split(":")[2] for key in keys.MonitorKeys("p").all()}
-    found |= {key.decode().split(":")[2] for key in vars(keys.FlowKeys("p")).values() if isinstance(key, bytes)}
-    # Scripts compute the names of these keys.
-    found |= {"list", "ring", "open", "timers", "blocked", "offers", "weights", "keys", "signal"}
-    assert table == found | {"slot"}
+    assert PrefixKeys("redis_queue").registry == b"redis_queue:registry"

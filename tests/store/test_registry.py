@@ -10,7 +10,7 @@ import redis
 from redis_queue import ConfigurationError, DelayQueue
 from redis_queue.delay.model import ForeignMessage, Push
 from redis_queue.store.chunks import CHUNK
-from redis_queue.store.keys import registry
+from redis_queue.store.keys import PrefixKeys
 from redis_queue.store.registry import Known, Registry
 from redis_queue.store.scripts import Scripts
 from redis_queue.store.settings import Settings
@@ -41,7 +41,7 @@ def test_a_queue_removed_during_the_read_is_left_out(client: redis.Redis, monkey
 
     def forgetting(*command: str) -> object:
         if command[0] != "HKEYS":
-            client.hdel(registry("redis_queue"), "delay:gone")
+            client.hdel(PrefixKeys("redis_queue").registry, "delay:gone")
         return send(*command)
 
     monkeypatch.setattr(scripts, "command", forgetting)
@@ -98,7 +98,7 @@ def test_a_concurrent_registration_wins(client: redis.Redis, monkeypatch: pytest
     "value", [b'{"max_deliveries": 20, "shards": 0}', b'{"max_deliveries": 20, "shards": 5000}', b"?"]
 )
 def test_an_invalid_row_is_replaced(client: redis.Redis, value: bytes) -> None:
-    client.hset(registry("redis_queue"), "delay:timed", value)
+    client.hset(PrefixKeys("redis_queue").registry, "delay:timed", value)
     DelayQueue("timed", client, shards=2).push("a")
     assert Registry(Scripts(client), "redis_queue").all() == [Known("delay", "timed", 20, 2)]
 

@@ -1,4 +1,4 @@
-"""Lua scripts, split into header, argument bindings and body, for tests of their contracts."""
+"""Lua scripts, split into header and body, for tests of their contracts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from tests.support.paths import ROOT
 
 FOLDER = ROOT / "redis_queue" / "lua"
 
-SLOT = re.compile(r"^-- (KEYS|ARGV)\[(\d+|\.\.\.)\] +(\w+) *(.*)$")
 CALL = re.compile(r"redis\.p?call\(\s*('[A-Z]+'|listed and 'LRANGE' or 'ZRANGE')\s*(?:,\s*(?:unpack\()?([\w.]+))?")
 
 
@@ -25,44 +24,20 @@ def includes() -> list[Path]:
 
 
 class Text:
-    """A script with its includes: header, statements that bind its arguments, and the rest."""
+    """A script with its includes: its header, and the rest without comments."""
 
     def __init__(self, name: str) -> None:
+        script = load(name)
         self.name = name
         self.file = (FOLDER / f"{name}.lua").read_text("utf-8")
-        self.source = load(name).source
+        self.source = script.source
+        self.header = self.file[: self.file.index("\n\n")].splitlines()
         lines = self.source.splitlines()
-        end = next(number for number, line in enumerate(lines) if not line.startswith("--"))
-        self.header = lines[:end]
-        stop = lines.index("", end)
-        self.bindings = lines[end:stop]
-        self.rest = "\n".join(line for line in lines[stop:] if not line.lstrip().startswith("--"))
-        found = [match.groups() for line in self.header if (match := SLOT.match(line))]
-        self.keys = [(slot, label, rest) for kind, slot, label, rest in found if kind == "KEYS"]
-        self.arguments = [(slot, label) for kind, slot, label, _ in found if kind == "ARGV"]
-        self.order = [kind for kind, *_ in found]
+        self.prologue = next(line for line in lines if not line.startswith("--"))
+        self.rest = "\n".join(line for line in lines[len(self.header) :] if not line.lstrip().startswith("--"))
+        self.keys = script.keys
+        self.kinds = script.kinds
 
-    def bound(self) -> dict[str, str]:
-        """Return the variable of each KEYS[n] and ARGV[n], from the first statements without constants."""
-        found: dict[str, str] = {}
-        for line in self.bindings:
-            if line.startswith("-- "):
-                continue
-            if rest := re.fullmatch(r"local (\w+), FIRST = ARGV, (\d+)", line):
-                found[f"ARGV, {rest[2]}"] = rest[1]
-                continue
-            match = re.fullmatch(r"local ([\w, ]+) = (.+)", line)
-            assert match, f"not a binding: {line}"
-            labels = match[1].split(", ")
-            values = re.split(r", (?![^{(]*[)}])", match[2])
-            assert len(labels) == len(values), line
-            for label, value in zip(labels, values, strict=True):
-                if label.isupper():
-                    assert value.isdigit(), f"a constant is a number: {line}"
-                    continue
-                slot = re.fullmatch(
-                    r"(?:tonumber\()?((?:KEYS|ARGV)\[\d+\])(?:\)| == '1')?|\{unpack\((ARGV, \d+)\)\}", value
-                )
-                assert slot, f"neither a slot nor a constant: {value}"
-                found[slot[1] or slot[2]] = label
-        return found
+    def included(self) -> list[str]:
+        """Return the includes in order."""
+        return [name for line in re.findall(r"-- include (.+)", self.file) for name in line.split(", ")]

@@ -14,7 +14,7 @@ from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.delay.dispatch_log import Dispatches
-from redis_queue.store.keys import Keys, registry
+from redis_queue.store.keys import Keys, PrefixKeys
 from redis_queue.web import dashboard
 from tests.support.web.browser import SCREENS, Browser, Page, crawl
 from tests.support.web.contents import KEY, TASK, Open, everything, fill_delayed
@@ -112,7 +112,7 @@ class TestOverview:
 KEYS = Keys("redis_queue", "delay", "torn", 0)
 SHARDLESS = '{"max_deliveries": 5, "shards": 0}'
 DAMAGES: list[tuple[str, Callable[[redis.Redis], Any]]] = [
-    ("no shards", lambda client: client.hset(registry("redis_queue"), "delay:torn", SHARDLESS)),
+    ("no shards", lambda client: client.hset(PrefixKeys("redis_queue").registry, "delay:torn", SHARDLESS)),
     ("no number", lambda client: client.hset(KEYS.meta, "put", "abc")),
     ("errors", lambda client: client.set(KEYS.errors, "x")),
     ("leases", lambda client: (client.delete(KEYS.leases), client.set(KEYS.leases, "x"))),

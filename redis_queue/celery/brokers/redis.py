@@ -17,9 +17,9 @@ from redis_queue.celery.message.producer import lifetime_ms
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.delay.model import MAX_LISTS, Delivery
 from redis_queue.model import Entry
-from redis_queue.store import keys
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.connection import Client
+from redis_queue.store.keys import PrefixKeys
 from redis_queue.store.redis_errors import refuses_for_now
 from redis_queue.store.scripts import Scripts
 
@@ -145,7 +145,7 @@ def is_same_database(broker: redis.Redis, store: Client, prefix: str) -> bool:
     """Tell whether *store* and *broker* are one database, by a key that the store writes and the broker reads."""
     if not isinstance(store, redis.Redis):
         return False
-    probe = keys.probe(prefix, os.urandom(16).hex())
+    probe = PrefixKeys(prefix).probe(os.urandom(16).hex())
     # Not SET: a full Redis refuses it, but executes this script.
     lead = Scripts(store).bind("delay/lead", None, leader=probe)
     lead(member=b"probe", lease=PROBE_MS)

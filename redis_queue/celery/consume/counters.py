@@ -9,7 +9,7 @@ import redis
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.celery.kombu.connection import client_of
-from redis_queue.store.keys import counters
+from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import RedisErrors
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Counters:
 
     def __init__(self, client: redis.Redis, broker_prefix: str) -> None:
         self._client = client
-        self._key = counters(broker_prefix)
+        self._key = BrokerKeys(broker_prefix).counters
 
     @classmethod
     def of(cls, channel: Any) -> Counters:

@@ -23,7 +23,7 @@ import redis
 from redis_queue.celery.consume.async_connection import AsyncConnection, Call
 from redis_queue.celery.consume.gates import Gates, Idle, Taken, Wanted, tag_of
 from redis_queue.flow.flows import route_of
-from redis_queue.store.keys import idle_line, idle_listener, wake_channel
+from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import as_unavailable
 from redis_queue.store.script_files import load
 
@@ -79,9 +79,9 @@ class Fetch:
     def __init__(self, client: redis.Redis, gates: Gates, prefix: str, longest_look: float) -> None:
         self._script, self._leave = load("held/fetch"), load("held/leave")
         self._gates = gates
-        self._prefix = prefix
+        self._keys = BrokerKeys(prefix)
         self._longest_look = min(LONGEST_LOOK, longest_look)
-        self._channel = wake_channel(prefix, os.urandom(8).hex())
+        self._channel = self._keys.wake_channel(os.urandom(8).hex())
         #: Whether there may be messages to fetch.
         self.is_due = True
         #: The fetch from lists that is not answered yet.
@@ -296,7 +296,7 @@ class Fetch:
     def _line_of(self, lists: Sequence[MessageList]) -> tuple[bytes, bytes]:
         queues = sorted({row.queue for row in lists})
         name = hashlib.sha1("\n".join(queues).encode(), usedforsecurity=False).hexdigest()
-        return idle_line(self._prefix, name), idle_listener(self._prefix, name)
+        return self._keys.line(name), self._keys.listener(name)
 
     def _leaving(self, line: tuple[bytes, bytes]) -> Call:
         return self.commands.script(self._leave, (2, *line, self._channel), check)

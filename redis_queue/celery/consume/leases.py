@@ -26,7 +26,7 @@ from redis_queue.keeper.board import RenewalTime
 from redis_queue.keeper.greeting import pack
 from redis_queue.keeper.lines import write_line
 from redis_queue.keeper.redis_py import LeaseIndex, Renewer
-from redis_queue.store.keys import FlowKeys, unreadable
+from redis_queue.store.keys import BrokerKeys, FlowKeys
 from redis_queue.store.redis_errors import RedisErrors, refuses_for_now
 from redis_queue.store.settings import Settings
 
@@ -81,7 +81,7 @@ class WorkerLeases:
         self._trusted = index.lease * TRUSTED
         self._client = client_of(channel)
         self.counters = Counters(self._client, prefix)
-        self._unreadable = unreadable(prefix)
+        self._unreadable = BrokerKeys(prefix).unreadable
         self._renewer = Renewer(self._client, index)
         #: The gates from which the worker takes messages of flows.
         self.gates = gates or Gates(GateKeys(self._in_flight, FlowKeys(Settings().prefix)), lambda: 1)

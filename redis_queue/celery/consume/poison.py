@@ -23,8 +23,8 @@ from redis_queue.celery.message.headers import Attempt, counted_id, is_redeliver
 from redis_queue.celery.store import Store
 from redis_queue.delay.model import Push
 from redis_queue.errors import RedisQueueError
-from redis_queue.store import keys
 from redis_queue.store.codec import read_document
+from redis_queue.store.keys import PrefixKeys
 from redis_queue.store.redis_errors import RedisErrors
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class DeliveryLimit:
         return Store.of(self._app)
 
     def _key(self, task_id: str) -> bytes:
-        return keys.starts(self._store.prefix, task_id)
+        return PrefixKeys(self._store.prefix).starts(task_id)
 
 
 def _is_own(row: bytes) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from redis_queue.keeper.renewal import LEASE
-from redis_queue.store.keys import lease_ends
+from redis_queue.store.keys import BrokerKeys
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -88,7 +88,8 @@ class InFlightKeys:
         """Return the names that kombu's *channel* uses, and the lease of its connection."""
         prefix, index = channel.global_keyprefix or "", channel.unacked_index_key
         lease = lease_of(channel.connection.client.transport_options, channel.visibility_timeout)
-        return cls(f"{prefix}{index}", f"{prefix}{channel.unacked_key}", lease_ends(prefix, index), lease)
+        ends = BrokerKeys(prefix).lease_ends(index).decode()
+        return cls(f"{prefix}{index}", f"{prefix}{channel.unacked_key}", ends, lease)
 
     @property
     def lease_ms(self) -> int:

@@ -14,9 +14,9 @@ from redis_queue.celery.kombu.keys import ListNames
 from redis_queue.celery.queues.message import Element, with_route
 from redis_queue.errors import InvalidValueError
 from redis_queue.flow.backlog import Backlog
-from redis_queue.store import keys
 from redis_queue.store.chunks import CHUNK, MAX_CALL_BYTES, check_limit, check_offset
 from redis_queue.store.ids import id_bytes
+from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.scripts import Scripts
 
 REACH: Final = 10_000
@@ -56,7 +56,7 @@ class QueueContents:
         if channel is not None:
             self._names = ListNames.of(channel.connection.client.transport_options)
             self._scripts = Scripts(client_of(channel))
-            self._slot = keys.removals(self._names.prefix, os.urandom(8).hex())
+            self._slot = BrokerKeys(self._names.prefix).slot(os.urandom(8).hex())
             rows = zip(self._names.steps, self._names.all_of(queue), strict=True)
             self._lists = [Place(step, key.encode(), self._scripts) for step, key in rows]
         self._gate = gate

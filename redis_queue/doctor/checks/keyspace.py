@@ -7,9 +7,9 @@ from typing import Final
 
 from redis_queue.doctor.finding import Check, Finding, error, warning
 from redis_queue.doctor.shard_view import ShardView
-from redis_queue.doctor.survey import TYPES, Survey
+from redis_queue.doctor.survey import Survey
 from redis_queue.errors import ConfigurationError, WrongTypeError
-from redis_queue.store import keys
+from redis_queue.store.keys import PrefixKeys
 from redis_queue.store.replies import text
 from redis_queue.store.settings import Settings
 
@@ -24,13 +24,12 @@ MOST_DIGITS: Final = 15
 def types(survey: Survey) -> Iterator[Finding]:
     """Every key has the expected type."""
     for shard in survey.shards:
-        for key in shard.keys.all():
-            yield from _type(shard, key, TYPES[key.rpartition(b":")[2].decode()])
-    registry = text(survey.scripts.command("TYPE", keys.registry(survey.prefix)))
+        for key, expected in shard.keys.types().items():
+            yield from _type(shard, key, expected)
+    key = PrefixKeys(survey.prefix).registry
+    registry = text(survey.scripts.command("TYPE", key))
     if registry not in ("none", "hash"):
-        yield error(
-            f"the registry is a {registry}, not a hash", f"RENAME {text(keys.registry(survey.prefix))} and inspect it"
-        )
+        yield error(f"the registry is a {registry}, not a hash", f"RENAME {text(key)} and inspect it")
 
 
 def _type(shard: ShardView, key: bytes, expected: str) -> Iterator[Finding]:
@@ -74,10 +73,8 @@ def lifetime(survey: Survey) -> Iterator[Finding]:
 
 def mortal(survey: Survey) -> Iterator[bytes]:
     """Yield the permanent keys that have a TTL."""
-    lasting = [
-        key for shard in survey.shards for key in shard.keys.all() if key not in (shard.keys.leader, shard.keys.wake)
-    ]
-    for key in (*lasting, keys.registry(survey.prefix)):
+    lasting = [key for shard in survey.shards for key in shard.keys.all() if key != shard.keys.leader]
+    for key in (*lasting, PrefixKeys(survey.prefix).registry):
         if int(survey.scripts.command("PTTL", key)) >= 0:
             yield key
 

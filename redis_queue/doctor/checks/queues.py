@@ -9,8 +9,8 @@ from typing import Final
 from redis_queue.basics.times import span_text
 from redis_queue.doctor.finding import Check, Finding, error, warning
 from redis_queue.doctor.shard_view import SAMPLE, STEP, ShardView
-from redis_queue.store import keys
 from redis_queue.store.chunks import chunks
+from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.replies import pairs, text
 from redis_queue.store.scripts import Scripts
 
@@ -193,8 +193,8 @@ def paused(shard: ShardView) -> Iterator[Finding]:
 
 def unreadable(scripts: Scripts) -> Iterator[Finding]:
     """Workers found no unreadable messages in Celery queues."""
-    if count := scripts.command("LLEN", keys.unreadable("")):
-        name = text(keys.unreadable(""))
+    if count := scripts.command("LLEN", BrokerKeys("").unreadable):
+        name = text(BrokerKeys("").unreadable)
         yield warning(f"{count:,} unreadable messages are in {name}", "inspect them, then DEL the list")
 
 

@@ -1,19 +1,12 @@
 -- Delete some dead letters.
 --
--- KEYS[1] dead       ZSET  id -> time it died (ms)
--- KEYS[2] records    HASH  id -> record
--- KEYS[3] leases     HASH  id -> deliveries
--- KEYS[4] errors     HASH  id -> last reason
--- KEYS[5] slot       STRING number and outcome of this caller's last call
--- ARGV[1] latest     ms; letters that died later are kept; 0 = delete at any age
--- ARGV[2] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
--- ARGV[...] ids      of dead letters; others are skipped
+-- KEYS dead, records, leases, errors, slot
+-- ARGV latest    TIME  letters that died later are kept; 0 = delete at any age
+-- ARGV sequence  TEXT  number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
+-- ARGV ids       LIST  of dead letters; others are skipped
 --
 -- Returns flags: 1 = deleted, 0 = was not dead, or died later.
 -- O(ids * log dead)
-local dead, records, leases, errors, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local latest, sequence = tonumber(ARGV[1]), ARGV[2]
-local ids = {unpack(ARGV, 3)}
 
 -- include last_call
 if last == sequence then return outcome end

@@ -1,20 +1,15 @@
 -- Read dead letters, oldest first.
 --
--- KEYS[1] dead       ZSET  id -> time it died (ms)
--- KEYS[2] records    HASH  id -> record
--- KEYS[3] leases     HASH  id -> deliveries
--- KEYS[4] errors     HASH  id -> last reason
--- ARGV[1] offset     how many to skip
--- ARGV[2] limit      most letters
--- ARGV[3] budget     bytes of records to return; a record that does not fit is replaced by its size
+-- KEYS dead, records, leases, errors
+-- ARGV offset  COUNT  how many to skip
+-- ARGV limit   COUNT  most letters
+-- ARGV budget  COUNT  bytes of records to return; a record that does not fit is replaced by its size
 --
 -- Returns {1 if it stopped before the limit, id, time it died, deliveries, reason, record, "" or size, ...}.
 -- Stops after the letter that makes 1 MiB, and reads none after it, so that no call blocks Redis for long.
 -- O(log dead + limit)
-local dead, records, leases, errors = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local offset, limit, budget = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local MAX_BYTES = 1048576
 
+local MAX_BYTES = 1048576
 local reply, bytes = {0}, 0
 local found = redis.call('ZRANGE', dead, offset, offset + limit - 1, 'WITHSCORES')
 for i = 1, #found, 2 do

@@ -3,27 +3,19 @@
 -- These keys belong to a broker, so this script writes keys that it does not declare; it must not be called on Redis
 -- Cluster. Without records it only removes, which works on any server.
 --
--- KEYS[1] meta       HASH  schema, counters
--- KEYS[2] records    HASH  id -> record
--- KEYS[3] waiting    ZSET  id -> due time (ms)
--- KEYS[4] slot       STRING number and outcome of this caller's last call
--- KEYS[5] wake       CHANNEL for an entry that is due earlier than all others
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
--- ARGV[...] found    for each: id, due time in ms, key, index, place, score, element, record ("" = only remove it).
---                    Without an index, key is a list and place a position in it; otherwise key is a hash, place a field
---                    in it, and index a sorted set in which the field has this score ("" = none)
+-- KEYS meta, records, waiting, slot, wake
+-- ARGV now       TIME  0 = the server's clock
+-- ARGV sequence  TEXT  number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
+-- ARGV found     LIST  for each: id, due time in ms, key, index, place, score, element, record ("" = only remove it).
+--                      Without an index, key is a list and place a position in it; otherwise key is a hash, place a
+--                      field in it, and index a sorted set in which the field has this score ("" = none)
 --
 -- Returns {1 if the queue is new, flags}: per message 1 = done, 0 = the element is no longer at its place, 2 = an entry
 -- with this id exists; with 0 and 2 nothing was done.
 -- O(found * log waiting + length of the lists up to the last place)
-local meta, records, waiting, slot, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local now, sequence = tonumber(ARGV[1]), ARGV[2]
-local found = {unpack(ARGV, 3)}
 
 local known = redis.call('HGET', meta, 'schema')
--- include schema
--- include last_call
+-- include schema, last_call
 if last == sequence then return {0, outcome} end
 -- include clock
 redis.call('HLEN', records)

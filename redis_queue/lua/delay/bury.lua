@@ -1,20 +1,15 @@
 -- Make dead letters of entries that have been due for too long.
 --
--- KEYS[1] meta       HASH  counters
--- KEYS[2] waiting    ZSET  id -> due time (ms)
--- KEYS[3] errors     HASH  id -> last reason
--- KEYS[4] dead       ZSET  id -> time it died (ms)
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] older_than ms that an entry may be overdue
--- ARGV[3] limit      most entries
--- ARGV[4] reason     kept with each
+-- KEYS meta, waiting, errors, dead
+-- ARGV now         TIME   0 = the server's clock
+-- ARGV older_than  MS     that an entry may be overdue
+-- ARGV limit       COUNT  most entries
+-- ARGV reason      TEXT   kept with each
 --
 -- Returns how many.
 -- O(limit * log waiting)
-local meta, waiting, errors, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local now, older_than, limit, reason = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
-local MAX_REASON = 8000
 
+local MAX_REASON = 8000
 -- include clock
 if #reason > MAX_REASON then return redis.error_reply('ERR reason: must be at most ' .. MAX_REASON .. ' bytes') end
 redis.call('HLEN', meta)

@@ -1,34 +1,23 @@
 -- Claim due entries under one lease, in order of due time.
 --
--- KEYS[1] meta       HASH  schema, counters
--- KEYS[2] records    HASH  id -> record
--- KEYS[3] waiting    ZSET  id -> due time (ms)
--- KEYS[4] in_flight  ZSET  id -> end of its lease (ms)
--- KEYS[5] leases     HASH  id -> "<deliveries> <token>"
--- KEYS[6] quarantine LIST  unreadable records
--- KEYS[7] slot       STRING number and outcome of this caller's last call
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] lease      length in ms
--- ARGV[3] limit      most entries to claim
--- ARGV[4] older_than only entries that have been due for at least this many ms; -n = also those due in up to n ms
--- ARGV[5] within     only entries that have been due for at most this many ms; 0 = no limit
--- ARGV[6] nonce      new for every call, part of the token
--- ARGV[7] sequence   number of the claim, grows per caller; a repeat gets the same claim, a lower number is refused
+-- KEYS meta, records, waiting, in_flight, leases, quarantine, slot
+-- ARGV now         TIME   0 = the server's clock
+-- ARGV lease       MS     length
+-- ARGV limit       COUNT  most entries to claim
+-- ARGV older_than  MS     only entries that have been due for at least this long; -n = also those due in up to n ms
+-- ARGV within      MS     only entries that have been due for at most this long; 0 = no limit
+-- ARGV nonce       TEXT   new for every call, part of the token
+-- ARGV sequence    TEXT   number of the claim, grows per caller; a repeat gets the same claim, a lower number is
+--                         refused
 --
 -- Returns {token, end of the lease, 1 = there may be more, then id, deliveries, due time and record of each entry}.
 -- Token "" = nothing due, "+" = only unreadable entries were due, which went to quarantine: claim again.
 -- Stops after the entry that makes 1 MiB, and reads none after it, so that no call blocks Redis for long.
 -- O(limit * log waiting)
-local meta, records, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local leases, quarantine, slot = KEYS[5], KEYS[6], KEYS[7]
-local now, lease, limit, older_than = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local within, nonce, sequence = tonumber(ARGV[5]), ARGV[6], ARGV[7]
-local MAX_BYTES = 1048576
 
+local MAX_BYTES = 1048576
 local known = redis.call('HGET', meta, 'schema')
--- include schema
--- include clock
--- include unreadable
+-- include schema, clock, unreadable
 
 -- include last_call
 if last == sequence then

@@ -1,15 +1,12 @@
 -- Count waiting entries between due times.
 --
--- KEYS[1] waiting    ZSET  id -> due time (ms)
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] relative   1 = the edges are ms from now, 0 = ms since the epoch
--- ARGV[...] edges    in rising order, at least two; -inf and +inf are allowed
+-- KEYS waiting
+-- ARGV now       TIME  0 = the server's clock
+-- ARGV relative  FLAG  1 = the edges are ms from now, 0 = ms since the epoch
+-- ARGV edges     LIST  in rising order, at least two; -inf and +inf are allowed
 --
 -- Returns {now in ms, for each edge but the last the count from it (inclusive) to the next (exclusive)}
 -- O(edges * log waiting)
-local waiting = KEYS[1]
-local now, relative = tonumber(ARGV[1]), ARGV[2] == '1'
-local edges = {unpack(ARGV, 3)}
 
 -- include clock
 local reply = {now}

@@ -3,22 +3,14 @@
 -- The caller chooses the lists, so this script writes keys that it does not declare; it must not be called on Redis
 -- Cluster.
 --
--- KEYS[1] meta       HASH  counters
--- KEYS[2] records    HASH  id -> record
--- KEYS[3] in_flight  ZSET  id -> end of its lease (ms)
--- KEYS[4] leases     HASH  id -> "<deliveries> <token>"
--- KEYS[5] errors     HASH  id -> last reason
--- KEYS[6] slot       STRING number and outcome of this caller's last call
--- ARGV[1] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
--- ARGV[...] held     id, token, element, ms after which lists expire (0 = never), number of lists, the lists, number of
---                    keys that expire, those keys; for each
+-- KEYS meta, records, in_flight, leases, errors, slot
+-- ARGV sequence  TEXT  number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
+-- ARGV held      LIST  id, token, element, ms after which lists expire (0 = never), number of lists, the lists, number
+--                      of keys that expire, those keys; for each
 --
 -- Returns flags: 1 = delivered, 0 = lease lost, 2 = a list has another type or cannot be written: still held.
 -- If Redis is full and the first list has 500 messages (a message takes up to twice the memory there): its error.
 -- O(held)
-local meta, records, in_flight, leases, errors, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local sequence = ARGV[1]
-local held = {unpack(ARGV, 2)}
 
 -- include last_call
 if last == sequence then return outcome end

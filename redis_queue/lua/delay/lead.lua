@@ -2,14 +2,12 @@
 --
 -- A leader only saves work for the others: entries move safely without one.
 --
--- KEYS[1] leader     STRING name of the leader
--- ARGV[1] member     the caller
--- ARGV[2] lease      ms until another one may lead; 0 = step down
+-- KEYS leader
+-- ARGV member  TEXT  the caller
+-- ARGV lease   MS    until another one may lead; 0 = step down
 --
 -- Returns {1 if the caller leads, the leader, ms left to it}
 -- O(1)
-local leader = KEYS[1]
-local member, lease = ARGV[1], tonumber(ARGV[2])
 
 local current = redis.call('GET', leader)
 if lease == 0 then

@@ -1,23 +1,18 @@
 -- Read a page of waiting entries by due time, then id.
 --
--- KEYS[1] records    HASH  id -> record
--- KEYS[2] waiting    ZSET  id -> due time (ms)
--- KEYS[3] leases     HASH  id -> deliveries
--- ARGV[1] low        due at or after, ms
--- ARGV[2] high       due before, ms, or +inf
--- ARGV[3] limit      most entries
--- ARGV[4] after_due  continue after this due time, ms; "" = from the start
--- ARGV[5] after_id   and this id
--- ARGV[6] budget     bytes of records to return; a record that does not fit is replaced by its size
+-- KEYS records, waiting, leases
+-- ARGV low        TEXT   due at or after, ms
+-- ARGV high       TEXT   due before, ms, or +inf
+-- ARGV limit      COUNT  most entries
+-- ARGV after_due  TEXT   continue after this due time, ms; "" = from the start
+-- ARGV after_id   TEXT   and this id
+-- ARGV budget     COUNT  bytes of records to return; a record that does not fit is replaced by its size
 --
 -- Returns {1 if it stopped before its limit, id, deliveries, due time, record, "" or size, ...}
 -- Stops after the entry that makes 1 MiB, so that no call blocks Redis for long.
 -- O(log waiting ^ 2 + limit)
-local records, waiting, leases = KEYS[1], KEYS[2], KEYS[3]
-local low, high, limit, after_due, after_id = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
-local budget = tonumber(ARGV[6])
-local MAX_BYTES = 1048576
 
+local MAX_BYTES = 1048576
 -- An edited due time may be before the epoch or between two milliseconds; a cursor has neither.
 local function told(due) return math.max(0, math.floor(due)) end
 -- A sorted set compares bytes, but < in Lua uses the server's locale.

@@ -1,16 +1,14 @@
 -- Read the numbers of dispatched entries in the last minutes.
 --
--- KEYS[1] minutes    HASH  minute of the day -> "<minute> <sent> <failed> <sum_ms> <worst_ms>"
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] limit      number of minutes with the current one, at most a day
+-- KEYS minutes
+-- ARGV now    TIME   0 = the server's clock
+-- ARGV limit  COUNT  number of minutes with the current one, at most a day
 --
 -- Returns {the current minute since the epoch, then the field of each minute or false, oldest first}. A field may be of
 -- another day: the caller compares its minute.
 -- O(limit)
-local minutes = KEYS[1]
-local now, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
-local MINUTES = 1440
 
+local MINUTES = 1440
 -- include clock
 local minute = math.floor(now / 60000)
 local fields = {}

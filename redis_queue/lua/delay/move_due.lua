@@ -2,20 +2,16 @@
 --
 -- Destinations are in the entries, so this script writes keys that it does not declare; it must not be called on
 -- Redis Cluster. A client that stores an entry chooses its destination; the caller restricts the lists.
--- KEYS[1] meta       HASH  schema
--- KEYS[2] records    HASH  id -> record
--- KEYS[3] waiting    ZSET  id -> due time (ms)
--- KEYS[4] leases     HASH  id -> deliveries
--- KEYS[5] errors     HASH  id -> last reason
--- KEYS[6] quarantine LIST  unreadable records
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] limit      most entries to look at
--- ARGV[3] offset     due entries to skip: those that an earlier call skipped
--- ARGV[4] within     ms since which entries fell due at most; 0 = any time
--- ARGV[5] nonce      new for every call; followed by a number, the tag of one message
--- ARGV[6] lists      number of allowed lists; -1 = all
--- ARGV[...] more     these lists, then the phrases that bytes from 0x82 on mean in a packed payload, which begins with
---                    byte 1; 0x80 means the id, 0x81 the tag. Without phrases, payloads are pushed unchanged
+--
+-- KEYS meta, records, waiting, leases, errors, quarantine
+-- ARGV now     TIME   0 = the server's clock
+-- ARGV limit   COUNT  most entries to look at
+-- ARGV offset  COUNT  due entries to skip: those that an earlier call skipped
+-- ARGV within  MS     since which entries fell due at most; 0 = any time
+-- ARGV nonce   TEXT   new for every call; followed by a number, the tag of one message
+-- ARGV lists   COUNT  number of allowed lists; -1 = all
+-- ARGV more    LIST   these lists, then the phrases that bytes from 0x82 on mean in a packed payload, which begins with
+--                     byte 1; 0x80 means the id, 0x81 the tag. Without phrases, payloads are pushed unchanged
 --
 -- Returns {1 = there may be more, moved, skipped, microseconds until the next waiting entry is due (-1 = none)}
 -- and, if any was moved, how many ms late they were: the sum, the worst, how many in each bucket of
@@ -24,14 +20,9 @@
 -- blocks the others. If Redis is full, it stops at a list of 500 messages, where each takes up to twice the memory, and
 -- returns 0.1 s. It stops after the entry that makes 1 MiB, so that no call blocks Redis for long.
 -- O(limit * log waiting)
-local meta, records, waiting, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local errors, quarantine = KEYS[5], KEYS[6]
-local now, limit, offset, within = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local nonce, lists = ARGV[5], tonumber(ARGV[6])
+
 local FIRST, MOST, MOST_CODES, MAX_ID, MAX_BYTES, LARGE = 130, 315619200000, 500, 1020, 1048576, 4096
 local MAX_PHRASE = 1024
-local more = {unpack(ARGV, 7)}
-
 -- Caches the type of each destination, or that it is not allowed.
 local kinds, codes, phrases = setmetatable({}, {__index = function() return lists >= 0 and 'barred' end}), {}, 0
 for i, item in ipairs(more) do
@@ -72,9 +63,7 @@ local function unknown(record, from, id)
   return first and first < 32
 end
 local known = redis.call('HGET', meta, 'schema')
--- include schema
--- include next_due
--- include unreadable
+-- include schema, next_due, unreadable
 local at = string.format('%.0f', now)
 local held, reasons = redis.call('HLEN', leases), redis.call('HLEN', errors)
 redis.call('LLEN', quarantine)

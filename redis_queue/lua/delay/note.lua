@@ -1,29 +1,21 @@
 -- Count dispatched entries in the totals and in this minute, and store or remove the report of the dispatcher.
 --
--- KEYS[1] lateness    HASH  totals: sent, failed, sum_ms, le_<ms> or le_inf for each bucket
--- KEYS[2] minutes     HASH  minute of the day -> "<minute> <sent> <failed> <sum_ms> <worst_ms>"
--- KEYS[3] dispatchers HASH  name -> "<ms when it was seen> <JSON>"
--- KEYS[4] slot        STRING number and outcome of this caller's last call
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] sequence   number of the call, grows per caller; a repeat changes nothing, a lower number is refused
--- ARGV[3] sent       entries sent
--- ARGV[4] failed     entries that could not be sent
--- ARGV[5] sum        of their lateness in ms
--- ARGV[6] worst      of them in ms
--- ARGV[7] member     name of the dispatcher; empty = no report
--- ARGV[8] row        JSON of its report; empty = it left
--- ARGV[...] counts   field of a bucket and how many to add; two for each
+-- KEYS lateness, minutes, dispatchers, slot
+-- ARGV now       TIME   0 = the server's clock
+-- ARGV sequence  TEXT   number of the call, grows per caller; a repeat changes nothing, a lower number is refused
+-- ARGV sent      COUNT  entries sent
+-- ARGV failed    COUNT  entries that could not be sent
+-- ARGV sum       MS     of their lateness
+-- ARGV worst     MS     of them
+-- ARGV member    TEXT   name of the dispatcher; empty = no report
+-- ARGV row       TEXT   JSON of its report; empty = it left
+-- ARGV counts    LIST   field of a bucket and how many to add; two for each
 --
 -- Returns 1 = done, 0 = an earlier attempt did it. Also removes dispatchers that were not seen for an hour, out of ten
 -- random ones.
 -- O(counts)
-local lateness, minutes, dispatchers, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local now, sequence = tonumber(ARGV[1]), ARGV[2]
-local sent, failed, sum, worst = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local member, row = ARGV[7], ARGV[8]
-local MINUTES, GONE, LOOK = 1440, 3600000, 10
-local counts = {unpack(ARGV, 9)}
 
+local MINUTES, GONE, LOOK = 1440, 3600000, 10
 -- include last_call
 if last == sequence then return 0 end
 -- include clock

@@ -1,38 +1,22 @@
 -- Store entries, with a rule for existing ids.
 --
--- KEYS[1] meta       HASH  schema, counters
--- KEYS[2] records    HASH  id -> record
--- KEYS[3] waiting    ZSET  id -> due time (ms)
--- KEYS[4] in_flight  ZSET  id -> end of its lease (ms)
--- KEYS[5] leases     HASH  id -> "<deliveries> <token>"
--- KEYS[6] errors     HASH  id -> last reason
--- KEYS[7] dead       ZSET  id -> time it died (ms)
--- KEYS[8] slot       STRING number and outcome of this caller's last call
--- KEYS[9] revoked    ZSET  id -> when it was revoked, id and call -> when that call was stored since (ms)
--- KEYS[10] wake      CHANNEL for an entry that is due earlier than all others
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] on_conflict  replace, keep, error; for a single entry also own: replace only a record that contains the mark,
---                      or a number: replace only a record without the mark, stored at least so many ms ago
--- ARGV[3] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
--- ARGV[...] entries  id, delay in ms, due time in ms (0 = use the delay), mark ("" = none), record; five for each
+-- KEYS meta, records, waiting, in_flight, leases, errors, dead, slot, revoked, wake
+-- ARGV now          TIME  0 = the server's clock
+-- ARGV on_conflict  TEXT  replace, keep, error; for a single entry also own: replace only a record that contains the
+--                         mark, or a number: replace only a record without the mark, stored at least so many ms ago
+-- ARGV sequence     TEXT  number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
+-- ARGV entries      LIST  id, delay in ms, due time in ms (0 = use the delay), mark ("" = none), record; five for each
 --
 -- Returns {1 if the queue is new, flags}: per entry 1 = stored, 2 = replaced an existing one, 4 = replaced one that was
 -- claimed before (its holder, if any, lost the lease, but may have sent it), 3 = stored, and its id was revoked before
 -- (a new call; only with a mark, never with own), 0 = kept the existing one. With error, flags "exists <id>": nothing
 -- was stored.
 -- O(entries * log waiting)
-local meta, records, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local leases, errors, dead, slot, revoked, wake = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local now, on_conflict, sequence = tonumber(ARGV[1]), ARGV[2], ARGV[3]
-local entries = {unpack(ARGV, 4)}
 
 local known = redis.call('HGET', meta, 'schema')
--- include schema
--- include last_call
+-- include schema, last_call
 if last == sequence then return {0, outcome} end
--- include clock
--- include wake_dispatcher
--- include marks
+-- include clock, wake_dispatcher, marks
 local notes = redis.call('ZCARD', revoked) > 0 and on_conflict ~= 'own'
 
 -- In all other cases only the existence of a record matters.

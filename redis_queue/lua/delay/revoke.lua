@@ -1,19 +1,15 @@
 -- Store revoked task ids, to recognise newer calls with the same id.
 --
--- KEYS[1] revoked    ZSET  id -> when it was revoked, id and call -> when that call was stored since (ms)
--- KEYS[2] slot       STRING number and outcome of this caller's last call
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] age        ms after which a revoked id is removed
--- ARGV[3] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
--- ARGV[...] ids      of revoked tasks
+-- KEYS revoked, slot
+-- ARGV now       TIME  0 = the server's clock
+-- ARGV age       MS    after which a revoked id is removed
+-- ARGV sequence  TEXT  number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
+-- ARGV ids       LIST  of revoked tasks
 --
 -- Returns how many old ids were removed, at most 200 and two for each id.
 -- O((ids + 200) * log revoked)
-local revoked, slot = KEYS[1], KEYS[2]
-local now, age, sequence = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
-local ids = {unpack(ARGV, 4)}
-local MOST, PAGE = 100000, 200
 
+local MOST, PAGE = 100000, 200
 -- include last_call
 if last == sequence then return tonumber(outcome) end
 -- include clock

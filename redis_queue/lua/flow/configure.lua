@@ -2,25 +2,18 @@
 --
 -- Limits and rates stand in the code of the app. Those that are set at run time have precedence until they are reset.
 --
--- KEYS[1] config     HASH    flow -> its limits and rates
--- KEYS[2] declared   HASH    flow -> its limits and rates as in the code
--- KEYS[3] overrides  HASH    flow -> its limits and rates that were set
--- KEYS[4] flags      HASH    "" once there are flows, and all that is paused: flows of tasks, and queues as JSON
--- KEYS[5] rates      ZSET    flow, or flow and key -> time until which its rate is used up (ms)
--- ARGV[1] flow       its name
--- ARGV[2] declared_now  its limits and rates as in the code; "" = as before
--- ARGV[3] set        its limits and rates that are set, "=" for each that stays as declared; "" = as before
--- ARGV[4] flag       what is paused: JSON of exchange and routing key of a queue, or the flow of a task
--- ARGV[5] paused     1 = pause it, 0 = resume it, "" = as before
--- ARGV[6] forget     1 = forget how far the rate of the whole flow is used up
--- ARGV[...] weights  key, turns of this key for one of another, ...: written with declared_now
+-- KEYS config, declared, overrides, flags, rates
+-- ARGV flow          TEXT  its name
+-- ARGV declared_now  TEXT  its limits and rates as in the code; "" = as before
+-- ARGV set           TEXT  its limits and rates that are set, "=" for each that stays as declared; "" = as before
+-- ARGV flag          TEXT  what is paused: JSON of exchange and routing key of a queue, or the flow of a task
+-- ARGV paused        TEXT  1 = pause it, 0 = resume it, "" = as before
+-- ARGV forget        FLAG  1 = forget how far the rate of the whole flow is used up
+-- ARGV weights       LIST  key, turns of this key for one of another, ...: written with declared_now
 --
 -- What waits for the places of its keys, or for a rate, is looked at again by flow/reconsider.lua.
 -- Returns 1 if something has changed.
 -- O(weights)
-local config, declared, overrides, flags, rates = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local flow, declared_now, set, flag, paused, forget = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6] == '1'
-local weights = {unpack(ARGV, 7)}
 
 -- As includes/first_write.lua.
 redis.call('HDEL', config, '')

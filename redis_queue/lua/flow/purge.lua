@@ -5,34 +5,21 @@
 -- No worker is told, since nothing gets ready. This script computes the names of the keys of rings and groups from that
 -- of the first key. The lists to which it moves may be those of kombu, and are not declared.
 --
--- KEYS[1] config     HASH    flow -> its limits and rates
--- KEYS[2] oldest     ZSET    group with messages -> since when it has some (ms)
--- KEYS[3] backlog    HASH    flow -> number of messages that wait
--- KEYS[4] slot       STRING  number and outcome of this caller's last call
--- KEYS[5] owners      HASH  task and key -> its owner: see includes/unique_owner.lua
--- KEYS[6] owner_ends  ZSET  task and key -> when its owner ends (ms)
--- KEYS[7] replaced    ZSET  token of a message that must not run -> when it is forgotten (ms)
--- ARGV[1] now       ms; 0 = the server's TIME
--- ARGV[2] sequence  number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
--- ARGV[3] limit     most messages
--- ARGV[...] groups  group, list to push to ("" = delete), JSON of exchange and routing key to record with messages
---                   ("" = push them alone), ...
+-- KEYS config, oldest, backlog, slot, owners, owner_ends, replaced
+-- ARGV now       TIME   0 = the server's clock
+-- ARGV sequence  TEXT   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
+-- ARGV limit     COUNT  most messages
+-- ARGV groups    LIST   group, list to push to ("" = delete), JSON of exchange and routing key to record with messages
+--                       ("" = push them alone), ...
 --
 -- Stops after 50 groups, after 250 messages, and after the message that makes 512 KiB.
 -- Returns "<number of messages> <number of groups that are done> <number of messages that were moved>".
 -- O((groups + messages) * log groups)
-local config, oldest, backlog, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local owners, owner_ends, replaced = KEYS[5], KEYS[6], KEYS[7]
-local now, sequence, limit = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
-local groups = {unpack(ARGV, 4)}
-local MAX_BYTES, MOST, MOST_GROUPS = 524288, 250, 50
 
+local MAX_BYTES, MOST, MOST_GROUPS = 524288, 250, 50
 -- include last_call
 if last == sequence then return outcome end
--- include clock
--- include unique_owner
--- include unique_message
--- include flow_shrink
+-- include clock, unique_owner, unique_message, flow_shrink
 local count, bytes, done, moved = 0, 0, 0, 0
 limit = math.min(limit, MOST)
 local function drop_next(list, target, route)

@@ -1,19 +1,15 @@
 -- Let what waits for places or for a rate be looked at again: their limits have changed.
 --
--- KEYS[1] config     HASH  flow -> its limits and rates
--- ARGV[1] limit      most rings and groups that wait for a rate
--- ARGV[2] places     number of places
--- ARGV[...] more     these places; then queues in which messages wait for a rate, and whose workers are notified
+-- KEYS config
+-- ARGV limit   COUNT  most rings and groups that wait for a rate
+-- ARGV places  COUNT  number of places
+-- ARGV more    LIST   these places; then queues in which messages wait for a rate, and whose workers are notified
 --
 -- Returns how many that waited for a rate are looked at again.
 -- O((places + limit) * log groups)
-local config = KEYS[1]
-local limit, places = tonumber(ARGV[1]), tonumber(ARGV[2])
-local more = {unpack(ARGV, 3)}
-local MOST = 200
 
--- include flow_ready
--- include flow_offer
+local MOST = 200
+-- include flow_ready, flow_offer
 local count = 0
 -- As includes/first_write.lua.
 redis.call('HDEL', config, '')

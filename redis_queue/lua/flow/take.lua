@@ -4,55 +4,27 @@
 -- until a place is freed, or until its time comes; so does a ring whose flow has none. What cannot run costs nothing.
 -- This script computes the names of keys of rings and groups from that of the first key of flows.
 --
--- KEYS[1] index      ZSET  delivery tag -> time from which the visibility timeout counts (s)
--- KEYS[2] unacked    HASH  delivery tag -> message, exchange and routing key as JSON
--- KEYS[3] line       ZSET  channel of an idle worker -> when it last looked for messages (ms)
--- KEYS[4] listener   STRING  channel of the listener
--- KEYS[5] config     HASH  flow -> its limits and rates
--- KEYS[6] running    HASH  flow, or flow and key -> number of places in use
--- KEYS[7] rates      ZSET  flow, or flow and key -> time until which its rate is used up (ms)
--- KEYS[8] held       HASH  delivery tag -> the group of its message
--- KEYS[9] oldest     ZSET  group with messages -> since when it has some (ms)
--- KEYS[10] backlog    HASH  flow -> number of messages that wait
--- KEYS[11] flags     HASH  "" once there are flows, and all that is paused: flows of tasks, and queues as JSON
--- KEYS[12] owners      HASH  task and key -> its owner: see includes/unique_owner.lua
--- KEYS[13] owner_ends  ZSET  task and key -> when its owner ends (ms)
--- KEYS[14] replaced    ZSET  token of a message that must not run -> when it is forgotten (ms)
--- KEYS[15] owned       HASH  delivery tag -> the key that its message owns: until, token, task and key
--- KEYS[16] lease_ends  ZSET  delivery tag -> when its lease ends (s)
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] limit      most messages
--- ARGV[3] at_once    most messages if other workers are idle: those that the caller starts at once
--- ARGV[4] tag        first part of the tags, followed by a number of three digits or more
--- ARGV[5] channel    on which the caller is woken
--- ARGV[6] turn       any whole number >= 0: which of several tasks of one priority comes first
--- ARGV[7] settled    number of delivery tags to settle
--- ARGV[8] lease      ms for which the caller holds the messages, until it renews
--- ARGV[...] more     these tags; then queue, JSON of exchange and routing key, ...
+-- KEYS index, unacked, line, listener, config, running, rates, held, oldest, backlog, flags, owners, owner_ends,
+-- KEYS replaced, owned, lease_ends
+-- ARGV now      TIME    0 = the server's clock
+-- ARGV limit    COUNT   most messages
+-- ARGV at_once  COUNT   most messages if other workers are idle: those that the caller starts at once
+-- ARGV tag      TEXT    first part of the tags, followed by a number of three digits or more
+-- ARGV channel  TEXT    on which the caller is woken
+-- ARGV turn     NUMBER  any whole number >= 0: which of several tasks of one priority comes first
+-- ARGV settled  COUNT   number of delivery tags to settle
+-- ARGV lease    MS      for which the caller holds the messages, until it renews
+-- ARGV more     TAIL    these tags; then queue, JSON of exchange and routing key, ...
 --
 -- Stops after the message that makes 1 MiB, and after looking at 300 groups. A caller that took messages, or that left
 -- some because it has no room, is not idle: it leaves the line, and another worker listens.
 -- Returns {the time, 1 if more may be taken now, ms until more may be taken (-1 = unknown), signals, number of tags
 -- that were not in flight, these, number of the queue, message, ...}; tags are counted from 1.
 -- O((messages + groups) * log groups)
-local index, unacked, line, listener, config = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local running, rates, held, oldest, backlog, flags = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
-local owners, owner_ends, replaced, owned, lease_ends = KEYS[12], KEYS[13], KEYS[14], KEYS[15], KEYS[16]
-local now, limit, at_once, tag = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
-local channel, turn, settled, lease = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
-local more, FIRST = ARGV, 9
-local MAX_BYTES, MOST, LOOKS, RINGS, SETTLED, MOST_OFFERS = 1048576, 100, 300, 100, 500, 20
 
--- include clock
--- include flow_ready
--- include flow_offer
--- include flow_free
--- include flow_limits
--- include unique_owner
--- include unique_message
--- include unique_settle
--- include unique_take
--- include flow_types
+local MAX_BYTES, MOST, LOOKS, RINGS, SETTLED, MOST_OFFERS = 1048576, 100, 300, 100, 500, 20
+-- include clock, flow_ready, flow_offer, flow_free, flow_limits, unique_owner, unique_message, unique_settle
+-- include unique_take, flow_types
 if #tag > 128 or #channel > 1024 then return redis.error_reply('ERR tag, channel: must be shorter') end
 -- As includes/first_write.lua.
 redis.call('HDEL', held, '')

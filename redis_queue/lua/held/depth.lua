@@ -2,18 +2,16 @@
 --
 -- The headers of a message are behind its body; only the end of a large one is searched.
 --
--- KEYS[1] unacked    HASH    delivery tag -> message, exchange and routing key as JSON
--- ARGV[1] limit      most records in flight that are read; of more, only the number is returned
--- ARGV[...] lists    the lists
+-- KEYS unacked
+-- ARGV limit  COUNT  most records in flight that are read; of more, only the number is returned
+-- ARGV lists  LIST   the lists
 --
 -- Returns {number in flight, the ends of their records, ...} as one list, then for each list its length (-1: not a
 -- list), and of its oldest message the ms when it was sent and its ISO 8601 due time ("" if unknown). Stops reading
 -- messages after 4 MiB.
 -- O(lists + limit)
-local unacked, limit = KEYS[1], tonumber(ARGV[1])
-local lists = {unpack(ARGV, 2)}
-local BUDGET, TAIL, RECORD, LARGE = 4194304, 8192, 600, 65536
 
+local BUDGET, TAIL, RECORD, LARGE = 4194304, 8192, 600, 65536
 local spent = 0
 local held = {redis.call('HLEN', unacked)}
 if held[1] <= limit then

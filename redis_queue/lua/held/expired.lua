@@ -3,18 +3,15 @@
 -- Their leases ended, or workers without leases hold them for longer than the visibility timeout of kombu. A lease that
 -- ended before its message was taken is forgotten: a worker without leases took it.
 --
--- KEYS[1] index       ZSET  delivery tag -> time from which the visibility timeout counts (s)
--- KEYS[2] lease_ends  ZSET  delivery tag -> when its lease ends (s)
--- ARGV[1] now      ms; 0 = the server's TIME
--- ARGV[2] timeout  visibility timeout of kombu (ms)
--- ARGV[3] limit    most messages of each kind, up to 500
+-- KEYS index, lease_ends
+-- ARGV now      TIME   0 = the server's clock
+-- ARGV timeout  MS     visibility timeout of kombu
+-- ARGV limit    COUNT  most messages of each kind, up to 500
 --
 -- Returns delivery tags, the oldest first.
 -- O(limit * log index)
-local index, lease_ends = KEYS[1], KEYS[2]
-local now, timeout, limit = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local MOST = 500
 
+local MOST = 500
 -- include clock
 limit = math.max(0, math.min(limit, MOST))
 local before, text = string.format('%.3f', (now - timeout) / 1000), string.format('%.3f', now / 1000)

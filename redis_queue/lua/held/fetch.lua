@@ -7,36 +7,25 @@
 -- when a list changes; it fetches, and wakes the worker that has waited longest, which listens next. So a message wakes
 -- two workers, however many are idle. While workers are idle, a worker takes no more than its share.
 --
--- KEYS[1] index      ZSET    delivery tag -> time from which the visibility timeout counts (s)
--- KEYS[2] unacked    HASH    delivery tag -> message, exchange and routing key as JSON
--- KEYS[3] line       ZSET    channel of an idle worker -> when it last looked for messages (ms)
--- KEYS[4] listener   STRING  channel of the listener
--- KEYS[5] flags      HASH    "" once there are flows, and all that is paused: flows of tasks, and queues as JSON
--- KEYS[6] lease_ends  ZSET    delivery tag -> when its lease ends (s)
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] limit      most messages
--- ARGV[3] tag        first part of the tags, followed by a number
--- ARGV[4] channel    on which the caller is woken
--- ARGV[5] missed     1 if the caller was not notified: a listener that missed messages is replaced
--- ARGV[6] turns      1 to take one message of each list of a priority in turn, 0 to empty one list after the other
--- ARGV[7] width      number of lists per priority
--- ARGV[8] lease      ms for which the caller holds the messages, until it renews
--- ARGV[...] lists    list, JSON of exchange and routing key, ...; in order of priority
+-- KEYS index, unacked, line, listener, flags, lease_ends
+-- ARGV now      TIME   0 = the server's clock
+-- ARGV limit    COUNT  most messages
+-- ARGV tag      TEXT   first part of the tags, followed by a number
+-- ARGV channel  TEXT   on which the caller is woken
+-- ARGV missed   FLAG   1 if the caller was not notified: a listener that missed messages is replaced
+-- ARGV turns    FLAG   1 to take one message of each list of a priority in turn, 0 to empty one list after the other
+-- ARGV width    COUNT  number of lists per priority
+-- ARGV lease    MS     for which the caller holds the messages, until it renews
+-- ARGV lists    TAIL   list, JSON of exchange and routing key, ...; in order of priority
 --
 -- Stops after the message that makes 1 MiB, and reads at most 15 of each list after it, so that no call blocks Redis
 -- for long.
 -- Returns {the time, idle workers in the line, 1 if the caller is the listener now, "" or "flows" and the numbers of
 -- the lists of paused queues, which are left out, number of the list, message, ...}; tags are counted from 1.
 -- O(lists + messages * log index)
-local index, unacked, line, listener, flags = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local lease_ends = KEYS[6]
-local now, limit, tag, channel = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4]
-local missed, turns, width, lease = ARGV[5] == '1', ARGV[6] == '1', tonumber(ARGV[7]), tonumber(ARGV[8])
--- Not unpacked: Lua refuses more than 8,000 values, those of 1,000 queues.
-local lists, FIRST = ARGV, 9
+
 local MAX_BYTES, CHUNK, TOGETHER = 1048576, 16, 8
 local IDLE, LISTENING = 60000, 60
-
 -- include clock
 -- A loop over steps of 0 would never end.
 if not (width >= 1 and width % 1 == 0) then return redis.error_reply('ERR width: must be a whole number >= 1') end

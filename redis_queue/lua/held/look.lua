@@ -2,17 +2,15 @@
 --
 -- The oldest message is at the right end. Of a large message only both ends are returned.
 --
--- KEYS[1] list     LIST  messages of one queue and priority
--- ARGV[1] first    number of older messages that are skipped
--- ARGV[2] limit    most messages
+-- KEYS list
+-- ARGV first  COUNT  number of older messages that are skipped
+-- ARGV limit  COUNT  most messages
 --
 -- Stops after the message that makes 1 MiB.
 -- Returns {length of the list, size in bytes, message, "" or the end of a large one, size, ...}.
 -- O(limit * first)
-local list = KEYS[1]
-local first, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
-local MAX_BYTES, MOST, REACH, LARGE, HEAD, TAIL = 1048576, 500, 20000, 65536, 1024, 8192
 
+local MAX_BYTES, MOST, REACH, LARGE, HEAD, TAIL = 1048576, 500, 20000, 65536, 1024, 8192
 local length, bytes = redis.call('LLEN', list), 0
 local found = {length}
 for place = first, math.min(first + math.min(limit, MOST), length, REACH) - 1 do

@@ -2,19 +2,14 @@
 --
 -- kombu and redis_queue write and remove both parts of a message at once, so it never lacks one for a moment.
 --
--- KEYS[1] index       ZSET  delivery tag -> time from which the visibility timeout counts (s)
--- KEYS[2] unacked     HASH  delivery tag -> message, exchange and routing key as JSON
--- KEYS[3] lease_ends  ZSET  delivery tag -> when its lease ends (s)
--- ARGV[1] now      ms; 0 = the server's TIME
--- ARGV[2] acting   1 = repair, 0 = only find
--- ARGV[...] tags   delivery tags to check
+-- KEYS index, unacked, lease_ends
+-- ARGV now     TIME  0 = the server's clock
+-- ARGV acting  FLAG  1 = repair, 0 = only find
+-- ARGV tags    LIST  delivery tags to check
 --
 -- An added message comes back as one that a worker without a lease took now.
 -- Returns flags: 0 = not in flight, 1 = not in the index, 2 = without a lease, 3 = with a lease.
 -- O(tags * log index)
-local index, unacked, lease_ends = KEYS[1], KEYS[2], KEYS[3]
-local now, acting = tonumber(ARGV[1]), ARGV[2] == '1'
-local tags = {unpack(ARGV, 3)}
 
 -- include clock
 local text = string.format('%.3f', now / 1000)

@@ -2,18 +2,14 @@
 --
 -- kombu uses the clock of the worker here: hosts with other clocks would put the message back at once, or an hour late.
 --
--- KEYS[1] index    ZSET  delivery tag -> time from which the visibility timeout counts (s)
--- KEYS[2] unacked  HASH  delivery tag -> message, exchange and routing key as JSON
--- KEYS[3] lease_ends  ZSET  delivery tag -> when its lease ends (s)
--- ARGV[1] now      ms; 0 = the server's TIME
--- ARGV[2] tag      delivery tag
--- ARGV[3] record   message, exchange and routing key as JSON
--- ARGV[4] lease    ms for which the caller holds the message, until it renews
+-- KEYS index, unacked, lease_ends
+-- ARGV now     TIME  0 = the server's clock
+-- ARGV tag     TEXT  delivery tag
+-- ARGV record  TEXT  message, exchange and routing key as JSON
+-- ARGV lease   MS    for which the caller holds the message, until it renews
 --
 -- Returns the time (s).
 -- O(log index)
-local index, unacked, lease_ends = KEYS[1], KEYS[2], KEYS[3]
-local now, tag, record, lease = tonumber(ARGV[1]), ARGV[2], ARGV[3], tonumber(ARGV[4])
 
 -- include clock
 redis.call('ZCARD', index)

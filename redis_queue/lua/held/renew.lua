@@ -4,20 +4,16 @@
 -- signature in its microseconds, if the reply to an earlier renewal was lost. A new holder writes another time. All
 -- keys are on the one server of a broker, which is not a Cluster.
 --
--- KEYS[1] index       ZSET  delivery tag -> time from which the visibility timeout counts (s)
--- KEYS[2] lease_ends  ZSET  delivery tag -> when its lease ends (s)
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] lease      ms for which the caller holds the messages, until it renews again
--- ARGV[3] signature  1 to 999999, the same for all calls of one worker
--- ARGV[...] held     tag, the last time that the caller saw, ...
+-- KEYS index, lease_ends
+-- ARGV now        TIME    0 = the server's clock
+-- ARGV lease      MS      for which the caller holds the messages, until it renews again
+-- ARGV signature  NUMBER  1 to 999999, the same for all calls of one worker
+-- ARGV held       LIST    tag, the last time that the caller saw, ...
 --
 -- Returns {the new time, lost tags...}
 -- O(held * log index)
-local index, lease_ends = KEYS[1], KEYS[2]
-local now, lease, signature = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local held = {unpack(ARGV, 4)}
-local SECOND, MICROSECONDS = 1, 1000000
 
+local SECOND, MICROSECONDS = 1, 1000000
 -- include clock
 local text = string.format('%.0f.%06d', math.ceil(now / 1000), signature)
 local lease_end = string.format('%.3f', (now + lease) / 1000)

@@ -3,21 +3,15 @@
 -- Workers take messages from the right end meanwhile, so a message may be up to 16 places nearer to it than given. A
 -- message that was taken, and one whose bytes differ, stays as it is. Moved messages keep their order.
 --
--- KEYS[1] list       LIST    messages of one queue and priority
--- KEYS[2] target     LIST    messages of another queue; the same key to remove
--- KEYS[3] slot       STRING  number and outcome of this caller's last call
--- ARGV[1] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
--- ARGV[...] found    for each, oldest first: number of older messages, size, message or its beginning, "" or the end of
---                    a large one, the message to push ("" = only remove)
+-- KEYS list, target, slot
+-- ARGV sequence  TEXT  number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
+-- ARGV found     LIST  for each, oldest first: number of older messages, size, message or its beginning, "" or the end
+--                      of a large one, the message to push ("" = only remove)
 --
 -- Returns flags: 1 = done, 0 = not found.
 -- O(found * older messages)
-local list, target, slot = KEYS[1], KEYS[2], KEYS[3]
-local sequence = ARGV[1]
-local found = {unpack(ARGV, 2)}
 
--- include find_near
--- include last_call
+-- include find_near, last_call
 if last == sequence then return outcome end
 redis.call('LLEN', target)
 -- As includes/first_write.lua: removes nothing.

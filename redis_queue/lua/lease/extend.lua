@@ -1,16 +1,12 @@
 -- Extend leases; also late ones, unless they were put back.
 --
--- KEYS[1] in_flight  ZSET  id -> end of its lease (ms)
--- KEYS[2] leases     HASH  id -> "<deliveries> <token>"
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] lease      length from now in ms; 0 = only check
--- ARGV[...] held     id, token; two for each
+-- KEYS in_flight, leases
+-- ARGV now    TIME  0 = the server's clock
+-- ARGV lease  MS    length from now; 0 = only check
+-- ARGV held   LIST  id, token; two for each
 --
 -- Returns {new end of the lease, flags}: 1 = held, 0 = lease lost. A lease is never shortened.
 -- O(held * log in flight)
-local in_flight, leases = KEYS[1], KEYS[2]
-local now, lease = tonumber(ARGV[1]), tonumber(ARGV[2])
-local held = {unpack(ARGV, 3)}
 
 -- include clock
 local ids = {}

@@ -1,14 +1,11 @@
 -- List what is in flight, by the end of the leases.
 --
--- KEYS[1] in_flight  ZSET  id -> end of its lease (ms)
--- KEYS[2] leases     HASH  id -> "<deliveries> <token>"
--- ARGV[1] offset     leases to skip
--- ARGV[2] limit      most leases
+-- KEYS in_flight, leases
+-- ARGV offset  COUNT  leases to skip
+-- ARGV limit   COUNT  most leases
 --
 -- Returns {id, end of its lease, deliveries, ...}.
 -- O(offset + limit)
-local in_flight, leases = KEYS[1], KEYS[2]
-local offset, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
 
 local reply = {}
 local found = redis.call('ZRANGE', in_flight, offset, offset + limit - 1, 'WITHSCORES')

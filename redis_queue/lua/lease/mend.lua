@@ -1,33 +1,18 @@
 -- Find orphans, which are records without a place, and places without a record; repair them if asked.
 --
--- KEYS[1] meta       HASH  schema
--- KEYS[2] records    HASH  id -> record
--- KEYS[3] in_flight  ZSET  id -> end of its lease (ms)
--- KEYS[4] leases     HASH  id -> "<deliveries> <token>"
--- KEYS[5] errors     HASH  id -> last reason
--- KEYS[6] ready      LIST  ids, next one at the right end
--- KEYS[7] waiting    ZSET  id -> due time (ms)
--- KEYS[8] dead       ZSET  id -> time it died (ms)
--- KEYS[9] quarantine LIST  unreadable records
--- KEYS[10] wake      LIST  at most one item
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] listed     1 = a RedisQueue with a ready list, 0 = a DelayQueue
--- ARGV[3] acting     1 = repair, 0 = only find
--- ARGV[...] ids      to check
+-- KEYS meta, records, in_flight, leases, errors, ready, waiting, dead, quarantine, wake
+-- ARGV now     TIME  0 = the server's clock
+-- ARGV listed  FLAG  1 = a RedisQueue with a ready list, 0 = a DelayQueue
+-- ARGV acting  FLAG  1 = repair, 0 = only find
+-- ARGV ids     LIST  to check
 --
 -- An orphan goes to the back of the ready list; in a DelayQueue it becomes a dead letter, since its due time is lost. A
 -- place without a record goes to quarantine.
 -- Returns flags: 0 = correct or unknown, 1 = a record without a place, 2 = a place without a record.
 -- O(ids * (ready + log N))
-local meta, records, in_flight, leases, errors = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local ready, waiting, dead, quarantine, wake = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local now, listed, acting = tonumber(ARGV[1]), ARGV[2] == '1', ARGV[3] == '1'
-local ids = {unpack(ARGV, 4)}
 
 local known = redis.call('HGET', meta, 'schema')
--- include schema
--- include clock
--- include unreadable
+-- include schema, clock, unreadable
 local at = string.format('%.0f', now)
 redis.call('HLEN', leases)
 redis.call('HLEN', errors)

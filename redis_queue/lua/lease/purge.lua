@@ -1,17 +1,11 @@
--- Delete messages or entries of one place: the ready list, the delayed ones or the dead letters.
+-- Delete messages or entries of one place, a key: the ready list, the delayed ones or the dead letters.
 --
--- KEYS[1] place      LIST or ZSET of ids
--- KEYS[2] records    HASH  id -> record
--- KEYS[3] leases     HASH  id -> deliveries
--- KEYS[4] errors     HASH  id -> last reason
--- KEYS[5] slot       STRING number and outcome of this caller's last call
--- ARGV[1] limit      most ids
--- ARGV[2] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
+-- KEYS place, records, leases, errors, slot
+-- ARGV limit     COUNT  most ids
+-- ARGV sequence  TEXT   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
 --
 -- Returns how many were deleted: the next to be claimed, the next due, or the oldest first.
 -- O(limit * log N)
-local place, records, leases, errors, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local limit, sequence = tonumber(ARGV[1]), ARGV[2]
 
 -- include last_call
 if last == sequence then return tonumber(outcome) end

@@ -1,30 +1,17 @@
 -- Put back the messages or entries of expired leases, to be claimed before all others, or make dead letters of them.
 --
--- KEYS[1] meta       HASH  counters
--- KEYS[2] records    HASH  id -> record
--- KEYS[3] in_flight  ZSET  id -> end of its lease (ms)
--- KEYS[4] leases     HASH  id -> "<deliveries> <token>"
--- KEYS[5] errors     HASH  id -> last reason
--- KEYS[6] ready      LIST  ids, next one at the right end
--- KEYS[7] waiting    ZSET  id -> due time (ms)
--- KEYS[8] dead       ZSET  id -> time it died (ms)
--- KEYS[9] quarantine LIST  unreadable records
--- KEYS[10] wake      LIST  at most one item
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] limit      most leases
--- ARGV[3] max_deliveries  0 = never dead
--- ARGV[4] listed     1 = a RedisQueue with a ready list, 0 = a DelayQueue
+-- KEYS meta, records, in_flight, leases, errors, ready, waiting, dead, quarantine, wake
+-- ARGV now             TIME   0 = the server's clock
+-- ARGV limit           COUNT  most leases
+-- ARGV max_deliveries  COUNT  0 = never dead
+-- ARGV listed          FLAG   1 = a RedisQueue with a ready list, 0 = a DelayQueue
 --
 -- The reason of each becomes "lease expired", followed by its earlier reason.
 -- Returns {expired leases, returned, dead}; the rest had no record and went to quarantine. Many callers may run at
 -- once: each lease ends once.
 -- O(limit * log N)
-local meta, records, in_flight, leases, errors = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local ready, waiting, dead, quarantine, wake = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local now, limit, max_deliveries, listed = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == '1'
 
--- include clock
--- include unreadable
+-- include clock, unreadable
 local at = string.format('%.0f', now)
 redis.call('HLEN', meta)
 redis.call('HLEN', errors)

@@ -1,17 +1,15 @@
 -- Read the quarantine, oldest first.
 --
--- KEYS[1] quarantine LIST  unreadable records
--- ARGV[1] offset     how many to skip
--- ARGV[2] limit      most records
--- ARGV[3] budget     bytes to return; of a record that does not fit only the part before its raw bytes
+-- KEYS quarantine
+-- ARGV offset  COUNT  how many to skip
+-- ARGV limit   COUNT  most records
+-- ARGV budget  COUNT  bytes to return; of a record that does not fit only the part before its raw bytes
 --
 -- Returns {1 if it stopped before the limit, "<ms> <id length> <reason length>\n<id><reason><raw>", its bytes, ...}
 -- Stops after the record that makes 1 MiB, and reads none after it, so that no call blocks Redis for long.
 -- O(limit * (offset + limit))
-local quarantine = KEYS[1]
-local offset, limit, budget = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local MAX_BYTES, MAX_HEAD = 1048576, 16384
 
+local MAX_BYTES, MAX_HEAD = 1048576, 16384
 local function head(raw)
   local line, id, reason = string.match(string.sub(raw, 1, 64), '^(%d+ (%d+) (%d+)\n)')
   return string.sub(raw, 1, line and math.min(#line + id + reason, MAX_HEAD) or 64)

@@ -1,33 +1,20 @@
 -- Give back claimed messages or entries, to be claimed again now or later, or make dead letters of them.
 --
--- KEYS[1] meta       HASH  counters
--- KEYS[2] in_flight  ZSET  id -> end of its lease (ms)
--- KEYS[3] leases     HASH  id -> "<deliveries> <token>"
--- KEYS[4] errors     HASH  id -> last reason
--- KEYS[5] ready      LIST  ids, next one at the right end
--- KEYS[6] waiting    ZSET  id -> due time (ms)
--- KEYS[7] dead       ZSET  id -> time it died (ms)
--- KEYS[8] wake       LIST  at most one item
--- KEYS[9] slot       STRING number and outcome of this caller's last call
--- ARGV[1] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
--- ARGV[2] now        ms; 0 = the server's TIME
--- ARGV[3] delay      ms; 0 = at once, before all others
--- ARGV[4] reason     stored with the message; "" keeps the previous one
--- ARGV[5] max_deliveries  1 = dead now, 0 = never dead
--- ARGV[6] counted    0 = this delivery does not count
--- ARGV[7] listed     1 = a RedisQueue with a ready list, 0 = a DelayQueue
--- ARGV[...] held     id, token; two for each
+-- KEYS meta, in_flight, leases, errors, ready, waiting, dead, wake, slot
+-- ARGV sequence        TEXT   number of the call, grows per caller; a repeat gets the same reply, a lower number is
+--                             refused
+-- ARGV now             TIME   0 = the server's clock
+-- ARGV delay           MS     0 = at once, before all others
+-- ARGV reason          TEXT   stored with the message; "" keeps the previous one
+-- ARGV max_deliveries  COUNT  1 = dead now, 0 = never dead
+-- ARGV counted         FLAG   0 = this delivery does not count
+-- ARGV listed          FLAG   1 = a RedisQueue with a ready list, 0 = a DelayQueue
+-- ARGV held            LIST   id, token; two for each
 --
 -- Returns flags: 0 = lease lost, 1 = given back, 2 = dead.
 -- O(held * log N)
-local meta, in_flight, leases, errors, ready = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local waiting, dead, wake, slot = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
-local sequence, now = ARGV[1], tonumber(ARGV[2])
-local delay, reason = tonumber(ARGV[3]), ARGV[4]
-local max_deliveries, counted, listed = tonumber(ARGV[5]), ARGV[6] == '1', ARGV[7] == '1'
-local held = {unpack(ARGV, 8)}
-local MAX_REASON = 8000
 
+local MAX_REASON = 8000
 -- include last_call
 if last == sequence then return outcome end
 if #reason > MAX_REASON then return redis.error_reply('ERR reason: must be at most ' .. MAX_REASON .. ' bytes') end

@@ -1,17 +1,15 @@
 -- Take a lock if it is free or its lease has ended.
 --
--- KEYS[1] holder     HASH  token, fence, expires_at (ms), released: the token that gave it back last
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] token      new for every attempt; a repeat gets the same fence
--- ARGV[3] lease      length in ms
+-- KEYS holder
+-- ARGV now    TIME  0 = the server's clock
+-- ARGV token  TEXT  new for every attempt; a repeat gets the same fence
+-- ARGV lease  MS    length
 --
 -- Returns {fence, ms until the lease ends}, or {0, ms until the lease of the holder ends} for a taken lock. A fence is
 -- greater than all before: it follows the server's clock, so the key of an unused lock can expire after an hour.
 -- O(1)
-local holder = KEYS[1]
-local now, token, lease = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
-local KEPT = 3600000
 
+local KEPT = 3600000
 -- include clock
 local found = redis.call('HMGET', holder, 'token', 'fence', 'expires_at', 'released')
 local current, fence, ends = found[1] or '', tonumber(found[2]) or 0, tonumber(found[3]) or 0

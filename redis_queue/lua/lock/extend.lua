@@ -1,16 +1,14 @@
 -- Extend the lease of a lock; also late, unless another holder took it.
 --
--- KEYS[1] holder     HASH  token, fence, expires_at (ms), released: the token that gave it back last
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] token      of the holder
--- ARGV[3] lease      length from now in ms; 0 = only check
+-- KEYS holder
+-- ARGV now    TIME  0 = the server's clock
+-- ARGV token  TEXT  of the holder
+-- ARGV lease  MS    length from now; 0 = only check
 --
 -- Returns 1 = held, 0 = lost. A lease is never shortened.
 -- O(1)
-local holder = KEYS[1]
-local now, token, lease = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
-local KEPT = 3600000
 
+local KEPT = 3600000
 -- include clock
 local found = redis.call('HMGET', holder, 'token', 'expires_at')
 if found[1] ~= token then return 0 end

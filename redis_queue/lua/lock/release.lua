@@ -1,14 +1,12 @@
 -- Give a lock back.
 --
--- KEYS[1] holder     HASH  token, fence, expires_at (ms), released: the token that gave it back last
--- ARGV[1] token      of the holder; a repeat gets the same reply until the next holder gives it back
+-- KEYS holder
+-- ARGV token  TEXT  of the holder; a repeat gets the same reply until the next holder gives it back
 --
 -- Returns 1 = given back, 0 = lost.
 -- O(1)
-local holder = KEYS[1]
-local token = ARGV[1]
-local KEPT = 3600000
 
+local KEPT = 3600000
 local found = redis.call('HMGET', holder, 'token', 'released')
 if found[1] == token then
   -- First, as includes/first_write.lua.

@@ -4,31 +4,16 @@
 -- closes the one before: its counts go to the minutes of its hour, to its hour and day, and to the totals. All series
 -- are added up under number 0. Beyond 200, series are counted under number 1, until one was not used for 90 days.
 --
--- KEYS[1]  series    HASH  series -> "<number> <day of the last run>"; "next": the next number
--- KEYS[2]  totals    HASH  number -> all-time counts, without the current minute
--- KEYS[3]  current   HASH  "minute", number -> counts of this minute
--- KEYS[4]  minutes_0 HASH  "day", "<number>:<hour>" -> "<minute>=<counts>;…", of one day
--- KEYS[5]  minutes_1 HASH  of the next day
--- KEYS[6]  minutes_2 HASH  of the day after it
--- KEYS[7]  hours_0   HASH  "span", "<number>:<day>" -> "<hour>=<counts>;…", "<number>:<day>:sum", of 30 days
--- KEYS[8]  hours_1   HASH  of the next 30 days
--- KEYS[9]  hours_2   HASH  and so on
--- KEYS[10] hours_3   HASH  and so on
--- KEYS[11] slot      STRING number and outcome of this caller's last call
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] sequence   number of the call, grows per caller; a repeat within a day changes nothing, a lower one fails
--- ARGV[...] counts   series and counts; two for each, at most 100
+-- KEYS series, totals, current, minutes_0, minutes_1, minutes_2, hours_0, hours_1, hours_2, hours_3, slot
+-- ARGV now       TIME  0 = the server's clock
+-- ARGV sequence  TEXT  number of the call, grows per caller; a repeat within a day changes nothing, a lower one fails
+-- ARGV counts    LIST  series and counts; two for each, at most 100
 --
 -- Returns 1 = done, 0 = an earlier attempt did it, -1 = part of the last minute is closed: call again.
 -- O(counts)
-local series, totals, current, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[11]
-local minutes_0, minutes_1, minutes_2 = KEYS[4], KEYS[5], KEYS[6]
-local hours_0, hours_1, hours_2, hours_3 = KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local now, sequence = tonumber(ARGV[1]), ARGV[2]
-local counts = {unpack(ARGV, 3)}
+
 local MOST_SERIES, ALL_SERIES, UNUSED, BACK, CLOSE = 200, 300, 90, 60, 10
 local KEEP_MINUTES, KEEP_HOURS, KEEP_TOTALS, REPEATS = 345600, 10368000, 31536000, 86400000
-
 -- include last_call
 if last == sequence then return 0 end
 -- include clock

@@ -1,23 +1,16 @@
 -- Claim failures for a retry, so that another one does not take them at the same time; or give them back.
 --
--- KEYS[1] failures   HASH  id -> "<task>\0<exception>\0<JSON>"
--- KEYS[2] failed_at  ZSET  id -> time of the failure (ms)
--- KEYS[3] retrying   HASH  id -> "<end of the lease> <token>"
--- KEYS[4] slot       STRING number and outcome of this caller's last call
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
--- ARGV[3] token      of the caller
--- ARGV[4] lease      ms for which it holds them; 0 = give them back
--- ARGV[...] rest     id and time of the failure in ms, two for each
+-- KEYS failures, failed_at, retrying, slot
+-- ARGV now       TIME  0 = the server's clock
+-- ARGV sequence  TEXT  number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
+-- ARGV token     TEXT  of the caller
+-- ARGV lease     MS    for which it holds them; 0 = give them back
+-- ARGV rest      LIST  id and time of the failure in ms, two for each
 --
 -- Returns flags: 1 = claimed or given back, 0 = gone, replaced by a later failure, or claimed by another caller.
 -- O(failures)
-local failures, failed_at, retrying, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local now, sequence, token, lease = tonumber(ARGV[1]), ARGV[2], ARGV[3], tonumber(ARGV[4])
-local rest = {unpack(ARGV, 5)}
 
--- include clock
--- include last_call
+-- include clock, last_call
 if last == sequence then return outcome end
 redis.call('HLEN', retrying)
 local flags = {}

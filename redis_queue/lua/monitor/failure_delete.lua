@@ -1,24 +1,15 @@
 -- Delete failures, by hand or after their messages were stored for a retry.
 --
--- KEYS[1] failures   HASH  id -> "<task>\0<exception>\0<JSON>"
--- KEYS[2] tracebacks HASH  id -> traceback and packed message
--- KEYS[3] failed_at  ZSET  id -> time of the failure (ms)
--- KEYS[4] groups     HASH  "<task>\0<exception>" -> "<failures> <first ms> <last ms> <last id>"
--- KEYS[5] retrying   HASH  id -> "<end of the lease> <token>"
--- KEYS[6] slot       STRING number and outcome of this caller's last call
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
--- ARGV[3] token      of a caller that retries them; empty = by hand
--- ARGV[...] rest     id and time of the failure in ms, two for each
+-- KEYS failures, tracebacks, failed_at, groups, retrying, slot
+-- ARGV now       TIME  0 = the server's clock
+-- ARGV sequence  TEXT  number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
+-- ARGV token     TEXT  of a caller that retries them; empty = by hand
+-- ARGV rest      LIST  id and time of the failure in ms, two for each
 --
 -- Returns flags: 1 = deleted, 0 = gone, replaced by a later failure, or another caller retries it.
 -- O(failures * log N)
-local failures, tracebacks, failed_at, groups, retrying, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local now, sequence, token = tonumber(ARGV[1]), ARGV[2], ARGV[3]
-local rest = {unpack(ARGV, 4)}
 
--- include clock
--- include last_call
+-- include clock, last_call
 if last == sequence then return outcome end
 redis.call('HLEN', failures)
 redis.call('HLEN', tracebacks)

@@ -1,28 +1,19 @@
 -- Keep failures of tasks; each replaces an earlier failure with its id. Removes those that are too old or too many.
 --
--- KEYS[1] failures   HASH  id -> "<task>\0<exception>\0<JSON>"
--- KEYS[2] tracebacks HASH  id -> traceback and packed message
--- KEYS[3] failed_at  ZSET  id -> time of the failure (ms)
--- KEYS[4] groups     HASH  "<task>\0<exception>" -> "<failures> <first ms> <last ms> <last id>"; "limits", "not_kept"
--- KEYS[5] retrying   HASH  id -> "<end of the lease> <token>"
--- KEYS[6] slot       STRING number and outcome of this caller's last call
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] sequence   number of the call, grows per caller; a repeat changes nothing, a lower number is refused
--- ARGV[3] most       failures that are kept
--- ARGV[4] days       for which they are kept, may be a fraction
--- ARGV[5] missed     failures that the caller could not keep
--- ARGV[...] rest     id, time in ms, task, exception, JSON, traceback and message; six for each
+-- KEYS failures, tracebacks, failed_at, groups, retrying, slot
+-- ARGV now       TIME   0 = the server's clock
+-- ARGV sequence  TEXT   number of the call, grows per caller; a repeat changes nothing, a lower number is refused
+-- ARGV most      COUNT  failures that are kept
+-- ARGV days      TEXT   for which they are kept, may be a fraction
+-- ARGV missed    COUNT  failures that the caller could not keep
+-- ARGV rest      LIST   id, time in ms, task, exception, JSON, traceback and message; six for each
 --
 -- Returns the number of kept failures. Removes at most 100 more than it adds. A group beyond 500 is counted as
 -- "(other)".
 -- O(failures * log N)
-local failures, tracebacks, failed_at, groups, retrying, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local now, sequence, most, days, missed = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
-local rest = {unpack(ARGV, 6)}
-local DAY, TRIM, MOST_GROUPS = 86400000, 100, 500
 
--- include clock
--- include last_call
+local DAY, TRIM, MOST_GROUPS = 86400000, 100, 500
+-- include clock, last_call
 if last == sequence then return tonumber(outcome) end
 redis.call('HLEN', failures)
 redis.call('HLEN', tracebacks)

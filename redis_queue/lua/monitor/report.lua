@@ -1,28 +1,19 @@
 -- Store the state of a worker, the tasks that it runs, and runs that have ended.
 --
--- KEYS[1] workers    HASH  name -> "<ms when it was seen> <JSON>"
--- KEYS[2] running    HASH  name -> JSON
--- KEYS[3] runs       HASH  id -> "<root>\0<JSON>\n<JSON>…", the last run first
--- KEYS[4] runs_order ZSET  id -> ms when its last run ended
--- KEYS[5] trees      ZSET  "<root>\0<id>" -> 0
--- KEYS[6] slot       STRING number and outcome of this caller's last call
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] sequence   number of the call, grows per caller; a repeat changes nothing, a lower number is refused
--- ARGV[3] worker     its name; empty = no worker
--- ARGV[4] row        JSON of its state; empty = it left
--- ARGV[5] tasks      JSON of the tasks that it runs; empty = none
--- ARGV[...] ended    id, root and JSON of ended runs; three for each, at most 100
+-- KEYS workers, running, runs, runs_order, trees, slot
+-- ARGV now       TIME  0 = the server's clock
+-- ARGV sequence  TEXT  number of the call, grows per caller; a repeat changes nothing, a lower number is refused
+-- ARGV worker    TEXT  its name; empty = no worker
+-- ARGV row       TEXT  JSON of its state; empty = it left
+-- ARGV tasks     TEXT  JSON of the tasks that it runs; empty = none
+-- ARGV ended     LIST  id, root and JSON of ended runs; three for each, at most 100
 --
 -- Returns the time in ms. Also removes workers that were not seen for an hour, out of ten random ones, and the oldest
 -- runs: those of at most 20,000 tasks are kept, for two days, and ten of each task.
 -- O(log runs * ended)
-local workers, running, runs, runs_order, trees, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local now, sequence, worker, row, tasks = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local ended = {unpack(ARGV, 6)}
-local GONE, LOOK, MOST_RUNS, KEEP_RUNS, LINES, TRIM, EXPIRE = 3600000, 10, 20000, 172800000, 10, 60, 345600
 
--- include clock
--- include last_call
+local GONE, LOOK, MOST_RUNS, KEEP_RUNS, LINES, TRIM, EXPIRE = 3600000, 10, 20000, 172800000, 10, 60, 345600
+-- include clock, last_call
 local answer = string.format('%.0f', now)
 if last == sequence then return tonumber(answer) end
 redis.call('HLEN', running)

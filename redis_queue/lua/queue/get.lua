@@ -1,38 +1,22 @@
 -- Ack messages that are done, then claim ready ones under one lease.
 --
--- KEYS[1] meta       HASH  schema, paused, counters
--- KEYS[2] records    HASH  id -> record
--- KEYS[3] ready      LIST  ids, next one at the right end
--- KEYS[4] waiting    ZSET  id -> due time (ms)
--- KEYS[5] in_flight  ZSET  id -> end of its lease (ms)
--- KEYS[6] leases     HASH  id -> "<deliveries> <token>"
--- KEYS[7] quarantine LIST  unreadable records
--- KEYS[8] wake       LIST  at most one item
--- KEYS[9] errors     HASH  id -> last reason
--- KEYS[10] slot      STRING number and outcome of this caller's last call
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] lease      length in ms
--- ARGV[3] limit      most messages to claim
--- ARGV[4] nonce      new for every call, part of the token
--- ARGV[5] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
--- ARGV[...] held     id, token of each message to ack
+-- KEYS meta, records, ready, waiting, in_flight, leases, quarantine, wake, errors, slot
+-- ARGV now       TIME   0 = the server's clock
+-- ARGV lease     MS     length
+-- ARGV limit     COUNT  most messages to claim
+-- ARGV nonce     TEXT   new for every call, part of the token
+-- ARGV sequence  TEXT   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
+-- ARGV held      LIST   id, token of each message to ack
 --
 -- Returns {token, end of the lease, ms until the next delayed message is due or lease expires (-1 = none), flags, then
 -- id, deliveries and record of each message}. Token "" = nothing ready, "-" = paused, "+" = only unreadable messages
 -- were ready, which went to quarantine: claim again. Flags: 1 = acked, 0 = lease lost, nothing changed.
 -- Stops after the message that makes 1 MiB, and reads none after it, so that no call blocks Redis for long.
 -- O((held + limit) * log in flight)
-local meta, records, ready, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local leases, quarantine, wake, errors, slot = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local now, lease, limit, nonce = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
-local sequence = ARGV[5]
-local held = {unpack(ARGV, 6)}
-local MAX_BYTES = 1048576
 
+local MAX_BYTES = 1048576
 local known, paused = unpack(redis.call('HMGET', meta, 'schema', 'paused'))
--- include schema
--- include clock
--- include unreadable
+-- include schema, clock, unreadable
 
 -- include last_call
 if last == sequence then

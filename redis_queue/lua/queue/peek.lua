@@ -1,19 +1,15 @@
 -- Read the next messages without claiming them.
 --
--- KEYS[1] records    HASH  id -> record
--- KEYS[2] ready      LIST  ids, next one at the right end
--- KEYS[3] leases     HASH  id -> deliveries so far
--- ARGV[1] offset     how many to skip
--- ARGV[2] limit      most messages
--- ARGV[3] budget     bytes of records to return; a record that does not fit is replaced by its size
+-- KEYS records, ready, leases
+-- ARGV offset  COUNT  how many to skip
+-- ARGV limit   COUNT  most messages
+-- ARGV budget  COUNT  bytes of records to return; a record that does not fit is replaced by its size
 --
 -- Returns {1 if it stopped before the limit, id, deliveries so far, record, "" or size, ...}, next message first.
 -- Stops after the message that makes 1 MiB, and reads none after it, so that no call blocks Redis for long.
 -- O(offset + limit)
-local records, ready, leases = KEYS[1], KEYS[2], KEYS[3]
-local offset, limit, budget = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local MAX_BYTES = 1048576
 
+local MAX_BYTES = 1048576
 local reply, bytes = {0}, 0
 local ids = redis.call('LRANGE', ready, -offset - limit, -offset - 1)
 for i = #ids, 1, -1 do

@@ -1,15 +1,11 @@
 -- Move delayed messages that are due to the end of the ready list.
 --
--- KEYS[1] ready      LIST  ids, next one at the right end
--- KEYS[2] waiting    ZSET  id -> due time (ms)
--- KEYS[3] wake       LIST  at most one item
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] limit      most messages to move
+-- KEYS ready, waiting, wake
+-- ARGV now    TIME   0 = the server's clock
+-- ARGV limit  COUNT  most messages to move
 --
 -- Returns how many were moved.
 -- O(limit * log waiting)
-local ready, waiting, wake = KEYS[1], KEYS[2], KEYS[3]
-local now, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
 
 -- include clock
 redis.call('LLEN', ready)

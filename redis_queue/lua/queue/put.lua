@@ -1,26 +1,17 @@
 -- Add messages, all or none.
 --
--- KEYS[1] meta       HASH  schema, counters
--- KEYS[2] records    HASH  id -> record
--- KEYS[3] ready      LIST  ids, next one at the right end
--- KEYS[4] waiting    ZSET  id -> due time (ms)
--- KEYS[5] wake       LIST  at most one item
--- KEYS[6] slot       STRING number and outcome of this caller's last call
--- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] max_length most ready and delayed messages; 0 = no limit
--- ARGV[3] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
--- ARGV[...] messages id, delay in ms, record without version and time; three for each message
+-- KEYS meta, records, ready, waiting, wake, slot
+-- ARGV now         TIME   0 = the server's clock
+-- ARGV max_length  COUNT  most ready and delayed messages; 0 = no limit
+-- ARGV sequence    TEXT   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
+-- ARGV messages    LIST   id, delay in ms, record without version and time; three for each message
 --
 -- Returns {1 if the queue is new, flags}: for each message 1 = stored, 0 = a message with this id exists.
 -- Flags "full": the queue would hold more than max_length ready and delayed messages; nothing was stored.
 -- O(messages * log waiting)
-local meta, records, ready, waiting, wake, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local now, max_length, sequence = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
-local messages = {unpack(ARGV, 4)}
 
 local known = redis.call('HGET', meta, 'schema')
--- include schema
--- include last_call
+-- include schema, last_call
 if last == sequence then return {0, outcome} end
 -- include clock
 local length = redis.call('LLEN', ready) + redis.call('ZCARD', waiting)

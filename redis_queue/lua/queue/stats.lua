@@ -1,18 +1,10 @@
 -- Count the messages of a queue, consistently.
 --
--- KEYS[1] meta       HASH  schema, paused, counters
--- KEYS[2] records    HASH  id -> record
--- KEYS[3] ready      LIST  ids, next one at the right end
--- KEYS[4] waiting    ZSET  id -> due time (ms)
--- KEYS[5] in_flight  ZSET  id -> end of its lease (ms)
--- KEYS[6] dead       ZSET  id -> time it died (ms)
--- KEYS[7] quarantine LIST  unreadable records
+-- KEYS meta, records, ready, waiting, in_flight, dead, quarantine
 --
 -- Returns {ready, delayed, in flight, dead, quarantined, put, acked, redelivered, paused 0|1, ms when the next ready
 -- message was put or 0, put back}
 -- O(1)
-local meta, records, ready, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local dead, quarantine = KEYS[6], KEYS[7]
 
 local state = redis.call('HMGET', meta, 'put', 'acked', 'redelivered', 'paused', 'put_back')
 local first = redis.call('LINDEX', ready, -1)

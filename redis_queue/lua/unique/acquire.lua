@@ -2,31 +2,24 @@
 --
 -- Unless it is confirmed within HOLD ms, it owns the key no longer, and does not run.
 --
--- KEYS[1] owners      HASH  task and key -> its owner: see includes/unique_owner.lua
--- KEYS[2] owner_ends  ZSET  task and key -> when its owner ends (ms)
--- KEYS[3] replaced    ZSET  token of a message that must not run -> when it is forgotten (ms)
--- ARGV[1] now         ms; 0 = the server's TIME
--- ARGV[2] field       task, NUL and key
--- ARGV[3] token       of the message, new for each
--- ARGV[4] running     token of the message that the caller runs and sends again; "" = none
--- ARGV[5] id          task id
--- ARGV[6] ttl         ms for which the key is owned at most, after it is due
--- ARGV[7] due         when it is due (ms); earlier times stand for now
--- ARGV[8] replaces    1 = replace an owner that waits
--- ARGV[9] gone        task id of a message that cannot run any more, a dead letter; "" = none
--- ARGV[10] awaited    1 = others wait for the task: see unique/revoke.lua
+-- KEYS owners, owner_ends, replaced
+-- ARGV now       TIME  0 = the server's clock
+-- ARGV field     TEXT  task, NUL and key
+-- ARGV token     TEXT  of the message, new for each
+-- ARGV running   TEXT  token of the message that the caller runs and sends again; "" = none
+-- ARGV id        TEXT  task id
+-- ARGV ttl       MS    for which the key is owned at most, after it is due
+-- ARGV due       TIME  when it is due; earlier times stand for now
+-- ARGV replaces  FLAG  1 = replace an owner that waits
+-- ARGV gone      TEXT  task id of a message that cannot run any more, a dead letter; "" = none
+-- ARGV awaited   FLAG  1 = others wait for the task: see unique/revoke.lua
 --
 -- Returns {outcome, task id, state}: 1 = it owns the key, 2 = it does, and replaces the message with this id and state;
 -- 0 = that one owns it, 3 = that one is being sent: ask again soon. A repeated call has one effect and one answer.
 -- O(log owners)
-local owners, owner_ends, replaced = KEYS[1], KEYS[2], KEYS[3]
-local now, field, token, running = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
-local id, ttl, due, replaces = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1'
-local gone, awaited = ARGV[9], ARGV[10] == '1'
-local MOST = 20
 
--- include clock
--- include unique_owner
+local MOST = 20
+-- include clock, unique_owner
 ttl = string.format('%.0f', ttl + math.max(0, due - now))
 redis.call('ZCARD', owner_ends)
 redis.call('ZCARD', replaced)

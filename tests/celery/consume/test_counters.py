@@ -11,7 +11,7 @@ from kombu.exceptions import OperationalError
 
 from redis_queue.celery.consume import counters as counters_module
 from redis_queue.celery.consume.counters import Counters, LeaseCounters, read
-from redis_queue.store.keys import counters
+from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import RedisErrors
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer
@@ -35,21 +35,21 @@ def test_counters_are_read_under_the_prefix_of_the_broker(redis_server: RedisSer
     counted.add("restored", 3)
     counted.add("restored")
     assert read(app) == LeaseCounters(lost=1, restored=4)
-    assert client.keys() == [counters("shop-")] == [b"shop-redis_queue:counters"]
+    assert client.keys() == [BrokerKeys("shop-").counters] == [b"shop-redis_queue:counters"]
     assert read(app_on(redis_server)) == LeaseCounters()
 
 
 def test_invalid_counters_are_zero(redis_server: RedisServer, client: redis.Redis) -> None:
-    client.hset(counters(""), mapping={"lost": "many", "dead": -1, "dropped": 2})
+    client.hset(BrokerKeys("").counters, mapping={"lost": "many", "dead": -1, "dropped": 2})
     assert read(app_on(redis_server)) == LeaseCounters(dropped=2)
 
 
 @pytest.mark.parametrize("trouble", ["another type", "away"])
 def test_counting_never_raises(redis_server: RedisServer, client: redis.Redis, trouble: str) -> None:
-    client.set(counters(""), "not a hash")
+    client.set(BrokerKeys("").counters, "not a hash")
     away = redis.Redis(host=HOST, port=1)
     Counters(away if trouble == "away" else client, "").add("lost")
-    assert client.get(counters("")) == b"not a hash"
+    assert client.get(BrokerKeys("").counters) == b"not a hash"
 
 
 def test_broker_other_than_redis_has_no_counters() -> None:

@@ -21,8 +21,7 @@ from redis_queue.celery.consume.poison import DeliveryLimit
 from redis_queue.celery.consume.steps import _guard
 from redis_queue.celery.message.headers import CALL, Attempt, counted_id, sibling_id
 from redis_queue.delay.model import Push
-from redis_queue.store import keys
-from redis_queue.store.keys import Keys
+from redis_queue.store.keys import Keys, PrefixKeys
 from tests.support.celery.brokers import Broker
 from tests.support.celery.leasing import Leasing
 from tests.support.celery.leasing_names import DIE, DIE_TWICE, HEALED, WAIT
@@ -402,7 +401,7 @@ def test_message_that_is_not_a_task_is_left_to_celery(headers: Any) -> None:
 def test_edited_start_record_counts(one_redis: Leasing, row: bytes) -> None:
     app = one_redis.app()
     limit = DeliveryLimit(app)
-    one_redis.client.rpush(keys.starts("redis_queue", "some"), row)
+    one_redis.client.rpush(PrefixKeys("redis_queue").starts("some"), row)
     task = app.task(nothing, name="tests.nothing", shared=False, max_deliveries=2)
     message = SimpleNamespace(headers={"id": "some"})
 

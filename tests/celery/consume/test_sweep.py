@@ -19,7 +19,7 @@ from redis_queue.celery.consume.gates import GateKeys
 from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.qos import lease_channels
 from redis_queue.celery.kombu.keys import InFlightKeys
-from redis_queue.store.keys import FlowKeys, lease_ends
+from redis_queue.store.keys import BrokerKeys, FlowKeys
 from tests.support.celery.fetching import FakeLeases
 from tests.support.servers import RedisServer
 
@@ -27,7 +27,7 @@ TIMEOUT = 60
 
 LEASE = 10
 
-ENDS = lease_ends("", "unacked_index")
+ENDS = BrokerKeys("").lease_ends("unacked_index").decode()
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from redis_queue.celery.consume.connections import check_broker
 from redis_queue.celery.consume.counters import LeaseCounters
 from redis_queue.celery.kombu.internals import lacking
 from redis_queue.errors import ConfigurationError
-from redis_queue.store.keys import lease_ends
+from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.script_files import load
 from tests.support.celery.leasing import TIMEOUT, Leasing, keeper_of
 from tests.support.celery.leasing_names import HOLD, WAIT
@@ -389,7 +389,7 @@ class TestRollout:
     """Workers without leases beside those with, in one queue, with kombu's visibility timeout of an hour."""
 
     HOUR = 3600
-    ENDS = lease_ends("", "unacked_index")
+    ENDS = BrokerKeys("").lease_ends("unacked_index").decode()
 
     @pytest.fixture(autouse=True)
     def options(self, leasing: Leasing) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from redis_queue import DelayQueue
 from redis_queue.delay.dispatch_log import Dispatches
 from redis_queue.doctor.checks.keyspace import SCHEMA
-from redis_queue.store import keys
+from redis_queue.store.keys import BrokerKeys, PrefixKeys
 from tests.support.doctor.stage import Stage
 
 LONG_AGO = 1_600_000_000_000
-REGISTRY = keys.registry("redis_queue")
+REGISTRY = PrefixKeys("redis_queue").registry
 
 
 def wrong_type(stage: Stage) -> None:
@@ -124,7 +124,7 @@ def pause(stage: Stage) -> None:
 
 
 def unreadable_task(stage: Stage) -> None:
-    stage.client.rpush(keys.unreadable(""), "?")
+    stage.client.rpush(BrokerKeys("").unreadable, "?")
 
 
 FAULTS: list[tuple[Callable[[Stage], None], str, str]] = [
