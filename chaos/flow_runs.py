@@ -13,7 +13,7 @@ import redis
 
 from chaos.flow_plan import SMALL, Plan, Rule
 from chaos.holds import now_ms
-from redis_queue.celery.consume.gates import is_gated
+from redis_queue.celery.admission.admission import is_gated
 from redis_queue.validation.history import Event, History, Kind
 
 RUN: Final = "run:"

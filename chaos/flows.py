@@ -21,7 +21,7 @@ from chaos.holds import now_ms
 from chaos.progress import Progress
 from chaos.workload import PRODUCER, Post, Step
 from redis_queue.celery import DelayedTasks
-from redis_queue.celery.flow.gate import Gate
+from redis_queue.celery.admission.sender import Gate
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.errors import StoreError
 from redis_queue.store.keys import FlowKeys

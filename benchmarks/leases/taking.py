@@ -11,9 +11,9 @@ from kombu.entity import Queue
 from kombu.messaging import Consumer
 
 from benchmarks.modes import FETCH, QUEUE, STOCK, make_app
-from redis_queue.celery.consume.connections import worker_connection
-from redis_queue.celery.consume.leases import WorkerLeases
-from redis_queue.celery.consume.qos import lease_channels
+from redis_queue.celery.leases.connections import worker_connection
+from redis_queue.celery.leases.leases import WorkerLeases
+from redis_queue.celery.leases.qos import lease_channels
 
 DONE = "done"
 PREFETCH = 10

@@ -20,7 +20,7 @@ from celery.signals import worker_ready
 from kombu.asynchronous import get_event_loop
 
 from benchmarks.worker import app as worker_app
-from redis_queue.celery.consume import leases
+from redis_queue.celery.leases import leases
 from redis_queue.keeper.board import RenewalTime
 
 REPEAT = 600.0

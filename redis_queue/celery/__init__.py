@@ -1,12 +1,12 @@
 """The extension of Celery: the only package of redis_queue that imports Celery and kombu."""
 
-from redis_queue.celery.consume.poison import MaxDeliveriesExceededError, task_poisoned
-from redis_queue.celery.consume.steps import lease_lost
 from redis_queue.celery.delayed_tasks import DelayedAMQP, DelayedTasks
 from redis_queue.celery.dispatch.beat import beat_schedule, install, register_delay_dispatch, register_putback
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.loop import DispatchLoop
 from redis_queue.celery.dispatch.outcome import Dispatched
+from redis_queue.celery.leases.poison import MaxDeliveriesExceededError, task_poisoned
+from redis_queue.celery.leases.step import lease_lost
 from redis_queue.celery.message.entry import TaskCall
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.message_store import push_task

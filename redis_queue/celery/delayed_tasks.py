@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from celery.app.amqp import AMQP
 
 from redis_queue.basics.times import Seconds
-from redis_queue.celery.consume.request import restore_requests
 from redis_queue.celery.control.sending import wrap_control
 from redis_queue.celery.dispatch.beat import wait_in_outages
+from redis_queue.celery.intake import restore_requests
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.publish.bulk import Bulk, Sent
 from redis_queue.celery.publish.capture import Capture

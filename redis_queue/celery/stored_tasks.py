@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.times import Seconds, duration_ms, to_ms
-from redis_queue.celery.flow.gate import Gate, flows_of
-from redis_queue.celery.flow.unique_policy import UniquePolicy
+from redis_queue.celery.admission.policy import UniquePolicy
+from redis_queue.celery.admission.sender import Gate, flows_of
 from redis_queue.celery.message.entry import unique_header_of
 from redis_queue.celery.message.headers import retry_id
 from redis_queue.celery.message.task_entry import Conditions, TaskConditions, TaskEntry

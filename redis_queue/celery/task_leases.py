@@ -6,17 +6,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from redis_queue.basics.lazy_property import LazyProperty
-from redis_queue.celery.consume.connections import prepare_connections
-from redis_queue.celery.consume.gate.step import GateStep
-from redis_queue.celery.consume.poison import DeliveryLimit, count_starts
-from redis_queue.celery.consume.safe_settings import ATTRIBUTE, prefer_safe_settings
-from redis_queue.celery.consume.steps import DeliveryLimitStep, LeaseStep
-from redis_queue.celery.consume.ungated import UngatedStep
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.outcome import DispatchReport
+from redis_queue.celery.intake import IntakeStep
+from redis_queue.celery.leases.connections import ATTRIBUTE, prefer_safe_settings, prepare_connections
+from redis_queue.celery.leases.poison import DeliveryLimit, DeliveryLimitStep, count_starts
+from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.monitor.step import MonitorStep
-from redis_queue.celery.startup import StartupStep
 from redis_queue.celery.store import Store
+from redis_queue.celery.store_consumer.step import GateStep
+from redis_queue.celery.worker import StartupStep
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.model import DeadLetter
 
@@ -48,7 +47,7 @@ class TaskLeases:
         self.limit = DeliveryLimit(app)
         setattr(app, ATTRIBUTE, self)
         app.steps["worker"].add(StartupStep)
-        app.steps["consumer"].update((LeaseStep, DeliveryLimitStep, GateStep, UngatedStep, MonitorStep))
+        app.steps["consumer"].update((LeaseStep, DeliveryLimitStep, GateStep, MonitorStep, IntakeStep))
         prefer_safe_settings(app)
         prepare_connections(app)
         count_starts()

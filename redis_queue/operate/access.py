@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from redis_queue.catalog import AnyQueue
-from redis_queue.celery.consume.counters import LeaseCounters, read
+from redis_queue.celery.leases.leases import LeaseCounters, read_counters
 from redis_queue.celery.message_store import EntryRemoval
 from redis_queue.celery.results import ResultRecords
 from redis_queue.celery.settings import CelerySettings
@@ -131,7 +131,7 @@ class AppAccess(Access):
 
     def lease_counters(self) -> LeaseCounters | None:
         """Return the lease counters of the app's broker; None if the broker is not Redis."""
-        return read(self.app)
+        return read_counters(self.app)
 
     def result_records(self) -> ResultRecords | None:
         """Return the records of the app's result backend; None if it is not Redis. Raises ConfigurationError."""

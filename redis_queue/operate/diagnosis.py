@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from redis_queue.celery.consume.connections import low_visibility_timeout
-from redis_queue.celery.consume.safe_settings import ATTRIBUTE, disabled_settings
+from redis_queue.celery.leases.connections import ATTRIBUTE, disabled_settings, low_visibility_timeout
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.doctor import Finding

@@ -9,7 +9,7 @@ from typing import Final
 import redis
 from kombu.exceptions import OperationalError
 
-from redis_queue.celery.consume.gates import GateKeys, Gates
+from redis_queue.celery.admission.admission import GateKeys, Gates
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.queues.open import connected, on_redis, shares_store

@@ -12,7 +12,7 @@ from kombu.exceptions import OperationalError
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.times import span_text
-from redis_queue.celery.consume.gates import task_id_of
+from redis_queue.celery.admission.admission import task_id_of
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.queues.open import connected, on_redis

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from celery.exceptions import TimeoutError as NoResultError
 
 from redis_queue.basics.times import Seconds, duration_ms, from_ms, point_ms
+from redis_queue.celery.admission.sender import uses_gates
 from redis_queue.celery.delayed_tasks import DelayedTasks
-from redis_queue.celery.flow.gate import uses_gates
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.store import Store

@@ -10,8 +10,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from redis_queue.basics.times import from_ms
-from redis_queue.celery.consume.gates import Taken
-from redis_queue.celery.flow.gate import Gate
+from redis_queue.celery.admission.admission import Taken
+from redis_queue.celery.admission.sender import Gate
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.store import Store

@@ -12,11 +12,10 @@ import pytest
 from celery import Celery
 
 from redis_queue.celery import DelayedTasks, TaskLeases
-from redis_queue.celery.consume.connections import low_visibility_timeout
-from redis_queue.celery.consume.safe_settings import SAFE
 from redis_queue.celery.kombu.internals import lacking
-from redis_queue.celery.startup import StartupStep, describe
+from redis_queue.celery.leases.connections import SAFE, low_visibility_timeout
 from redis_queue.celery.store import Store
+from redis_queue.celery.worker import StartupStep, describe
 from redis_queue.operate.diagnosis import _lease_settings
 from tests.support.celery.fleet import fleet_on_one_redis
 from tests.support.servers import RedisServer

@@ -85,7 +85,7 @@ FLOW_MUTANTS: Final = [
     ),
     Mutant(
         "keep the places of what a stock worker returned",
-        (Edit("celery/consume/qos.py", "self._records.free(orphans)", "pass"),),
+        (Edit("celery/leases/qos.py", "self._records.free(orphans)", "pass"),),
         f"{GATE} -k stock_worker",
     ),
     Mutant(
@@ -141,12 +141,12 @@ FLOW_MUTANTS: Final = [
     ),
     Mutant(
         "take more than a worker can start",
-        (Edit("celery/consume/gates.py", "room=window - held", "room=1000"),),
+        (Edit("celery/admission/admission.py", "room=window - held", "room=1000"),),
         f"{GATE} -k no_more_than_it_can_start",
     ),
     Mutant(
         "run a delayed task without a place",
-        (Edit("celery/consume/channel.py", "                if header is None:\n", "                if True:\n"),),
+        (Edit("celery/fetch/channel.py", "                if header is None:\n", "                if True:\n"),),
         f"{GATE} -k delayed_task",
     ),
     Mutant(
@@ -182,7 +182,7 @@ FLOW_MUTANTS: Final = [
     ),
     Mutant(
         "send a message of a flow that is not declared",
-        (Edit("celery/flow/gate.py", "if answer == NOT_DECLARED:", "if False:"),),
+        (Edit("celery/admission/sender.py", "if answer == NOT_DECLARED:", "if False:"),),
         f"{DECLARED} -k brings_their_weights",
     ),
     Mutant(
@@ -205,7 +205,7 @@ FLOW_MUTANTS: Final = [
         "hand on what waits behind a task",
         (
             Edit(
-                "celery/consume/channel.py",
+                "celery/fetch/channel.py",
                 "return bool(self._received) and not self._waits(self._received[0])",
                 "return bool(self._received)",
             ),
@@ -214,17 +214,17 @@ FLOW_MUTANTS: Final = [
     ),
     Mutant(
         "forget the event loop after a lost connection",
-        (Edit("celery/consume/steps.py", "if self._fetching and consumer.hub is not None:", "if False:"),),
+        (Edit("celery/leases/step.py", "if self._fetching and consumer.hub is not None:", "if False:"),),
         f"{WORKERS} -k goes_on_after_a_lost_connection",
     ),
     Mutant(
         "count the processes of a pool that scales",
-        (Edit("celery/consume/gates.py", 'getattr(autoscaler, "max_concurrency", 0)', "0"),),
+        (Edit("celery/admission/admission.py", 'getattr(autoscaler, "max_concurrency", 0)', "0"),),
         f"{WORKERS} -k that_scales_grows",
     ),
     Mutant(
         "accept what kombu accepts by default",
-        (Edit("celery/consume/gate/consumer.py", "if consumer.task_consumer is not None:", "if False:"),),
+        (Edit("celery/store_consumer/consumer.py", "if consumer.task_consumer is not None:", "if False:"),),
         "tests/celery/flow/test_elsewhere.py -k any_serializer",
     ),
     Mutant(
@@ -385,12 +385,12 @@ MUTANTS: Final = [
     ),
     Mutant(
         "forget what a lost connection did not settle",
-        (Edit("celery/consume/settlement.py", "            self._waiting[:0] = batch\n", ""),),
+        (Edit("celery/fetch/settlement.py", "            self._waiting[:0] = batch\n", ""),),
         "tests/celery/consume/test_settlement.py -k unsettled",
     ),
     Mutant(
         "return what is to be settled",
-        (Edit("celery/consume/qos.py", "tag in running or tag in self.leases.settlement:", "tag in running:"),),
+        (Edit("celery/leases/qos.py", "tag in running or tag in self.leases.settlement:", "tag in running:"),),
         "tests/celery/consume/test_settlement.py -k recovering",
     ),
     Mutant(
@@ -405,12 +405,12 @@ MUTANTS: Final = [
     ),
     Mutant(
         "start what another worker has",
-        (Edit("celery/consume/start_guard.py", "if not self._may_start(request):", "if False:"),),
+        (Edit("celery/intake.py", "if not self._may_start(request):", "if False:"),),
         "tests/celery/consume/test_task_leases.py -k does_not_start_lost",
     ),
     Mutant(
         "start a message that this worker runs",
-        (Edit("celery/consume/start_guard.py", "elif run is not request and run in", "elif False and run in"),),
+        (Edit("celery/intake.py", "elif run is not request and run in", "elif False and run in"),),
         "tests/celery/consume/test_task_leases.py -k comes_again",
     ),
     Mutant(

@@ -20,7 +20,7 @@ import redis
 from celery import Celery
 
 from redis_queue import RedisQueue
-from redis_queue.celery.consume.counters import Counters
+from redis_queue.celery.leases.leases import Counters
 from redis_queue.cli import metrics
 from redis_queue.monitor.model import Series, Tally
 from redis_queue.monitor.report import Reports

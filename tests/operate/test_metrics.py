@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.basics.histogram import BOUNDS, Histogram
-from redis_queue.celery.consume.counters import LeaseCounters
+from redis_queue.celery.leases.leases import LeaseCounters
 from redis_queue.delay.dispatch_log import Dispatches
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.metrics import OTHERS, Collector

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 import redis
 
-from redis_queue.celery.consume.gates import Taken
+from redis_queue.celery.admission.admission import Taken
 from redis_queue.flow.flows import route_of
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.script_files import load

@@ -84,8 +84,7 @@ class RevokeStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        make = consumer.create_task_handler
-        consumer.create_task_handler = lambda *args, **options: wrap_handler(consumer.app, make(*args, **options))
+        self._app = consumer.app
 
     def start(self, consumer: Any) -> None:
         """Read the ids; while the store is away, try again later."""
@@ -98,18 +97,17 @@ class RevokeStep(bootsteps.StartStopStep):  # type: ignore[misc]
             logger.warning("cannot read the revoked ids: %s", error, extra={"action": "revokes_unknown"})
             consumer.timer.call_after(RETRY, self.start, (consumer,))
 
+    def intake(self, handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return *handle*, before which the revoked id of each message that is newer than the revoke is forgotten."""
 
-def wrap_handler(app: Celery, handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap *handle*: before it, forget the revoked id of each message that is newer than the revoke."""
+        def on_message(message: Any) -> Any:
+            headers = message.headers or {}
+            task_id = headers.get("id") or (message.properties or {}).get("correlation_id")
+            if isinstance(task_id, str) and task_id in state.revoked and is_newer(self._app, task_id, headers):
+                state.revoked.discard(task_id)
+            return handle(message)
 
-    def on_message(message: Any) -> Any:
-        headers = message.headers or {}
-        task_id = headers.get("id") or (message.properties or {}).get("correlation_id")
-        if isinstance(task_id, str) and task_id in state.revoked and is_newer(app, task_id, headers):
-            state.revoked.discard(task_id)
-        return handle(message)
-
-    return on_message
+        return on_message
 
 
 def is_newer(app: Celery, task_id: str, headers: Mapping[str, Any]) -> bool:

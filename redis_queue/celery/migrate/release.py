@@ -16,8 +16,8 @@ from redis_queue.celery.brokers import Broker
 from redis_queue.celery.brokers.base import reason_of
 from redis_queue.celery.brokers.open import BrokerUnavailableError, broker_of, unavailable_if_away
 from redis_queue.celery.brokers.redis import RedisBroker
-from redis_queue.celery.consume.connections import visibility_timeout_of
 from redis_queue.celery.dispatch.delivery import Batch
+from redis_queue.celery.leases.connections import visibility_timeout_of
 from redis_queue.celery.message.body import with_eta
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.task_entry import TaskEntry

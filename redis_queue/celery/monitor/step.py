@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from celery import bootsteps
@@ -53,8 +54,6 @@ class MonitorStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 update()
 
         consumer.update_strategies = update_strategies
-        make = consumer.create_task_handler
-        consumer.create_task_handler = lambda *args, **options: note_arrivals(make(*args, **options))
 
     def start(self, consumer: Any) -> None:
         """Start the thread; after a lost connection, it still runs."""
@@ -65,6 +64,10 @@ class MonitorStep(bootsteps.StartStopStep):  # type: ignore[misc]
             self._snapshots.connect()
             self._reporter = Reporter(consumer.app, self._activity, self._snapshots, self._failures)
             self._reporter.start()
+
+    def intake(self, handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return *handle*, with each message noted, and without the header with the time of sending."""
+        return note_arrivals(handle)
 
     def stop(self, consumer: Any) -> None:  # noqa: ARG002 - what Celery calls
         """Do not watch the event loop while the worker connects again or shuts down."""

@@ -22,8 +22,7 @@ from celery.utils.saferepr import saferepr
 from kombu.serialization import dumps, registry
 from kombu.utils.uuid import uuid
 
-from redis_queue.celery.flow.policy import FlowPolicy
-from redis_queue.celery.flow.unique_policy import UniquePolicy
+from redis_queue.celery.admission.policy import FlowPolicy, UniquePolicy
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.message.headers import ETA
 from redis_queue.celery.publish.capture import CAPTURED, WRAPPED, plain_send

@@ -15,8 +15,7 @@ from kombu.exceptions import OperationalError
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import from_ms
-from redis_queue.celery.flow.policy import FlowPolicy
-from redis_queue.celery.flow.unique_policy import UniquePolicy
+from redis_queue.celery.admission.policy import FlowPolicy, UniquePolicy
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.message.headers import SENT, Attempt, FlowHeader, sent_now, without_copied_headers
 from redis_queue.celery.message.producer import InterceptingProducer

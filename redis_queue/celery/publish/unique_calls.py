@@ -15,7 +15,7 @@ from kombu.utils.uuid import uuid
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import duration_ms, to_ms
-from redis_queue.celery.flow.unique_policy import UniquePolicy
+from redis_queue.celery.admission.policy import UniquePolicy
 from redis_queue.celery.message.entry import unique_header_of
 from redis_queue.celery.message.headers import Attempt, UniqueHeader, retry_id
 from redis_queue.celery.message.producer import InterceptingProducer

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import redis
 
-from redis_queue.celery.consume import fetch as fetches
-from redis_queue.celery.consume.fetch import LOOK, Fetch
+from redis_queue.celery.fetch import fetch as fetches
+from redis_queue.celery.fetch.fetch import LOOK, Fetch
 from tests.support.celery.fetching import Taker, connected, is_idle, publish, wait_until_idle
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until

@@ -12,9 +12,10 @@ from celery import Celery
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 
-from redis_queue.celery.consume import channel, poller, qos
-from redis_queue.celery.consume.steps import LeaseStep
+from redis_queue.celery.fetch import channel, poller
 from redis_queue.celery.kombu import internals
+from redis_queue.celery.leases import qos
+from redis_queue.celery.leases.step import LeaseStep
 
 NEW_ENOUGH = hasattr(kombu_redis.MultiChannelPoller, "_pause_brpop")
 

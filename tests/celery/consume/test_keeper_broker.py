@@ -15,7 +15,7 @@ import pytest
 import redis
 from kombu.transport.redis import Channel
 
-from redis_queue.celery.consume.keeper_process import _reason
+from redis_queue.celery.leases.keeper_process import _reason
 from redis_queue.keeper.broker import Broker
 from redis_queue.keeper.greeting import pack
 from redis_queue.keeper.lines import LENGTH

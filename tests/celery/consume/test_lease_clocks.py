@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from redis_queue.celery.consume import counters
-from redis_queue.celery.consume.counters import LeaseCounters
+from redis_queue.celery.leases.leases import LeaseCounters, read_counters
 from tests.support.celery.leasing import TIMEOUT, Leasing
 from tests.support.celery.leasing_names import WAIT
 from tests.support.celery.processes import CeleryProcess
@@ -79,7 +78,7 @@ def test_only_the_messages_of_a_killed_worker_are_delivered_again(killed: str) -
             leasing.wait_for_leases(2 * WINDOW)
             # Each worker sweeps several times meanwhile.
             leasing.wait_for_leases(2 * WINDOW, after=now(leasing) + 2 * TIMEOUT)
-            assert not counters.read(leasing.app()).restored
+            assert not read_counters(leasing.app()).restored
             running = set(leasing.started) - set(leasing.ended)
 
             victim, survivor = (ahead, "behind") if killed == "ahead" else (behind, "ahead")
@@ -93,7 +92,7 @@ def test_only_the_messages_of_a_killed_worker_are_delivered_again(killed: str) -
             (again,) = Counter(leasing.started) - Counter(ids)
             assert again in running
             assert f"[{again}] received" in victim.output
-            assert counters.read(leasing.app()) == LeaseCounters(lost=0, restored=WINDOW, dropped=0)
+            assert read_counters(leasing.app()) == LeaseCounters(lost=0, restored=WINDOW, dropped=0)
             for trouble in ("lost the lease", "the process that renews leases ended", "Exception in thread"):
                 assert trouble not in ahead.output + behind.output
         assert not client.exists(leasing.queue, "unacked", "unacked_index")

@@ -16,9 +16,8 @@ from celery.worker.request import Request
 from kombu.connection import Connection
 
 from redis_queue.celery import DelayedTasks, MaxDeliveriesExceededError, TaskLeases
-from redis_queue.celery.consume import counters
-from redis_queue.celery.consume.poison import DeliveryLimit
-from redis_queue.celery.consume.steps import _guard
+from redis_queue.celery.leases.leases import read_counters
+from redis_queue.celery.leases.poison import DeliveryLimit, DeliveryLimitStep
 from redis_queue.celery.message.headers import CALL, Attempt, counted_id, sibling_id
 from redis_queue.delay.model import Push
 from redis_queue.store.keys import Keys, PrefixKeys
@@ -78,7 +77,7 @@ class TestTaskThatKillsItsWorker:
             assert "its worker died 5 times" in letter.reason
             assert own_keys(leasing) == set()
             assert f"task {DIE}[{result.id}] is a dead letter" in one.output
-            counted = counters.read(leasing.app())
+            counted = read_counters(leasing.app())
             assert (None if counted is None else counted.dead) == (None if leasing.broker_url.startswith("amqp") else 1)
 
             leasing.client.set(HEALED, 1)
@@ -278,6 +277,23 @@ def expire(app: Celery, task_id: str) -> None:
         assert Request(message, app=app, task=app.tasks["tests.nothing"]).revoked()
 
 
+def intake(app: Celery, handled: list[Any], leases: Any = None) -> Callable[[Any], Any]:
+    """Return what a worker of *app* with *leases* does with a message before it is *handled*."""
+    consumer = SimpleNamespace(
+        app=app,
+        hostname="tests",
+        event_dispatcher=None,
+        steps=[],
+        controller=SimpleNamespace(),
+        on_connection_error_after_connected=None,
+        connection_errors=(),
+        channel_errors=(),
+        redis_queue_leases=leases,
+    )
+    step = DeliveryLimitStep(consumer)
+    return step.intake(handled.append)
+
+
 class TestTaskAtItsLimit:
     @pytest.fixture
     def connection(self, one_redis: Leasing) -> Iterator[Connection]:
@@ -286,20 +302,14 @@ class TestTaskAtItsLimit:
             yield connection
 
     @pytest.fixture
-    def meet(self, one_redis: Leasing) -> Callable[[DelayedTasks, Any], tuple[list[Any], list[str]]]:
+    def meet(self, one_redis: Leasing) -> Callable[..., tuple[list[Any], list[str]]]:
         """Let a worker receive a message; return the started tasks and the counters."""
 
-        def meet(delayed: DelayedTasks, message: Any) -> tuple[list[Any], list[str]]:
+        def meet(delayed: DelayedTasks, message: Any, lost: str = "") -> tuple[list[Any], list[str]]:
             started: list[Any] = []
             counted: list[str] = []
-            consumer = SimpleNamespace(
-                app=delayed.app,
-                hostname="tests",
-                event_dispatcher=None,
-                connection_errors=(),
-                redis_queue_leases=SimpleNamespace(count=counted.append),
-            )
-            _guard(consumer, TaskLeases(delayed.app).limit, started.append)(message)
+            leases = SimpleNamespace(count=counted.append, is_ours=lambda tag: tag != lost)
+            intake(delayed.app, started, leases)(message)
             return started, counted
 
         return meet
@@ -322,6 +332,17 @@ class TestTaskAtItsLimit:
         assert TaskLeases(delayed.app).redrive([letter.id]) == 1
         again = delayed.app.amqp.queues["leasing"].bind(connection.default_channel).get()
         assert again.headers["id"] == "order-42"
+
+    def test_is_no_dead_letter_if_another_worker_has_it_by_now(
+        self, one_redis: Leasing, connection: Connection, meet: Any
+    ) -> None:
+        delayed = DelayedTasks(one_redis.app(), leases=True)
+        message = redelivered(delayed.app, connection, "order-42")
+        TaskLeases(delayed.app).limit.add_start("order-42")
+        # The start guard drops it.
+        assert meet(delayed, message, lost=message.delivery_tag) == ([message], [])
+        assert delayed.queue.dead_letters() == []
+        assert not message.acknowledged
 
     @pytest.mark.parametrize("trouble", ["taken", "away"])
     def test_is_started_again_if_no_dead_letter_can_be_stored(
@@ -390,7 +411,8 @@ def test_message_that_is_not_a_task_is_left_to_celery(headers: Any) -> None:
     message = SimpleNamespace(headers=headers, delivery_info={"redelivered": True})
     handled: list[Any] = []
 
-    _guard(SimpleNamespace(app=app), DeliveryLimit(app), handled.append)(message)
+    TaskLeases(app)
+    intake(app, handled)(message)
 
     assert handled == [message]
 

@@ -13,9 +13,9 @@ from kombu.connection import Connection
 from kombu.entity import Queue
 from kombu.messaging import Consumer
 
-from redis_queue.celery.consume.in_flight import InFlightRecords
-from redis_queue.celery.consume.leases import WorkerLeases
-from redis_queue.celery.consume.qos import lease_channels
+from redis_queue.celery.fetch.settlement import InFlightRecords
+from redis_queue.celery.leases.leases import WorkerLeases
+from redis_queue.celery.leases.qos import lease_channels
 from redis_queue.store.script_cache import load_scripts
 from tests.support.celery.fetching import publish
 from tests.support.servers import RedisServer

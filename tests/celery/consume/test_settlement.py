@@ -10,7 +10,7 @@ import pytest
 import redis
 from kombu.connection import Connection
 
-from redis_queue.celery.consume.settlement import MOST
+from redis_queue.celery.fetch.settlement import MOST
 from redis_queue.store.script_cache import load_scripts
 from tests.support.celery.fetching import Taker, connected, publish
 from tests.support.proxy import FaultProxy

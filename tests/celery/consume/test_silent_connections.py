@@ -17,9 +17,9 @@ from kombu.messaging import Consumer
 
 from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher, TaskLeases
 from redis_queue.celery.brokers import amqp
-from redis_queue.celery.consume.leases import WorkerLeases
-from redis_queue.celery.consume.qos import lease_channels
 from redis_queue.celery.kombu import connection as kombu_connection
+from redis_queue.celery.leases.leases import WorkerLeases
+from redis_queue.celery.leases.qos import lease_channels
 from redis_queue.errors import ConfigurationError
 from redis_queue.keeper.renewal import socket_timeout
 from tests.support.celery.brokers import Broker

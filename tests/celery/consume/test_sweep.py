@@ -13,12 +13,12 @@ from celery import Celery
 from kombu.connection import Connection
 
 from redis_queue.celery import TaskLeases
-from redis_queue.celery.consume import qos
-from redis_queue.celery.consume.connections import SWEEP_LIMIT, worker_connection
-from redis_queue.celery.consume.gates import GateKeys
-from redis_queue.celery.consume.in_flight import InFlightRecords
-from redis_queue.celery.consume.qos import lease_channels
+from redis_queue.celery.admission.admission import GateKeys
+from redis_queue.celery.fetch.settlement import InFlightRecords
 from redis_queue.celery.kombu.keys import InFlightKeys
+from redis_queue.celery.leases import qos
+from redis_queue.celery.leases.connections import SWEEP_LIMIT, worker_connection
+from redis_queue.celery.leases.qos import lease_channels
 from redis_queue.store.keys import BrokerKeys, FlowKeys
 from tests.support.celery.fetching import FakeLeases
 from tests.support.servers import RedisServer

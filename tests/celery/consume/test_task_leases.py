@@ -17,11 +17,10 @@ import pytest
 import redis
 from celery import Celery
 
-from redis_queue.celery.consume import counters
-from redis_queue.celery.consume import steps as step
-from redis_queue.celery.consume.connections import check_broker
-from redis_queue.celery.consume.counters import LeaseCounters
 from redis_queue.celery.kombu.internals import lacking
+from redis_queue.celery.leases import step
+from redis_queue.celery.leases.connections import check_broker
+from redis_queue.celery.leases.leases import LeaseCounters, read_counters
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.script_files import load
@@ -314,7 +313,7 @@ class TestStoppedWorker:
                 leasing.wait_until_settled()
             assert one.finish() == 0
         assert sorted(leasing.started) == sorted([runs, runs, waits, third])
-        assert counters.read(leasing.app()) == LeaseCounters(lost=2, restored=2, dropped=1)
+        assert read_counters(leasing.app()) == LeaseCounters(lost=2, restored=2, dropped=1)
 
 
 class TestKeeper:

@@ -16,7 +16,7 @@ from redis.client import PubSub
 from redis_queue.celery import DelayedTasks, Dispatcher
 from redis_queue.celery.control import panel as control
 from redis_queue.celery.control import revokes
-from redis_queue.celery.control.revokes import RevokeStep, obey, wrap_handler
+from redis_queue.celery.control.revokes import RevokeStep, obey
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import CALL
 from redis_queue.celery.message_store import push_task
@@ -58,7 +58,7 @@ def message(delayed: DelayedTasks) -> Any:
 def handled(delayed: DelayedTasks, found: Any) -> bool:
     """Let a worker with the revoked id receive *found*; return whether the id is still revoked afterwards."""
     state.revoked.add(ORDER)
-    wrap_handler(delayed.app, lambda _: None)(found)
+    RevokeStep(SimpleNamespace(app=delayed.app, steps=[])).intake(lambda _: None)(found)
     return ORDER in state.revoked
 
 
@@ -239,7 +239,7 @@ class TestWaitingCall:
     def test_is_discarded_once_a_store_that_was_away_answers(self, fleet: Fleet, delayed: DelayedTasks) -> None:
         calls: list[Any] = []
         timer = SimpleNamespace(call_after=lambda *call: calls.append(call))
-        consumer = SimpleNamespace(app=delayed.app, timer=timer, create_task_handler=None)
+        consumer = SimpleNamespace(app=delayed.app, timer=timer)
         step = RevokeStep(consumer)
         fleet.store.kill()
         step.start(consumer)

@@ -12,10 +12,9 @@ import pytest
 from celery import Celery
 from kombu.asynchronous import Hub
 
-from redis_queue.celery.consume.gate.connection import gate_connection
-from redis_queue.celery.consume.gate.hub_guard import HubGuard
-from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.kombu.connection import client_of
+from redis_queue.celery.leases.leases import WorkerLeases
+from redis_queue.celery.store_consumer.connection import HubGuard, gate_connection
 from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until

@@ -10,7 +10,7 @@ from celery import Celery
 
 from redis_queue import Flow
 from redis_queue.celery import DelayedTasks
-from redis_queue.celery.flow.gate import Gate
+from redis_queue.celery.admission.sender import Gate
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import InvalidValueError
 from redis_queue.flow.flows import Flows

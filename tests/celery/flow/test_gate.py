@@ -10,7 +10,7 @@ import redis
 from celery import Celery, Task, _state, shared_task
 
 from redis_queue import Flow
-from redis_queue.celery.consume.gates import Move
+from redis_queue.celery.admission.admission import Move
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.stored_tasks import StoredTasks
@@ -165,7 +165,7 @@ class TestLimit:
 
         spent = {}
         for seconds in (0.0, 1000.0):
-            monkeypatch.setattr("redis_queue.celery.consume.fetch.LISTS_WITHIN", seconds)
+            monkeypatch.setattr("redis_queue.celery.fetch.fetch.LISTS_WITHIN", seconds)
             with flow_app(server) as app, connected(server) as connection:
                 send(app, *(("k", number) for number in range(20)), task="sync")
                 taker = Taker(connection, [QUEUE], 1)
@@ -185,7 +185,7 @@ class TestLimit:
     def test_lists_that_were_left_out_are_looked_at_when_the_gates_have_nothing(
         self, server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("redis_queue.celery.consume.fetch.LISTS_WITHIN", 1000.0)
+        monkeypatch.setattr("redis_queue.celery.fetch.fetch.LISTS_WITHIN", 1000.0)
         with flow_app(server, {"sync": {"limit": 2}}) as app, connected(server) as one, connected(server) as two:
             send(app, ("k", 1), ("k", 2), task="sync")
             taker, other = Taker(one, [QUEUE], 1), Taker(two, [QUEUE], 2)

@@ -23,13 +23,13 @@ from redis_queue import (
     StoreUnavailableError,
 )
 from redis_queue.celery import DelayedTasks
-from redis_queue.celery.flow.gate import Gate
+from redis_queue.celery.admission.sender import Gate
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader, UniqueHeader
 from redis_queue.celery.message_store import MessageWriter
 from redis_queue.celery.publish import unique_calls
-from redis_queue.celery.startup import check_flows
 from redis_queue.celery.stored_tasks import StoredTasks
+from redis_queue.celery.worker import check_flows
 from redis_queue.unique.owners import Owners, field_of
 from tests.support.celery.fetching import connected
 from tests.support.celery.flows import KEYS, QUEUE, counts, taken, url_of

@@ -17,7 +17,7 @@ from celery.exceptions import Retry
 from kombu.exceptions import EncodeError
 
 from redis_queue import Unique
-from redis_queue.celery.flow.gate import Gate
+from redis_queue.celery.admission.sender import Gate
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.stored_tasks import StoredTasks

@@ -25,11 +25,11 @@ from redis_queue import ConfigurationError, InvalidValueError
 from redis_queue.celery import CelerySettings
 from redis_queue.celery.brokers.amqp_frames import serialize_properties
 from redis_queue.celery.brokers.base import Broker
-from redis_queue.celery.consume.channel import FetchingChannel
-from redis_queue.celery.consume.fetch import Fetched
-from redis_queue.celery.consume.poison import _read_start, _stamp
 from redis_queue.celery.control import panel as control
+from redis_queue.celery.fetch.channel import FetchingChannel
+from redis_queue.celery.fetch.fetch import Fetched
 from redis_queue.celery.kombu.keys import InFlightKeys, ListNames
+from redis_queue.celery.leases.poison import _read_start, _stamp
 from redis_queue.celery.message.entry import TaskCall
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.packing import VERSION, element_of

@@ -21,9 +21,9 @@ from kombu.transport.redis import Channel
 
 from redis_queue.basics.times import from_ms
 from redis_queue.celery import DelayedTasks, Dispatcher
-from redis_queue.celery.consume.channel import FetchingChannel
-from redis_queue.celery.consume.fetch import Fetched
 from redis_queue.celery.control import panel as control
+from redis_queue.celery.fetch.channel import FetchingChannel
+from redis_queue.celery.fetch.fetch import Fetched
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.packing import MOST_CODES, VERSION
 from redis_queue.celery.message.task_entry import Conditions, TaskEntry

@@ -11,15 +11,14 @@ from kombu.connection import Connection
 from kombu.entity import Queue
 from kombu.messaging import Consumer
 
-from redis_queue.celery.consume.channel import FetchingChannel
-from redis_queue.celery.consume.fetch import Asked, Fetch
-from redis_queue.celery.consume.gates import GateKeys, Gates
-from redis_queue.celery.consume.in_flight import InFlightRecords
-from redis_queue.celery.consume.leases import WorkerLeases
-from redis_queue.celery.consume.qos import lease_channels
-from redis_queue.celery.consume.settlement import Settlement
+from redis_queue.celery.admission.admission import GateKeys, Gates
+from redis_queue.celery.fetch.channel import FetchingChannel
+from redis_queue.celery.fetch.fetch import Asked, Fetch
+from redis_queue.celery.fetch.settlement import InFlightRecords, Settlement
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import InFlightKeys
+from redis_queue.celery.leases.leases import WorkerLeases
+from redis_queue.celery.leases.qos import lease_channels
 from redis_queue.store.keys import FlowKeys
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until

@@ -16,9 +16,9 @@ from kombu.connection import Connection
 from kombu.entity import Queue
 from kombu.messaging import Consumer
 
-from redis_queue.celery.consume.channel import FetchingChannel
-from redis_queue.celery.consume.leases import WorkerLeases
-from redis_queue.celery.consume.qos import LeasedQoS, lease_channels
+from redis_queue.celery.fetch.channel import FetchingChannel
+from redis_queue.celery.leases.leases import WorkerLeases
+from redis_queue.celery.leases.qos import LeasedQoS, lease_channels
 
 QUEUE = "taking"
 DONE = "tests:done"

@@ -8,22 +8,19 @@ import socket
 import time
 from collections.abc import Callable
 from queue import Empty
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kombu.asynchronous import get_event_loop
 from kombu.transport.redis import MultiChannelPoller
-
-if TYPE_CHECKING:
-    from redis_queue.celery.consume.channel import FetchingChannel
 
 FETCH: Final = "FETCH"
 """The type of our connections beside BRPOP and LISTEN in kombu's poller."""
 
 
 class Reader(NamedTuple):
-    """A socket to watch, its channel, and what to call when it is readable."""
+    """A socket to watch, its channel or None, and what to call when it is readable."""
 
-    channel: FetchingChannel | None
+    channel: object
     end: Any
     read: Callable[[], None]
 
@@ -84,14 +81,14 @@ class FetchingPoller(MultiChannelPoller):
         self._watched.update(new)
         return new
 
-    def watch(self, channel: FetchingChannel | None, end: Any, read: Callable[[], None]) -> None:
+    def watch(self, channel: object, end: Any, read: Callable[[], None]) -> None:
         """Call *read* when the socket *end* is readable."""
         number = end.fileno()
         self._readers[number] = Reader(channel, end, read)
         self._fd_to_chan[number] = (channel, FETCH)
         self.poller.register(end, self.eventflags)
 
-    def forget(self, channel: FetchingChannel) -> None:
+    def forget(self, channel: object) -> None:
         """Watch the sockets of *channel* no longer."""
         for number, reader in list(self._readers.items()):
             if reader.channel is not channel:

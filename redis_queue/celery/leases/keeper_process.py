@@ -56,6 +56,8 @@ START: Final = 60.0
 HeldLines = Callable[[RenewalTime], Iterable[bytes]]
 """Takes the last renewal; returns the lines for a new keeper about all messages that the worker holds."""
 
+_ERRORS: Final = {"reply": redis.ResponseError, "connection": redis.ConnectionError}
+
 
 class KeeperProcess:
     """Starts a keeper, writes to it, reads its events, and replaces it if it dies or hangs.
@@ -255,9 +257,6 @@ def _reason(event: dict[str, Any]) -> str:
     # A keeper without redis-py cannot translate what Redis or its connection said.
     error = _ERRORS.get(event["source"])
     return str(translate(error(event["away"])) if error else event["away"])
-
-
-_ERRORS: Final = {"reply": redis.ResponseError, "connection": redis.ConnectionError}
 
 
 def _environment() -> dict[str, str]:

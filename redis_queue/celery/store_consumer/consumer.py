@@ -14,19 +14,16 @@ from celery.bootsteps import RUN
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.waits import Backoff
+from redis_queue.celery.admission.admission import GateKeys, Gates, processes_of
+from redis_queue.celery.admission.sender import check_gate, uses_gates
 from redis_queue.celery.brokers.redis import is_same_database
-from redis_queue.celery.consume.gate.broker_share import BrokerShare
-from redis_queue.celery.consume.gate.channel import ERRORS, GateWorker, gate_mixins
-from redis_queue.celery.consume.gate.connection import gate_connection
-from redis_queue.celery.consume.gate.drain_thread import DrainThread
-from redis_queue.celery.consume.gate.hub_guard import HubGuard
-from redis_queue.celery.consume.gates import GateKeys, Gates, processes_of
-from redis_queue.celery.consume.leases import WorkerLeases
-from redis_queue.celery.consume.qos import lease_channels
-from redis_queue.celery.flow.gate import check_gate, uses_gates
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import InFlightKeys, amqp_step
+from redis_queue.celery.leases.leases import WorkerLeases
+from redis_queue.celery.leases.qos import lease_channels
 from redis_queue.celery.store import Store
+from redis_queue.celery.store_consumer.channel import ERRORS, GateWorker, gate_mixins
+from redis_queue.celery.store_consumer.connection import DrainThread, HubGuard, gate_connection
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.redis_errors import RedisErrors, redact
@@ -41,6 +38,9 @@ QUIET: Final = 30.0
 
 CLOSING: Final = 10.0
 """Most seconds that a worker waits for the thread that looks for the store."""
+
+KEEP: Final = 1.0
+"""Seconds without messages of flows after which the prefetch count is that of Celery again."""
 
 
 class Loop(Protocol):
@@ -293,3 +293,43 @@ def _has_flows(client: redis.Redis, keys: FlowKeys) -> bool:
 
 def _ignore(_message: Any) -> None:
     """Do nothing: the worker has not started."""
+
+
+class BrokerShare:
+    """Lowers the prefetch count of *consumer* to half of its processes while messages of flows wait for one.
+
+    Messages that the worker takes ahead would start before them. No effect on quorum queues, whose prefetch count is
+    static.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self._qos = qos = consumer.qos
+        self._set = qos.callback
+        self._until = -math.inf
+        self._is_low = False
+        qos.callback = self._set_count
+
+    def note(self, *, waits: bool) -> None:
+        """Note whether messages of flows wait for a process."""
+        now = time.monotonic()
+        if waits:
+            self._until = now + KEEP
+        is_low = now < self._until
+        if is_low != self._is_low:
+            self._is_low = is_low
+            # The event loop sets it in its next turn.
+            self._qos.prev = None
+
+    def end(self) -> None:
+        """Take as many messages as Celery wants."""
+        self._until = -math.inf
+        self.note(waits=False)
+
+    def _set_count(self, prefetch_count: int) -> Any:
+        if not self._is_low:
+            return self._set(prefetch_count=prefetch_count)
+        share = max(1, (self._consumer.pool.num_processes or 1) // 2)
+        # Celery raises the count for messages that wait in the worker.
+        more = max(0, prefetch_count - self._consumer.initial_prefetch_count)
+        return self._set(prefetch_count=share + more)

@@ -6,18 +6,21 @@ import contextlib
 import json
 import os
 import socket
+import threading
 import time
-from collections.abc import Iterable
+from _thread import start_new_thread
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from billiard.einfo import ExceptionInfo
-from celery import signals
+from celery import bootsteps, signals
 from celery.utils.dispatch import Signal
+from celery.worker import state
 from celery.worker.request import Request
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import END_OF_CALENDAR_MS
-from redis_queue.celery.consume.safe_settings import ATTRIBUTE
+from redis_queue.celery.leases.connections import ATTRIBUTE
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import Attempt, counted_id, is_redelivered, sibling_id
 from redis_queue.celery.store import Store
@@ -40,6 +43,9 @@ PROCESS: Final = os.urandom(8).hex()
 
 MOST_HOST: Final = 255
 """Most characters of a host name, as in DNS."""
+
+SPARE_WITHIN: Final = 2.0
+"""Most seconds for which a worker that was told to stop waits for Redis before it goes on to stop."""
 
 task_poisoned: Final = Signal(name="task_poisoned", providing_args={"task_id", "deliveries", "exception"})
 """Sent by a worker that makes a task a dead letter; the sender is the task. ``task_failure`` is sent as well."""
@@ -157,6 +163,93 @@ class DeliveryLimit:
 
     def _key(self, task_id: str) -> bytes:
         return PrefixKeys(self._store.prefix).starts(task_id)
+
+
+class DeliveryLimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Checks each redelivered message against the DeliveryLimit before the worker handles it."""
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        limit: DeliveryLimit = getattr(consumer.app, ATTRIBUTE).limit
+        # Not only close(): a solo pool runs its task first, and SIGKILL may follow SIGTERM.
+        signals.worker_shutting_down.connect(self.told_to_stop, weak=False, sender=consumer.hostname)
+        worker = consumer.controller
+        if soft := getattr(worker, "wait_for_soft_shutdown", None):
+
+            def told_then_soft() -> Any:
+                self.told_to_stop()
+                return soft()
+
+            # A cold shutdown begins with it, and cancels the tasks before it sends the signal.
+            worker.wait_for_soft_shutdown = told_then_soft
+        self._limit, self._consumer = limit, consumer
+        self._cancelled: list[Any] = []
+        lost = consumer.on_connection_error_after_connected
+
+        def lost_connection(error: Exception) -> None:
+            if consumer.app.conf.worker_cancel_long_running_tasks_on_connection_loss:
+                self._cancelled += state.active_requests
+            lost(error)
+
+        consumer.on_connection_error_after_connected = lost_connection
+
+    def intake(self, handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return *handle*, which gets no message that may not be started again: that one becomes a dead letter."""
+
+        def on_message(message: Any) -> Any:
+            if is_redelivered(message.delivery_info) and self._is_buried(message):
+                return None
+            return handle(message)
+
+        return on_message
+
+    def _is_buried(self, message: Any) -> bool:
+        # Celery refuses messages with other headers.
+        headers = message.headers or {}
+        name = headers.get("task") if headers.get("id") else None
+        task = self._consumer.app.tasks.get(name) if isinstance(name, str) else None
+        starts = self._limit.exceeded(message, task) if task is not None else None
+        # If it cannot be stored as a dead letter, better run it once more than lose it.
+        if starts is None or self._is_lost(message) or not self._limit.bury(self._consumer, message, task, starts):
+            return False
+        self._consumer.redis_queue_leases.count("dead")
+        return True
+
+    def _is_lost(self, message: Any) -> bool:
+        """Tell whether another worker has *message* by now: it waited here for too long."""
+        with contextlib.suppress(*self._consumer.connection_errors, *self._consumer.channel_errors):
+            return not self._consumer.redis_queue_leases.is_ours(message.delivery_tag)
+        return False
+
+    def start(self, consumer: Any) -> None:  # noqa: ARG002 - what Celery calls
+        """Let the starts of tasks not count that Celery has cancelled, since their connection was lost."""
+        cancelled, self._cancelled = self._cancelled, []
+        if cancelled:
+            self._spare(cancelled)
+
+    def told_to_stop(self, **_: Any) -> None:
+        """Let the starts of the tasks that the worker runs not count; no-op if it was called before."""
+        # A signal handler must not wait for a silent Redis, and a handler of gevent for nothing.
+        done = threading.Lock()
+        done.acquire()
+
+        def spare() -> None:
+            try:
+                self._spare(tuple(state.active_requests))
+            finally:
+                done.release()
+
+        start_new_thread(spare, ())
+        if not getattr(self._consumer.pool, "is_green", False):
+            done.acquire(timeout=SPARE_WITHIN)
+
+    def _spare(self, requests: Iterable[Any]) -> None:
+        try:
+            self._limit.spare(requests)
+        except (RedisQueueError, *RedisErrors) as error:
+            logger.warning("running tasks are counted as starts: %s", error, extra={"action": "spare_failed"})
 
 
 def _is_own(row: bytes) -> bool:

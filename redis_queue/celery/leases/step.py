@@ -1,39 +1,39 @@
-"""Boot steps of a worker's consumer: hold leases, and stop tasks that kill their workers."""
+"""LeaseStep: holds the messages of a worker under leases, also while their broker refuses commands."""
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
-from _thread import start_new_thread
-from collections.abc import Callable, Iterable
+import time
+import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from celery import bootsteps, signals
+from celery import bootsteps
+from celery.exceptions import CPendingDeprecationWarning
 from celery.utils.dispatch import Signal
+from celery.utils.log import get_logger
 from celery.worker import state
+from celery.worker.state import maybe_shutdown
 
-from redis_queue.basics.logs import logger_of
-from redis_queue.celery.consume.connections import check_broker, worker_connection
-from redis_queue.celery.consume.counters import Name
-from redis_queue.celery.consume.gate.consumer import GateConsumer
-from redis_queue.celery.consume.gates import GateKeys, Gates, is_gated, processes_of
-from redis_queue.celery.consume.leases import WorkerLeases
-from redis_queue.celery.consume.poison import DeliveryLimit
-from redis_queue.celery.consume.qos import lease_channels
-from redis_queue.celery.consume.refusals import Refusals
-from redis_queue.celery.consume.safe_settings import ATTRIBUTE
-from redis_queue.celery.consume.start_guard import StartGuard
-from redis_queue.celery.flow.gate import uses_gates
-from redis_queue.celery.flow.policy import FlowPolicy
+from redis_queue.basics.logs import OutageLog, logger_of
+from redis_queue.basics.waits import Backoff
+from redis_queue.celery.admission.admission import GateKeys, Gates, is_gated, processes_of
+from redis_queue.celery.admission.policy import FlowPolicy
+from redis_queue.celery.admission.sender import uses_gates
 from redis_queue.celery.kombu import internals
 from redis_queue.celery.kombu.keys import InFlightKeys
-from redis_queue.celery.message.headers import is_redelivered
+from redis_queue.celery.leases.connections import check_broker, worker_connection
+from redis_queue.celery.leases.leases import Name, WorkerLeases
+from redis_queue.celery.leases.qos import lease_channels
 from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import StoredTasks
-from redis_queue.errors import RedisQueueError, StoreError
+from redis_queue.errors import StoreError
 from redis_queue.flow.declarations import Declarations
 from redis_queue.store.keys import FlowKeys
-from redis_queue.store.redis_errors import RedisErrors
+from redis_queue.store.redis_errors import as_unavailable, refuses_for_now
 from redis_queue.store.scripts import Scripts
 
 logger = logger_of(__name__)
@@ -41,10 +41,16 @@ logger = logger_of(__name__)
 lease_lost: Final = Signal(name="lease_lost", providing_args={"task_id", "delivery_tag"})
 """Sent by a worker that lost the lease of a task, so that another worker may run it; the sender is the consumer."""
 
-SPARE_WITHIN: Final = 2.0
-"""Most seconds for which a worker that was told to stop waits for Redis before it goes on to stop."""
-
 OnMessage = Callable[[Any], Any]
+
+QUIET: Final = 10.0
+"""Seconds without a refusal after which the pauses begin with the shortest again."""
+
+STEP: Final = 0.2
+"""Seconds between two looks whether the worker has been told to stop."""
+
+CHATTER: Final = ("connection", "consumer", "mingle")
+"""Modules of Celery that log a line for each attempt."""
 
 
 class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -56,7 +62,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(consumer, **kwargs)
         self.leases: WorkerLeases | None = None
         #: Consumer of messages of flows, if the broker is not the Redis of the store.
-        self.gate: GateConsumer | None = None
+        self.gate: Any = None
         self._consumer = consumer
         #: What the event loop calls in each turn for the connection.
         self._ticks: set[Callable[[], Any]] = set()
@@ -89,7 +95,6 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
         self._loop_calls = _LoopCalls(consumer)
         consumer.connect = connect_leased
-        StartGuard(consumer, self._is_ours, self._count_drop)
         consumer.redis_queue_leases = self
 
     @property
@@ -100,13 +105,15 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
     @property
     def gate_leases(self) -> WorkerLeases | None:
         """The leases of messages from gates that are not in the broker."""
-        return None if self.gate is None else self.gate.leases
+        found: WorkerLeases | None = self.gate and self.gate.leases
+        return found
 
     def of(self, tag: Any) -> WorkerLeases | None:
         """Return the leases to which the message with this delivery tag belongs; None if it needs none."""
         return (self.gate_leases if isinstance(tag, str) and is_gated(tag) else None) or self.leases
 
-    def _is_ours(self, tag: Any) -> bool:
+    def is_ours(self, tag: Any) -> bool:
+        """Tell whether the worker still has the lease of the message with this delivery tag, or it needs none."""
         leases = self.of(tag)
         return leases is None or leases.is_ours(tag)
 
@@ -136,9 +143,6 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """Count for all workers, if the broker is Redis."""
         if self.leases is not None:
             self.leases.counters.add(name)
-
-    def _count_drop(self) -> None:
-        self.count("dropped")
 
     def _lease(self, consumer: Any, connection: Any) -> None:
         """Hold the messages of *connection* under leases."""
@@ -180,67 +184,6 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         leases, self.leases = self.leases, None
         if leases is not None:
             leases.close()
-
-
-class DeliveryLimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Checks each redelivered message against the DeliveryLimit before the worker handles it."""
-
-    requires = ("celery.worker.consumer.connection:Connection",)
-
-    def __init__(self, consumer: Any, **kwargs: Any) -> None:
-        super().__init__(consumer, **kwargs)
-        limit: DeliveryLimit = getattr(consumer.app, ATTRIBUTE).limit
-        # Not only close(): a solo pool runs its task first, and SIGKILL may follow SIGTERM.
-        signals.worker_shutting_down.connect(self.told_to_stop, weak=False, sender=consumer.hostname)
-        worker = consumer.controller
-        if soft := getattr(worker, "wait_for_soft_shutdown", None):
-
-            def told_then_soft() -> Any:
-                self.told_to_stop()
-                return soft()
-
-            # A cold shutdown begins with it, and cancels the tasks before it sends the signal.
-            worker.wait_for_soft_shutdown = told_then_soft
-        self._limit, self._consumer = limit, consumer
-        self._cancelled: list[Any] = []
-        lost = consumer.on_connection_error_after_connected
-
-        def lost_connection(error: Exception) -> None:
-            if consumer.app.conf.worker_cancel_long_running_tasks_on_connection_loss:
-                self._cancelled += state.active_requests
-            lost(error)
-
-        consumer.on_connection_error_after_connected = lost_connection
-        make = consumer.create_task_handler
-        consumer.create_task_handler = lambda *args, **options: _guard(consumer, limit, make(*args, **options))
-
-    def start(self, consumer: Any) -> None:  # noqa: ARG002 - what Celery calls
-        """Let the starts of tasks not count that Celery has cancelled, since their connection was lost."""
-        cancelled, self._cancelled = self._cancelled, []
-        if cancelled:
-            self._spare(cancelled)
-
-    def told_to_stop(self, **_: Any) -> None:
-        """Let the starts of the tasks that the worker runs not count; no-op if it was called before."""
-        # A signal handler must not wait for a silent Redis, and a handler of gevent for nothing.
-        done = threading.Lock()
-        done.acquire()
-
-        def spare() -> None:
-            try:
-                self._spare(tuple(state.active_requests))
-            finally:
-                done.release()
-
-        start_new_thread(spare, ())
-        if not getattr(self._consumer.pool, "is_green", False):
-            done.acquire(timeout=SPARE_WITHIN)
-
-    def _spare(self, requests: Iterable[Any]) -> None:
-        try:
-            self._limit.spare(requests)
-        except (RedisQueueError, *RedisErrors) as error:
-            logger.warning("running tasks are counted as starts: %s", error, extra={"action": "spare_failed"})
 
 
 class _LoopCalls:
@@ -291,24 +234,6 @@ def _can_fetch() -> bool:
     return not lacking
 
 
-def _guard(consumer: Any, limit: DeliveryLimit, handle: OnMessage) -> OnMessage:
-    def on_message(message: Any) -> Any:
-        if not is_redelivered(message.delivery_info):
-            return handle(message)
-        # Celery refuses messages with other headers.
-        headers = message.headers or {}
-        name = headers.get("task") if headers.get("id") else None
-        task = consumer.app.tasks.get(name) if isinstance(name, str) else None
-        starts = limit.exceeded(message, task) if task is not None else None
-        # If it cannot be stored as a dead letter, better run it once more than lose it.
-        if starts is None or not limit.bury(consumer, message, task, starts):
-            return handle(message)
-        consumer.redis_queue_leases.count("dead")
-        return None
-
-    return on_message
-
-
 def _tell_loss(consumer: Any, tag: str, after: float) -> None:
     found = (request for request in tuple(state.reserved_requests) if request.message.delivery_tag == tag)
     request = next(found, None)
@@ -321,3 +246,92 @@ def _tell_loss(consumer: Any, tag: str, after: float) -> None:
         extra={"action": "lease_lost", "task_id": task_id},
     )
     lease_lost.send(sender=consumer, task_id=task_id, delivery_tag=tag)
+
+
+class BrokerRefusesError(ConnectionError):
+    """For Celery a lost connection: the broker refuses commands for now."""
+
+
+class Refusals:
+    """Lets Celery connect again, after growing pauses, when the broker refuses what *consumer* does or starts with.
+
+    Tasks run on meanwhile, and are settled on the next connection.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self._pauses = Backoff(first=0.5)
+        self._outage = OutageLog(
+            logger, "the broker refuses commands for now", "the broker accepts commands again", action="broker_refuses"
+        )
+        self._ready_at = math.inf
+        self._next_at = -math.inf
+        consumer.blueprint.start = self._guarded(consumer.blueprint.start)
+        consumer.on_ready = self._noted(consumer.on_ready)
+        ensure_connected = consumer.ensure_connected
+        consumer.ensure_connected = lambda connection: ensure_connected(_impatient(connection))
+        # It says at each attempt that running tasks cannot be acknowledged any more; with leases they are.
+        warnings.filterwarnings("ignore", r"\s*In Celery 5\.1 .*\son connection loss", CPendingDeprecationWarning)
+        for name in CHATTER:
+            get_logger(f"celery.worker.consumer.{name}").addFilter(self._is_news)
+
+    def _guarded(self, start: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def guarded(consumer: Any) -> Any:
+            # Not before: meanwhile Celery has closed the connection, so tasks that end now are settled by the next one.
+            self._pause()
+            try:
+                return start(consumer)
+            except Exception as error:
+                refusal = as_unavailable(error)
+                if refusal is None:
+                    raise
+                self._note(refusal)
+                raise BrokerRefusesError(str(refusal)) from error
+
+        return guarded
+
+    def _note(self, error: Exception) -> None:
+        now = time.monotonic()
+        if now - self._ready_at > QUIET:
+            self._pauses.reset()
+        self._ready_at = math.inf
+        pause = self._pauses.next()
+        self._next_at = now + pause
+        self._outage.note(error, retry_in=pause)
+
+    def _pause(self) -> None:
+        stops = (bootsteps.CLOSE, bootsteps.TERMINATE)
+        while (left := self._next_at - time.monotonic()) > 0 and self._consumer.blueprint.state not in stops:
+            maybe_shutdown()
+            time.sleep(min(left, STEP))
+
+    def _noted(self, on_ready: Callable[[], Any]) -> Callable[[], Any]:
+        def ready() -> Any:
+            self._ready_at = time.monotonic()
+            self._outage.end()
+            return on_ready()
+
+        return ready
+
+    def _is_news(self, record: logging.LogRecord) -> bool:
+        """Tell whether *record* says more than the one line about the outage."""
+        args = record.args if isinstance(record.args, tuple) else ()
+        told = self._outage.lasts and record.levelno <= logging.INFO
+        return not told and not any(isinstance(value, BrokerRefusesError) for value in args)
+
+
+def _impatient(connection: Any) -> Any:
+    """Let *connection* raise a refusal at once: kombu would pause inside the event loop, for up to 30 s at a time."""
+    ensure_connection = connection._ensure_connection
+
+    def ensured(on_error: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        def check(error: Exception, interval: float) -> None:
+            if refuses_for_now(error):
+                raise error
+            if on_error is not None:
+                on_error(error, interval)
+
+        return ensure_connection(check, *args, **kwargs)
+
+    connection._ensure_connection = ensured
+    return connection

@@ -14,10 +14,10 @@ from typing import Any, Final
 import redis
 from celery.worker import state
 
-from redis_queue.celery.consume.async_connection import AsyncConnection, Call
 from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.flow.flows import route_of
+from redis_queue.store.async_connection import AsyncConnection, Call
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.links import Argument
 from redis_queue.store.script_files import Script, load

@@ -10,9 +10,9 @@ from celery.worker import state
 from kombu.transport import virtual
 
 from redis_queue.basics.lazy_property import LazyProperty
-from redis_queue.celery.consume.channel import FetchingChannel
-from redis_queue.celery.consume.gates import Capacity
-from redis_queue.celery.consume.qos import LeasedQoS
+from redis_queue.celery.admission.admission import Capacity
+from redis_queue.celery.fetch.channel import FetchingChannel
+from redis_queue.celery.leases.qos import LeasedQoS
 from redis_queue.errors import RedisQueueError
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.redis_errors import RedisErrors

@@ -1,24 +1,128 @@
-"""The request of a delayed task equals that of stock Celery, and its retries are attempts of the same call."""
+"""What a worker does with a message from its arrival until its task starts: one order, lost leases, the request."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 from celery import Celery
 from celery.app.trace import build_tracer
+from celery.exceptions import TaskRevokedError
+from celery.worker import WorkController
 from celery.worker.request import Request
 from celery.worker.strategy import proto1_to_proto2
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from redis_queue import CancelOutcome
-from redis_queue.celery import DelayedTasks, Dispatcher, push_task
+from redis_queue.celery import DelayedTasks, Dispatcher, intake, push_task
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import CALL, ETA
 from tests.support.celery.brokers import Broker
+
+PROCESSES = 30
+
+WORKER = """
+from celery import Celery
+from redis_queue.celery import DelayedTasks
+
+app = Celery("tests", broker="redis://localhost:1", set_as_current=False)
+app.conf.redis_queue_url = "redis://localhost:1"
+DelayedTasks(app, leases=True)
+handler = app.Worker(pool="solo").consumer.create_task_handler()
+while "handle" in handler.__code__.co_freevars:
+    print(handler.__module__.split("redis_queue.")[1])
+    handler = handler.__closure__[handler.__code__.co_freevars.index("handle")].cell_contents
+print(handler.__module__)
+"""
+"""Prints the module of each handler of a message, the first one first. Connects to no server."""
+
+ORDER = (
+    "celery.leases.poison",
+    "celery.control.revokes",
+    "celery.store_consumer.step",
+    "celery.monitor.requests",
+    "celery.worker.consumer.consumer",
+)
+
+
+def handlers(seed: int) -> tuple[str, ...]:
+    """Return the handlers of a new worker process."""
+    # Classes are hashed by their addresses, which a random layout of the memory changes as well.
+    environment = {"PYTHONHASHSEED": str(seed)}
+    return tuple(subprocess.check_output([sys.executable, "-c", WORKER], env=environment, text=True).split())
+
+
+def test_each_worker_process_handles_a_message_in_the_same_order() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        assert Counter(pool.map(handlers, range(PROCESSES))) == {ORDER: PROCESSES}
+
+
+class Waiting:
+    """A task that waits for a slot in the pool."""
+
+    def __init__(self, number: int, tag: str) -> None:
+        self.number, self.id, self.message = number, str(number), SimpleNamespace(delivery_tag=tag, channel=None)
+        self.task = SimpleNamespace(acks_late=True)
+
+    def execute_using_pool(self, pool: list[int]) -> None:
+        """Start, unless it was revoked."""
+        if self.message.delivery_tag == "revoked":
+            raise TaskRevokedError(self.id)
+        pool.append(self.number)
+
+    def acknowledge(self) -> None:
+        """Do nothing."""
+
+
+def consumer_of(worker: Any, is_ours: Callable[[str], bool], count: Callable[[str], Any]) -> Any:
+    """Return the consumer of a worker whose pool has a semaphore."""
+    return SimpleNamespace(
+        controller=worker,
+        on_task_request=None,
+        connection_errors=(OSError,),
+        channel_errors=(redis.ResponseError,),
+        redis_queue_leases=SimpleNamespace(is_ours=is_ours, count=count),
+    )
+
+
+@pytest.mark.parametrize("error", [OSError("away"), redis.OutOfMemoryError("full")])
+def test_tasks_start_if_their_lease_cannot_be_checked(error: Exception) -> None:
+    def ask(_tag: str) -> bool:
+        raise error
+
+    started: list[int] = []
+    worker = SimpleNamespace(_process_task=lambda request: started.append(request.number))
+    intake.StartGuard(consumer_of(worker, ask, pytest.fail))
+    worker._process_task(Waiting(7, "uncertain"))
+    assert started == [7]
+
+
+@pytest.mark.parametrize("kind", ["lost", "revoked"])
+def test_any_number_of_tasks_that_do_not_start_can_wait_for_one_slot(kind: str) -> None:
+    ready: deque[Any] = deque()
+    places = LaxBoundedSemaphore(1)
+    started: list[int] = []
+    dropped: list[str] = []
+    worker = SimpleNamespace(pool=started, _quick_release=places.release, hub=SimpleNamespace(call_soon=ready.append))
+    worker._process_task = partial(WorkController._process_task, worker)
+    intake.StartGuard(consumer_of(worker, lambda tag: tag != "lost", dropped.append))
+    tags = [kind] * 2000 + ["ours"]
+    for number, tag in enumerate(tags):
+        places.acquire(worker._process_task, Waiting(number, tag))
+    while ready:
+        ready.popleft()()
+    assert (started, len(dropped)) == ([2000], 2000 if kind == "lost" else 0)
+
 
 HOUR = 3600
 ETA_OF_TEST = datetime(2027, 1, 15, 12, tzinfo=timezone(timedelta(hours=1)))

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from decimal import Decimal
 from queue import Empty
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import redis
 from kombu.transport import virtual
@@ -24,17 +24,15 @@ from kombu.utils.scheduling import priority_cycle
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
-from redis_queue.celery.consume.fetch import Fetch, Fetched, MessageList, check
-from redis_queue.celery.consume.gates import Capacity, Gates, Move, Wanted, is_gated, task_id_of
-from redis_queue.celery.consume.settlement import DELAY, Settlement
+from redis_queue.celery.admission.admission import Capacity, Gates, Move, Wanted, is_gated, task_id_of
+from redis_queue.celery.fetch.fetch import Fetch, Fetched, MessageList, check
+from redis_queue.celery.fetch.poller import FetchingPoller
+from redis_queue.celery.fetch.settlement import DELAY, Settlement
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.internals import FETCH_IS_OFF
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.redis_errors import lacks_permission, translate
-
-if TYPE_CHECKING:
-    from redis_queue.celery.consume.poller import FetchingPoller
 
 logger = logger_of(__name__)
 

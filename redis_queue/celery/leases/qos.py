@@ -15,13 +15,13 @@ from kombu.utils.json import dumps, loads
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
-from redis_queue.celery.consume.channel import FetchingChannel
-from redis_queue.celery.consume.fetch import Asked
-from redis_queue.celery.consume.gates import Move, tag_of, task_id_of
-from redis_queue.celery.consume.in_flight import InFlightRecords
-from redis_queue.celery.consume.leases import WorkerLeases
-from redis_queue.celery.consume.poller import FetchingPoller
+from redis_queue.celery.admission.admission import Move, tag_of, task_id_of
+from redis_queue.celery.fetch.channel import FetchingChannel
+from redis_queue.celery.fetch.fetch import Asked
+from redis_queue.celery.fetch.poller import FetchingPoller
+from redis_queue.celery.fetch.settlement import InFlightRecords
 from redis_queue.celery.kombu.connection import client_of
+from redis_queue.celery.leases.leases import WorkerLeases
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.redis_errors import as_unavailable

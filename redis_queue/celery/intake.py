@@ -1,4 +1,4 @@
-"""Start guard: a worker does not start tasks that another worker has by now, or that it runs already."""
+"""Intake: what redis_queue does in a worker with each message, from its arrival until its task starts."""
 
 from __future__ import annotations
 
@@ -7,31 +7,77 @@ from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
+from celery import bootsteps, signals
 from celery.concurrency import solo
 from celery.worker import state
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.celery.consume.channel import FetchingChannel
-from redis_queue.celery.consume.gate.channel import GateChannel
+from redis_queue.celery.control.revokes import RevokeStep
+from redis_queue.celery.fetch.channel import FetchingChannel
+from redis_queue.celery.leases.connections import ATTRIBUTE
+from redis_queue.celery.leases.poison import DeliveryLimitStep
+from redis_queue.celery.message.headers import ETA, OWN
+from redis_queue.celery.monitor.step import MonitorStep
+from redis_queue.celery.store_consumer.channel import GateChannel
+from redis_queue.celery.store_consumer.step import GateStep
+from redis_queue.celery.stored_tasks import delayed_of
 
 logger = logger_of(__name__)
 
+OnMessage = Callable[[Any], Any]
+
+CHAIN: Final = (DeliveryLimitStep, RevokeStep, GateStep, MonitorStep)
+"""The boot steps whose *intake* gets a message before Celery does, the first one first.
+
+1. DeliveryLimitStep: a message that killed its workers becomes a dead letter, unless its lease was lost meanwhile.
+2. RevokeStep: a call that is newer than the revoke of its id is not discarded.
+3. GateStep: a message of a flow that came from the broker moves into the store, with all its headers.
+4. MonitorStep: notes when the message arrived, and removes the header with the time of sending.
+
+Later, when its task is to start, StartGuard drops it if its lease was lost, and *restore_requests* restores its eta.
+"""
+
 LOOK: Final = 0.2
 """Seconds between two looks at a run whose message has come again."""
+
+_MOST: Final = 64
+"""Most characters of an eta; ISO 8601 needs fewer."""
+
+
+class IntakeStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Puts the parts of CHAIN that the worker has before Celery's handler of messages, and installs its StartGuard.
+
+    Celery keeps boot steps in a set: wraps by several steps would be in another order in each process.
+    """
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        make = consumer.create_task_handler
+        # It is called when the consumer starts, after all boot steps were created.
+        consumer.create_task_handler = lambda *args, **options: _chain(consumer, make(*args, **options))
+        if ATTRIBUTE in vars(consumer.app):
+            StartGuard(consumer)
+
+
+def _chain(consumer: Any, handle: OnMessage) -> OnMessage:
+    steps = {type(step): step for step in consumer.steps}
+    for kind in reversed(CHAIN):
+        if kind in steps:
+            handle = steps[kind].intake(handle)
+    return handle
 
 
 class StartGuard:
     """Lets the worker of *consumer* drop a waiting task, instead of starting it, if its lease was lost.
 
-    *is_ours* tells by the delivery tag; while the broker is away, it is not asked and tasks are started. *on_drop* is
-    called after each dropped task. A fetched message with early acknowledgement is settled before its task starts, or
-    when it starts in a pool that lets tasks wait. One that comes again while its task runs in this worker waits for the
-    end of that run: Redis had lost what it knew of it, and a second run would break limits.
+    While the broker is away, the lease is not checked and tasks are started. A fetched message with early
+    acknowledgement is settled before its task starts, or when it starts in a pool that lets tasks wait. One that comes
+    again while its task runs in this worker waits for the end of that run: Redis had lost what it knew of it, and a
+    second run would break limits.
     """
 
-    def __init__(self, consumer: Any, is_ours: Callable[[str], bool], on_drop: Callable[[], None]) -> None:
+    def __init__(self, consumer: Any) -> None:
         self._consumer, self._worker = consumer, consumer.controller
-        self._is_ours, self._on_drop = is_ours, on_drop
         self._process = self._worker._process_task
         # By the tag that its sender gave a message.
         self._runs: WeakValueDictionary[str, Any] = WeakValueDictionary()
@@ -48,7 +94,7 @@ class StartGuard:
         run = self._runs.get(sent_as)
         if not self._may_start(request):
             _drop(self._worker, request)
-            self._on_drop()
+            self._consumer.redis_queue_leases.count("dropped")
         elif run is not request and run in state.active_requests:
             _free_process(self._worker)
             _wait_for(run, request, self._consumer)
@@ -64,7 +110,7 @@ class StartGuard:
         """Tell whether the lease of *request* is held; settle its message if that is to be done before it starts."""
         message = request.message
         try:
-            if not self._is_ours(message.delivery_tag):
+            if not self._consumer.redis_queue_leases.is_ours(message.delivery_tag):
                 return False
             if not request.task.acks_late and isinstance(message.channel, FetchingChannel):
                 _settle(message, self._worker.pool)
@@ -122,3 +168,25 @@ def _drop(worker: Any, request: Any) -> None:
 def _free_process(worker: Any) -> None:
     if hasattr(worker, "_quick_release"):
         worker._quick_release()
+
+
+def restore_requests() -> None:
+    """Restore the eta in requests of delayed tasks, for apps with DelayedTasks; no-op if already installed."""
+    signals.task_prerun.connect(_restore, weak=False, dispatch_uid="redis_queue_restore_request")
+
+
+def _restore(task: Any, **_: Any) -> None:
+    if delayed_of(task.app) is None:
+        return
+    request = task.request
+    headers = request.headers or {}
+    if OWN.isdisjoint(headers):
+        return
+    # A retry reads them here, even if the headers of the request were changed.
+    vars(request).update({name: headers[name] for name in OWN.intersection(headers)})
+    kept = {name: value for name, value in headers.items() if name not in OWN}
+    # As in Celery: None if there are no headers, except with protocol 1, which lacks "lang".
+    request.headers = None if not kept and "lang" in vars(request) else kept
+    eta = vars(request).get(ETA)
+    if not request.eta and isinstance(eta, str) and len(eta) <= _MOST:
+        request.eta = eta

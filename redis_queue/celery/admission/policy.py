@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from redis_queue.basics.key_template import check_key
+from redis_queue.basics.logs import logger_of
 from redis_queue.basics.options import did_you_mean
-from redis_queue.celery.flow.task_keys import TaskKeys
-from redis_queue.celery.flow.task_options import TaskOptions
+from redis_queue.celery.admission.task_keys import TaskKeys
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.settings import NAMESPACE, CelerySettings
 from redis_queue.errors import ConfigurationError
 from redis_queue.flow.flows import OF_QUEUE
 from redis_queue.flow.rules import Flow
+from redis_queue.unique.rules import END, Unique
 
 if TYPE_CHECKING:
     from celery import Celery
 
-CACHED: Final = "redis_queue_flow_policy"
+logger = logger_of(__name__)
+
+FLOWS: Final = "redis_queue_flow_policy"
+
+UNIQUES: Final = "redis_queue_unique_policy"
+
+Option = TypeVar("Option")
 
 
 class FlowPolicy:
@@ -34,9 +41,9 @@ class FlowPolicy:
     @classmethod
     def of(cls, app: Celery) -> FlowPolicy:
         """Return the policy of *app*, created at the first call. Raises ConfigurationError for invalid settings."""
-        found: FlowPolicy | None = vars(app).get(CACHED)
+        found: FlowPolicy | None = vars(app).get(FLOWS)
         if found is None:
-            found = vars(app)[CACHED] = cls(app)
+            found = vars(app)[FLOWS] = cls(app)
         return found
 
     def may_apply(self, task: str) -> bool:
@@ -117,3 +124,82 @@ def check_known(what: str, name: str, known: Sequence[str]) -> None:
     """Raise ConfigurationError, which begins with *what*, unless *name* is *known*."""
     if name not in known:
         raise ConfigurationError(f"{what}: {did_you_mean(name, known)}")
+
+
+class UniquePolicy:
+    """The unique tasks of *app*: of ``redis_queue_unique``, and those with ``unique=`` at their decorators."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._configured = CelerySettings.of(app).uniques
+        self._options = TaskOptions(app, "unique", Unique, self._configured)
+        self._keys = TaskKeys(app)
+
+    @classmethod
+    def of(cls, app: Celery) -> UniquePolicy:
+        """Return the policy of *app*, created at the first call. Raises ConfigurationError for invalid settings."""
+        found: UniquePolicy | None = vars(app).get(UNIQUES)
+        if found is None:
+            found = vars(app)[UNIQUES] = cls(app)
+        return found
+
+    def of_task(self, name: str) -> Unique | None:
+        """Return how the task *name* is unique; None if it is not."""
+        return self._options.of(name)
+
+    def all(self) -> dict[str, Unique]:
+        """Return all unique tasks."""
+        return self._options.all()
+
+    def check(self) -> None:
+        """Raise ConfigurationError for an unknown task, or one that cannot be unique in this way."""
+        for name in self._configured:
+            check_known(f"{NAMESPACE}unique[{name!r}]: unknown task", name, own_tasks(self._app))
+        for name, unique in self.all().items():
+            self._keys.check(name, unique.template, "unique")
+            task = self._app.tasks.get(name)
+            if task is not None and not task.acks_late and unique.kind == END:
+                raise ConfigurationError(
+                    f"task {name}: acks_late=False contradicts unique until its end: its key would be free when it "
+                    "starts; use until='start'"
+                )
+
+    def key(self, name: str, unique: Unique, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Return the key of a call; "" if all calls have one. Raises InvalidValueError."""
+        return self._keys.of_task(name, unique.template, args, kwargs)
+
+
+class TaskOptions(Generic[Option]):
+    """The option *name* of the tasks of *app*, of type *kind*: *configured* in a setting, or given at the decorator."""
+
+    def __init__(self, app: Celery, name: str, kind: type[Option], configured: Mapping[str, Option]) -> None:
+        self._app = app
+        self._name = name
+        self._kind = kind
+        self._configured = configured
+        self._contradictions: set[str] = set()
+
+    def of(self, task: str) -> Option | None:
+        """Return the option of *task*; the setting has precedence. Raises ConfigurationError for another type."""
+        configured = self._configured.get(task)
+        own = getattr(self._app.tasks.get(task), self._name, None)
+        if own is None:
+            return configured
+        if not isinstance(own, self._kind):
+            raise ConfigurationError(f"task {task}: {self._name}={own!r}: must be a redis_queue.{self._kind.__name__}")
+        if configured is not None and configured != own and task not in self._contradictions:
+            self._contradictions.add(task)
+            logger.warning(
+                "task %s: %s%s has precedence over %s= of its decorator",
+                task,
+                NAMESPACE,
+                self._name,
+                self._name,
+                extra={"action": f"{self._name}_contradiction"},
+            )
+        return configured or own
+
+    def all(self) -> dict[str, Option]:
+        """Return the options of all tasks that have one."""
+        found = {name: self.of(name) for name in [*self._configured, *self._app.tasks]}
+        return {name: option for name, option in found.items() if option is not None}

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 from kombu.transport import get_transport_cls
 from kombu.transport.redis import Channel, SentinelChannel
 
-from redis_queue.celery.consume.safe_settings import ATTRIBUTE
 from redis_queue.celery.kombu.connection import add_timeouts
 from redis_queue.celery.kombu.keys import LEASE_OPTION, lease_of
 from redis_queue.celery.store import Store
@@ -26,6 +25,16 @@ SWEEP_LIMIT: Final = "unacked_restore_limit"
 
 LONG: Final = Channel.visibility_timeout
 """Visibility timeout of kombu in seconds, unless an app sets it."""
+
+ATTRIBUTE: Final = "task_leases"
+"""Attribute of an app that holds its TaskLeases."""
+
+SAFE: Final = {
+    "task_acks_late": "CELERY_ACKS_LATE",
+    "task_reject_on_worker_lost": "CELERY_REJECT_ON_WORKER_LOST",
+}
+"""Each setting with its old name. With early acknowledgement a task is settled before it starts; without the second
+setting the pool drops the task of a killed child."""
 
 
 def prepare_connections(app: Celery) -> None:
@@ -100,3 +109,30 @@ def visibility_timeout_of(options: Mapping[str, Any]) -> float:
             f"broker_transport_options['visibility_timeout']={value!r}: must be a number of seconds > 0"
         )
     return float(value)
+
+
+def prefer_safe_settings(app: Celery) -> None:
+    """Turn on each setting of SAFE by default; values that *app* sets, before or after, are kept."""
+    # The signal is sent whenever the configuration is read, which may be more than once.
+    app.on_after_configure.connect(_fill, weak=False, dispatch_uid="redis_queue_safe_settings")
+    if app.configured:
+        _fill(source=app.conf)
+
+
+def _fill(source: Any, **_: Any) -> None:
+    # The last map holds Celery's defaults, of this app alone. Values of add_defaults() would override the module or
+    # object from which the app is configured.
+    defaults = source.maps[-1]
+    for name, old in SAFE.items():
+        # An app that is configured by old names has them in its defaults as well.
+        defaults[old if old in defaults else name] = True
+
+
+def active_defaults(app: Celery) -> list[str]:
+    """Return the settings of SAFE that are on by default, not set by *app*."""
+    return [name for name in SAFE if app.conf[name] and not app.conf.value_set_for(name)]
+
+
+def disabled_settings(app: Celery) -> list[str]:
+    """Return the settings of SAFE that *app* has turned off."""
+    return [name for name in SAFE if not app.conf[name]]

@@ -10,8 +10,7 @@ from uuid import uuid4
 import redis
 
 from redis_queue.basics.lazy_property import LazyProperty
-from redis_queue.celery.flow.policy import FlowPolicy
-from redis_queue.celery.flow.unique_policy import UniquePolicy
+from redis_queue.celery.admission.policy import FlowPolicy, UniquePolicy
 from redis_queue.celery.kombu.keys import ListNames, amqp_step
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader

@@ -1,0 +1,1 @@
+"""Leases of the messages that a worker holds: their renewal, their loss, and the limit of their deliveries."""

@@ -1,0 +1,237 @@
+"""GateStep: lets a worker whose broker is elsewhere take messages of flows from the store."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from celery import bootsteps
+from kombu.transport.redis import Transport
+
+from redis_queue.basics.logs import logger_of
+from redis_queue.basics.waits import Backoff
+from redis_queue.celery.admission.admission import is_gated
+from redis_queue.celery.admission.policy import FlowPolicy
+from redis_queue.celery.admission.sender import Gate
+from redis_queue.celery.background import Background
+from redis_queue.celery.leases.step import LeaseStep
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.headers import FlowHeader
+from redis_queue.celery.store_consumer.consumer import GateConsumer
+from redis_queue.celery.stored_tasks import StoredTasks
+from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+logger = logger_of(__name__)
+
+STOPPING = (bootsteps.CLOSE, bootsteps.TERMINATE)
+
+LONGEST_PAUSE: Final = 2.0
+"""Most seconds between two attempts."""
+
+MOST_HELD: Final = 1000
+"""Most messages by which the prefetch count is raised while they wait for the store."""
+
+
+class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Runs a GateConsumer and a GateInbox beside the consumer of a worker whose broker is not the store's Redis."""
+
+    requires = (LeaseStep, "celery.worker.consumer.tasks:Tasks")
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self._leases: LeaseStep = consumer.redis_queue_leases
+        self._gate = self._leases.gate = GateConsumer(consumer, self._leases.tell_loss, self._leases.declare)
+        self._inbox = GateInbox(consumer)
+        # An acknowledgement, and the check of a lease, may fail with an error of the store as well.
+        consumer.connection_errors = (*consumer.connection_errors, *Transport.connection_errors)
+        self._passing = PassingMessages(consumer.app)
+        for name in ("add_task_queue", "cancel_task_queue"):
+            setattr(consumer, name, self._with_sync(getattr(consumer, name)))
+
+    def start(self, consumer: Any) -> None:  # noqa: ARG002 - what Celery calls
+        """Take messages of flows."""
+        if not self._leases.has_gates:
+            self._gate.start()
+
+    def stop(self, consumer: Any) -> None:
+        """Take no more messages; after a lost connection to the broker, return those whose tasks have not started."""
+        self._inbox.stop()
+        if consumer.blueprint.state in STOPPING:
+            self._gate.cancel()
+        else:
+            self._gate.stop()
+
+    def shutdown(self, consumer: Any) -> None:  # noqa: ARG002 - what Celery calls
+        """Return the messages whose tasks have not started, and renew nothing any more."""
+        self._gate.close()
+
+    def intake(self, handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return *handle*, which gets no message of a flow that came from the broker: it moves into the store."""
+
+        def on_message(message: Any) -> Any:
+            tag, here = message.delivery_tag, self._leases.has_gates
+            if (isinstance(tag, str) and is_gated(tag)) or (here and not self._passing.has_flows):
+                return handle(message)
+            header = FlowHeader.of(message.headers)
+            if header is None and self._passing.has_flows:
+                self._passing.note(message)
+            if header is None or here:
+                # If flows are in the broker, the channel has moved what it could.
+                return handle(message)
+            if self._gate.is_idle:
+                # It is the first one of a flow.
+                self._gate.start()
+            return self._inbox.add(message, header, handle)
+
+        return on_message
+
+    def _with_sync(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def change(*args: Any, **options: Any) -> Any:
+            found = method(*args, **options)
+            self._gate.sync()
+            return found
+
+        return change
+
+
+class GateInbox:
+    """Moves messages of the broker of *consumer* that belong to flows into their gate, in a thread.
+
+    A dispatcher, or a worker that returned them, has sent them to the broker. A message is acknowledged after it was
+    moved: one whose acknowledgement is lost is moved again. While the store is away it stays unacknowledged, and the
+    prefetch count is raised, so that other messages arrive.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self._gate = Gate(consumer.app)
+        self._arrived = threading.Condition()
+        self._messages: deque[tuple[Any, FlowHeader, Callable[[Any], Any]]] = deque()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_away = False
+        self._held = 0
+
+    def add(self, message: Any, header: FlowHeader, handle: Callable[[Any], Any]) -> None:
+        """Move *message* soon; *handle* gets it if it cannot be moved."""
+        with self._arrived:
+            self._messages.append((message, header, handle))
+            if self._is_away:
+                self._hold(1)
+            if self._thread is None:
+                self._stopped = threading.Event()
+                self._thread = threading.Thread(
+                    target=self._work, args=(self._stopped,), name="redis-queue-gate-inbox", daemon=True
+                )
+                self._thread.start()
+            self._arrived.notify()
+
+    def stop(self) -> None:
+        """Move nothing any more: the broker delivers the messages again."""
+        with self._arrived:
+            self._stopped.set()
+            self._messages.clear()
+            self._thread, self._is_away, self._held = None, False, 0
+            self._arrived.notify_all()
+
+    def _work(self, stopped: threading.Event) -> None:
+        while True:
+            with self._arrived:
+                while not self._messages and not stopped.is_set():
+                    self._arrived.wait()
+                if stopped.is_set():
+                    return
+                message, header, handle = self._messages[0]
+            done = self._move(message, header, stopped)
+            with self._arrived:
+                if stopped.is_set():
+                    return
+                self._messages.popleft()
+                if self._held:
+                    self._held -= 1
+                    self._consumer.qos.decrement_eventually()
+            if done:
+                self._consumer.call_soon_ack(message.ack_log_error, logger, self._consumer.connection_errors)
+            else:
+                self._consumer.call_soon(handle, message)
+
+    def _move(self, message: Any, header: FlowHeader, stopped: threading.Event) -> bool:
+        """Move *message*; False if that is impossible."""
+        pauses = Backoff(first=0.1, cap=LONGEST_PAUSE)
+        while True:
+            try:
+                self._gate.send(Envelope.of_message(message), self._queue_of(message), header, is_new=False)
+            except (StoreUnavailableError, StoreRefusedError) as error:
+                self._note_away(error)
+            except Exception:
+                logger.exception("cannot move a task into its flow: it runs without", extra={"action": "gate_refused"})
+                return False
+            else:
+                self._is_away = False
+                return True
+            if stopped.wait(pauses.next()):
+                return True
+
+    def _note_away(self, error: Exception) -> None:
+        with self._arrived:
+            if self._is_away:
+                return
+            self._is_away = True
+            self._hold(len(self._messages))
+        logger.warning("tasks of flows wait in the worker: %s", error, extra={"action": "gate_away"})
+
+    def _hold(self, count: int) -> None:
+        count = min(count, MOST_HELD - self._held)
+        if count > 0 and self._consumer.qos is not None:
+            self._held += count
+            self._consumer.qos.increment_eventually(count)
+
+    def _queue_of(self, message: Any) -> str:
+        if found := getattr(message, "queue", None):
+            return str(found)
+        tag = message.delivery_info.get("consumer_tag")
+        tags = self._consumer.task_consumer._active_tags.items()
+        return next((str(queue) for queue, found in tags if found == tag), "") or str(
+            message.delivery_info["routing_key"]
+        )
+
+
+class PassingMessages:
+    """Counts in Redis, for each flow, the messages that a worker of *app* gets without the header of a flow."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._policy = FlowPolicy.of(app)
+        #: Whether the app has flows.
+        self.has_flows = bool(self._policy.all())
+        self._background = Background()
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def note(self, message: Any) -> None:
+        """Count *message*, which has no header of a flow."""
+        task = (message.headers or {}).get("task")
+        if isinstance(task, str):
+            queue = getattr(message, "queue", None) or message.delivery_info.get("routing_key")
+            if names := self._policy.names(task, str(queue)):
+                self._count(names)
+
+    def _count(self, names: list[str]) -> None:
+        with self._lock:
+            is_first = not self._counts
+            self._counts.update(names)
+        if is_first:
+            self._background.run(self._write)
+
+    def _write(self) -> None:
+        with self._lock:
+            counts, self._counts = self._counts, Counter()
+        try:
+            StoredTasks.of(self._app).flow.count_ungated(counts)
+        except StoreError as error:
+            logger.info("cannot count: %s", error, extra={"action": "count_failed"})
