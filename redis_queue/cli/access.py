@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.core import ParameterSource
 
-from redis_queue.cli.exit_codes import INTERRUPTED_AT_ONCE, code_of
 from redis_queue.cli.output import harmless, show_json
+from redis_queue.cli.report import INTERRUPTED_AT_ONCE, code_of
 from redis_queue.errors import ConfigurationError, RedisQueueError
 from redis_queue.store.connection import connect
 from redis_queue.store.redis_errors import redact

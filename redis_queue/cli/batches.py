@@ -14,9 +14,7 @@ from redis_queue.cli import options
 from redis_queue.cli.access import with_access
 from redis_queue.cli.audit import Record
 from redis_queue.cli.confirmation import confirm
-from redis_queue.cli.exit_codes import INTERRUPTED
-from redis_queue.cli.report import report
-from redis_queue.cli.signals import Stop, signal_handler
+from redis_queue.cli.report import INTERRUPTED, Stop, report, signal_handler
 from redis_queue.errors import RedisQueueError
 from redis_queue.operate import verbs
 from redis_queue.operate.access import Access

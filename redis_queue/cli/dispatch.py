@@ -10,8 +10,7 @@ import click
 from redis_queue.celery.dispatch.loop import DispatchLoop
 from redis_queue.cli import options
 from redis_queue.cli.access import Command, with_app
-from redis_queue.cli.report import report
-from redis_queue.cli.signals import signal_handler
+from redis_queue.cli.report import report, signal_handler
 
 STOP_WITHIN: Final = 0.8
 """Seconds to wait for the current batch after a signal."""

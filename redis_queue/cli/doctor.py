@@ -12,8 +12,8 @@ import click
 
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.audit import Record
-from redis_queue.cli.exit_codes import FAILED
 from redis_queue.cli.output import harmless, show_json, show_place
+from redis_queue.cli.report import FAILED
 from redis_queue.doctor import Finding
 from redis_queue.doctor.finding import ORDER
 from redis_queue.operate.access import Access

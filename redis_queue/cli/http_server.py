@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,8 +18,8 @@ from waitress import wasyncore
 from waitress.channel import HTTPChannel
 from waitress.server import BaseWSGIServer
 
-from redis_queue.cli import listen_address
-from redis_queue.cli.signals import signal_handler
+from redis_queue.cli.output import harmless
+from redis_queue.cli.report import signal_handler
 from redis_queue.operate.addresses import network
 
 SERVER: Final[Mapping[str, Any]] = {
@@ -109,6 +110,21 @@ class Connection(HTTPChannel):
                 yield one
 
 
+def _address(host: object, port: int) -> str:
+    """Return host and port as in a URL."""
+    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+
+
+@contextmanager
+def _listen_errors(host: str, port: int) -> Iterator[None]:
+    """Turn errors of a server that cannot listen there into one line."""
+    try:
+        yield
+    # An invalid host name fails before the socket is opened.
+    except (OSError, ValueError, OverflowError) as error:
+        raise click.ClickException(f"cannot listen on {harmless(_address(host, port))}: {error}") from error
+
+
 def create(app: Callable[..., Any], host: str, port: int, limits: Limits) -> Any:
     """Return a listening server for the WSGI application *app*; its ``run()`` ends with SystemExit.
 
@@ -130,10 +146,10 @@ def create(app: Callable[..., Any], host: str, port: int, limits: Limits) -> Any
 
 def serve(app: Callable[..., Any], host: str, port: int, started: str, limits: Limits) -> None:
     """Serve until SIGTERM or Ctrl-C; print *started*, with the address in place of its braces."""
-    with listen_address.listen_errors(host, port):
+    with _listen_errors(host, port):
         server = create(app, host, port, limits)
     found, chosen = getattr(server, "effective_listen", [(host, getattr(server, "effective_port", port))])[0][:2]
-    click.echo(started.format(listen_address.address(found, chosen)), err=True)
+    click.echo(started.format(_address(found, chosen)), err=True)
     # The server ends its threads for this.
     with signal_handler(_end):
         server.run()

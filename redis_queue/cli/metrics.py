@@ -14,7 +14,7 @@ import click
 from kombu.exceptions import OperationalError
 
 from redis_queue.basics.logs import escape
-from redis_queue.cli import listen_address
+from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access, with_url
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.operate.access import Access
@@ -36,9 +36,9 @@ PATIENCE: Final = 2.0
 
 
 @click.command(cls=StoreCommand)
-@listen_address.port(8056)
-@listen_address.bind
-@listen_address.hosts
+@options.port(8056)
+@options.bind
+@options.hosts
 @click.option("--once", is_flag=True, help="Print the metrics and exit.")
 @with_access
 @with_url

@@ -9,13 +9,22 @@ from typing import Any, Final
 
 import click
 
-from redis_queue.cli import zone
+from redis_queue.cli.output import UTC
 from redis_queue.errors import InvalidDelayError
 from redis_queue.operate.relative_time import When, read
 
 MOST_ROWS: Final = 10_000
 
-utc: Final = zone.option
+HIGHEST_PORT: Final = 65535
+
+
+def _keep_utc(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    ctx.meta[UTC] = value
+
+
+utc: Final = click.option(
+    "--utc", is_flag=True, expose_value=False, callback=_keep_utc, help="Show times in UTC, not in the local time zone."
+)
 as_json: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 dry_run: Final = click.option("--dry-run", is_flag=True, help="Only count; change nothing.")
 yes: Final = click.option("--yes", is_flag=True, help="Do not ask.")
@@ -23,6 +32,10 @@ task: Final = click.option("--task", help="Only calls of the task with this full
 task_part: Final = click.option("--task", "task_part", help="Only calls of tasks whose names contain this text.")
 body: Final = click.option("--body", "with_body", is_flag=True, help="Show bodies and arguments, too.")
 
+bind: Final = click.option("--bind", default="127.0.0.1", show_default=True, help="Address to listen on.")
+hosts: Final = click.option(
+    "--host", "hosts", multiple=True, help="An allowed host name besides localhost; can be repeated."
+)
 
 Function = Callable[..., Any]
 
@@ -40,6 +53,17 @@ def limit(default: int = 50, maximum: int = MOST_ROWS) -> Callable[[Any], Any]:
     """Return the option for the number of rows."""
     return click.option(
         "--limit", type=click.IntRange(1, maximum), default=default, show_default=True, help="Most rows to show."
+    )
+
+
+def port(default: int) -> Callable[[Any], Any]:
+    """Return the option for the port."""
+    return click.option(
+        "--port",
+        type=click.IntRange(0, HIGHEST_PORT),
+        default=default,
+        show_default=True,
+        help="Port to listen on; 0 chooses a free one.",
     )
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +15,6 @@ import click
 
 from redis_queue.basics.logs import escape
 from redis_queue.catalog import Catalog
-from redis_queue.cli import zone
 from redis_queue.store.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,6 +38,9 @@ NARROW: Final = 8
 """Least width of a text column, however narrow the screen."""
 
 DEFAULT_PREFIX: Final = Settings().prefix
+
+UTC: Final = "redis_queue.utc"
+"""Entry of a command's context: whether it shows times in UTC, not in the local time zone."""
 
 
 def harmless(value: Any) -> str:
@@ -102,7 +104,7 @@ class _Column:
     def of(cls, name: str, values: list[Any]) -> _Column:
         from rich.cells import cell_len  # noqa: PLC0415 - as above
 
-        zones = {zone.name(value) for value in values if isinstance(value, datetime)}
+        zones = {zone_name(value) for value in values if isinstance(value, datetime)}
         head = f"{name} ({harmless(*zones)})" if len(zones) == 1 else name
         cells = [_cell(value, named=len(zones) > 1) for value in values]
         right = bool(values) and all(isinstance(value, NUMBER) for value in values)
@@ -220,10 +222,32 @@ def text_of(value: Any) -> str:
     return _cell(value, named=True)
 
 
+def in_zone(at: datetime) -> datetime:
+    """Return *at* in the time zone of the output."""
+    ctx = click.get_current_context(silent=True)
+    if ctx is not None and ctx.meta.get(UTC):
+        return at.astimezone(timezone.utc)
+    try:
+        return at.astimezone()
+    except (OverflowError, OSError, ValueError):
+        # At the end of the calendar; on some systems earlier.
+        return at.astimezone(timezone.utc)
+
+
+def moment(at: datetime | None) -> str:
+    """Return a time point to the second."""
+    return "-" if at is None else in_zone(at).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def zone_name(at: datetime) -> str:
+    """Return the name of the zone at that time: ``CET``, ``CEST``, ``UTC``."""
+    return in_zone(at).tzname() or ""
+
+
 def _cell(value: Any, *, named: bool) -> str:
     """Return *value* as text; a time has the name of its zone if *named*."""
     if isinstance(value, datetime):
-        return f"{zone.moment(value)} {harmless(zone.name(value))}" if named else zone.moment(value)
+        return f"{moment(value)} {harmless(zone_name(value))}" if named else moment(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

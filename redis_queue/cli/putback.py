@@ -9,8 +9,7 @@ import click
 from redis_queue.catalog import put_back_each
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.exit_codes import INTERRUPTED
-from redis_queue.cli.report import report
+from redis_queue.cli.report import INTERRUPTED, report
 from redis_queue.model import PutBack
 from redis_queue.operate.access import Access
 from redis_queue.operate.faults import Faults

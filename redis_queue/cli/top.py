@@ -16,9 +16,8 @@ import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.exit_codes import FAILED
 from redis_queue.cli.output import WIDTH, harmless, place_of, screen_width, show_json
-from redis_queue.cli.signals import interrupt, signal_handler
+from redis_queue.cli.report import FAILED, interrupt, signal_handler
 from redis_queue.cli.top_screen import SORTS, Sort, draw, in_order
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.operate.access import Access

@@ -8,8 +8,7 @@ from datetime import datetime
 from typing import Final, Literal, get_args
 
 from redis_queue.basics.times import span_text
-from redis_queue.cli import zone
-from redis_queue.cli.output import encodable, harmless
+from redis_queue.cli.output import encodable, harmless, moment, zone_name
 from redis_queue.operate.queue_row import Count, Overview, QueueRow
 from redis_queue.operate.rates import QueueKey, Rates
 
@@ -82,7 +81,7 @@ def in_order(rows: Sequence[QueueRow], speeds: Mapping[QueueKey, Rates], sort: S
 
 
 def _title(place: str, overview: Overview) -> str:
-    at = f"{zone.moment(overview.at)} {zone.name(overview.at)}"
+    at = f"{moment(overview.at)} {zone_name(overview.at)}"
     return harmless(f"{len(overview.queues):,} queues at {at} in {place}")
 
 

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Final
 
 import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.atomic_file import STDOUT, atomic_file
 from redis_queue.cli.audit import Record
 from redis_queue.cli.batches import run_batches
 from redis_queue.cli.entry_selection import conditions
-from redis_queue.cli.report import report
-from redis_queue.cli.signals import interrupt, signal_handler
+from redis_queue.cli.report import interrupt, report, signal_handler
 from redis_queue.delay.model import OnConflict
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Subject
 from redis_queue.operate.entries import Conditions, find
 from redis_queue.operate.entry_file import destination_check, read_pushes, store, to_json
 from redis_queue.operate.subjects import SHOWN
+
+STDOUT: Final = "-"
 
 MODES: Final[tuple[OnConflict, ...]] = ("keep", "replace", "error")
 
@@ -38,7 +45,7 @@ def export(access: Access, *, file: str, name: str | None, conditions: Condition
     Example: redis-queue scheduled export waiting.jsonl
     """
     count = 0
-    with signal_handler(interrupt), atomic_file(file) as out:
+    with signal_handler(interrupt), _atomic_file(file) as out:
         for entry, _ in find(access, access.delay_queue(name), conditions):
             out.write(json.dumps(to_json(entry)) + "\n")
             count += 1
@@ -76,3 +83,44 @@ def import_(
     first = [Subject(push.id, queue.name) for push in pushes[:SHOWN] if push.id is not None]
     record = Record(access, "import", [queue.name], first, f"on conflict: {on_conflict}")
     run_batches("imported", len(pushes), store(queue, pushes, on_conflict), record, as_json=as_json)
+
+
+@contextmanager
+def _atomic_file(path: str) -> Iterator[IO[str]]:
+    """Open *path* for ASCII text, ``-`` for stdout; its old content stays until the block ends without an error.
+
+    Anything but a plain file, such as a pipe, is written to directly.
+    """
+    if path == STDOUT:
+        yield sys.stdout
+        return
+    try:
+        # Replace the target of a link, not the link.
+        target = Path(path).resolve()
+        plain = target.is_file() or not target.exists()
+        with _temporary(target) if plain else target.open("w", encoding="ascii") as file:
+            yield file
+    except OSError as error:
+        # StoreUnavailableError is an OSError without errno; it is reported elsewhere.
+        if error.errno is None:
+            raise
+        raise click.FileError(path, error.strerror) from error
+
+
+@contextmanager
+def _temporary(target: Path) -> Iterator[IO[str]]:
+    part = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}")
+    try:
+        # Bodies and arguments are private: only the owner may read the file.
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w", encoding="ascii") as file:  # noqa: PTH123 - Path has no mode
+            if target.exists():
+                part.chmod(target.stat().st_mode & 0o7777)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from redis_queue.cli.access import UrlCommand, with_url
-from redis_queue.cli.exit_codes import FAILED
 from redis_queue.cli.output import show_json
+from redis_queue.cli.report import FAILED
 from redis_queue.validation import Plan, Report
 from redis_queue.validation import validate as run
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from redis_queue.cli import listen_address
+from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.output import harmless
 from redis_queue.operate.access import Access
@@ -24,8 +24,8 @@ LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 
 
 @click.command(cls=StoreCommand)
-@listen_address.bind
-@listen_address.port(8055)
+@options.bind
+@options.port(8055)
 @click.option("--allow-write", is_flag=True, help="Allow all actions. Default: read-only.")
 @click.option(
     "--allow",
@@ -39,7 +39,7 @@ LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help=f"File with a line name:password per user; or set {PASSWORD} for the user {USER!r}.",
 )
-@listen_address.hosts
+@options.hosts
 @click.option("--trust-proxy", is_flag=True, help="Trust X-Forwarded-* of one proxy.")
 @click.option("--label", default="", help='Name on every page, such as "production".')
 @click.option("--timezone", help="Time zone, such as Europe/Berlin.  [default: that of each browser]")
