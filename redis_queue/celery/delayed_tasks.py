@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from celery.app.amqp import AMQP
 
 from redis_queue.basics.times import Seconds
-from redis_queue.celery.control.sending import wrap_control
+from redis_queue.celery.control.cancels import wrap_control
 from redis_queue.celery.dispatch.beat import wait_in_outages
 from redis_queue.celery.intake import restore_requests
 from redis_queue.celery.message.envelope import Due, Envelope

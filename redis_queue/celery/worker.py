@@ -28,7 +28,7 @@ from redis_queue.celery.leases.connections import (
 from redis_queue.celery.leases.poison import DeliveryLimitStep
 from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.monitor.step import MonitorStep
-from redis_queue.celery.queues.known import known_queues
+from redis_queue.celery.queues.names import known_queues
 from redis_queue.celery.settings import NAMESPACE
 from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import delayed_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -90,24 +90,23 @@ def _serve(registry: CollectorRegistry, access: Access, bind: str, port: int, ho
         from redis_queue.cli import http_server  # noqa: PLC0415
     except ImportError as error:
         raise _missing(error) from None
-    app = _check_host(hosts, _with_scale(access, make_wsgi_app(registry)))
-    http_server.serve(app, bind, port, "metrics at http://{}/metrics", http_server.Limits())
+    names, metrics_of = frozenset(map(str.lower, hosts)), make_wsgi_app(registry)
 
-
-def _with_scale(access: Access, app: Any) -> Callable[..., Any]:
-    """Return *app* with the endpoint for autoscalers at ``/scale``."""
-
-    def routed(environment: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+    def app(environment: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        if not is_own_host(environment.get("HTTP_HOST", ""), names):
+            start_response("400 Bad Request", [("Content-Type", "text/plain")])
+            return [b"Unknown host name: start the exporter with --host NAME.\n"]
         if environment.get("PATH_INFO") != "/scale":
-            return app(environment, start_response)
+            return metrics_of(environment, start_response)
         status, found = _scale(access, environment.get("QUERY_STRING", ""))
         start_response(status, [("Content-Type", "application/json"), ("Cache-Control", "no-store")])
         return [json.dumps(found).encode()]
 
-    return routed
+    http_server.serve(app, bind, port, "metrics at http://{}/metrics", http_server.Limits())
 
 
 def _scale(access: Access, query: str) -> tuple[str, dict[str, Any]]:
+    """Return the status and the answer of the endpoint for autoscalers."""
     try:
         parameters = parse_qsl(query[:MAX_QUERY], keep_blank_values=True, max_num_fields=MOST_FIELDS)
         return "200 OK", asdict(demand(access, parameters))
@@ -119,18 +118,6 @@ def _scale(access: Access, query: str) -> tuple[str, dict[str, Any]]:
         return "503 Service Unavailable", {"error": redact(str(error))}
     except ValueError as error:
         return "400 Bad Request", {"error": str(error)}
-
-
-def _check_host(hosts: Iterable[str], app: Any) -> Callable[..., Any]:
-    names = frozenset(host.lower() for host in hosts)
-
-    def checked(environment: dict[str, Any], start_response: Callable[..., Any]) -> Any:
-        if is_own_host(environment.get("HTTP_HOST", ""), names):
-            return app(environment, start_response)
-        start_response("400 Bad Request", [("Content-Type", "text/plain")])
-        return [b"Unknown host name: start the exporter with --host NAME.\n"]
-
-    return checked
 
 
 def _missing(error: ImportError) -> click.ClickException:

@@ -1,7 +1,6 @@
 """Checks of a Redis server and of the queues in it: findings with advice, and repairs."""
 
-from redis_queue.doctor.examination import examine
+from redis_queue.doctor.examination import examine, repair
 from redis_queue.doctor.finding import Finding, Severity
-from redis_queue.doctor.repairs import repair
 
 __all__ = ["Finding", "Severity", "examine", "repair"]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from dataclasses import replace
 from typing import Any, Final, get_args
 
 from redis_queue.basics.times import from_ms
 from redis_queue.monitor.model import Failure, FailureKind, Group, GroupRow
+from redis_queue.monitor.rows import UNREADABLE, seconds_of, text_of
 from redis_queue.store.codec import read_document, small_integer
-from redis_queue.store.ids import id_text, is_id, readable
+from redis_queue.store.ids import id_text, is_id
 
 MAX_NAME: Final = 255
 """Most characters of a name."""
@@ -31,8 +31,6 @@ MAX_MESSAGE: Final = 64 * 1024
 
 MAX_FAILURE: Final = 115_000
 """Most bytes of memory that a failure takes in Redis, in all keys."""
-
-MOST_SECONDS: Final = 1e9
 
 SEPARATOR: Final = b"\0"
 
@@ -75,18 +73,18 @@ def read_failure(raw_id: bytes, at: float, row: bytes | None) -> Failure | None:
         found: Any = read_document(parts[3])
         if found["kind"] not in get_args(FailureKind):
             return None
-        texts: dict[str, Any] = {name: _text(found.get(name, ""), MAX_NAME) for name in _NAMES}
-        texts |= {name: _text(found.get(name, ""), MAX_TEXT) for name in _TEXTS}
+        texts: dict[str, Any] = {name: text_of(found.get(name, ""), MAX_NAME) for name in _NAMES}
+        texts |= {name: text_of(found.get(name, ""), MAX_TEXT) for name in _TEXTS}
         return Failure(
             id=id_text(raw_id),
             failed_at=from_ms(at),
             kind=found["kind"],
             attempts=small_integer(found["attempts"]),
-            seconds=_seconds(found["seconds"]),
+            seconds=seconds_of(found["seconds"]),
             size=small_integer(found["size"]),
             **texts,
         )
-    except (ValueError, KeyError, TypeError, OverflowError):
+    except UNREADABLE:
         return None
 
 
@@ -136,15 +134,3 @@ def cut_middle(text: str) -> str:
     note = f"\n… about {max(1, len(text) - MAX_TRACEBACK):,} characters are left out …\n"
     room = MAX_TRACEBACK - len(head.encode()) - len(note.encode())
     return cut(f"{head}{note}{tail[-room:].decode(errors='ignore')}", MAX_TRACEBACK)
-
-
-def _text(found: Any, most: int) -> str:
-    if not isinstance(found, str):
-        raise TypeError("expected a text")
-    return readable(found[:most])
-
-
-def _seconds(found: Any) -> float | None:
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-        return None
-    return min(max(0.0, float(found)), MOST_SECONDS)

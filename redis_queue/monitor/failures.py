@@ -11,6 +11,7 @@ from redis_queue.basics.times import END_OF_CALENDAR_MS, from_ms, to_ms
 from redis_queue.errors import InvalidValueError
 from redis_queue.monitor.failure_rows import read_failure, read_group, with_traceback, write_failure
 from redis_queue.monitor.model import Failure, GroupRow, Kept
+from redis_queue.monitor.rows import ms_of
 from redis_queue.store.chunks import CHUNK, by_size, check_limit, chunks
 from redis_queue.store.connection import Client
 from redis_queue.store.ids import id_bytes
@@ -63,7 +64,7 @@ class Failures:
         if len(failures) > MOST_AT_ONCE:
             raise InvalidValueError(f"failures: must be at most {MOST_AT_ONCE}, got {len(failures)}")
         # The last field is the longest one.
-        rows = [(id_bytes(f.id), _ms(f.failed_at), *write_failure(f)) for f in failures]
+        rows = [(id_bytes(f.id), ms_of(f.failed_at), *write_failure(f)) for f in failures]
         for part in list(by_size(rows)) or [[]]:
             more = [
                 field.encode(errors="replace") if isinstance(field, str) else field for row in part for field in row
@@ -97,7 +98,7 @@ class Failures:
     @staticmethod
     def cursor(failure: Failure) -> str:
         """Return the cursor that continues after *failure*: *after* of :meth:`list`."""
-        return f"{_ms(failure.failed_at)}.{failure.id}"
+        return f"{ms_of(failure.failed_at)}.{failure.id}"
 
     def list(
         self,
@@ -177,7 +178,7 @@ class Failures:
 
     def _chosen(self, script: str, failures: Sequence[Failure], **arguments: Any) -> Iterator[Failure]:
         for chunk in chunks(failures):
-            more = [field for failure in chunk for field in (id_bytes(failure.id), _ms(failure.failed_at))]
+            more = [field for failure in chunk for field in (id_bytes(failure.id), ms_of(failure.failed_at))]
             flags = self._calls.prepare(script, now=self._clock(), more=more, **arguments)()
             yield from (failure for failure, flag in zip(chunk, flags, strict=True) if flag == ord("1"))
 
@@ -224,7 +225,3 @@ def _scored(reply: Any) -> Iterator[tuple[bytes, int]]:
 
 def _score(at: Any) -> int:
     return int(min(max(0.0, float(at)), END_OF_CALENDAR_MS))
-
-
-def _ms(at: datetime) -> int:
-    return min(max(0, round(at.timestamp() * 1000)), END_OF_CALENDAR_MS)

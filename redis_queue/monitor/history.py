@@ -8,9 +8,9 @@ from typing import Final
 
 from redis_queue.basics.times import from_ms
 from redis_queue.errors import InvalidValueError
-from redis_queue.monitor.counts import read_executed, read_tally
 from redis_queue.monitor.model import Period, Series, Tally
 from redis_queue.monitor.report import OTHER, SEPARATOR, series_key
+from redis_queue.monitor.rows import read_executed, read_tally
 from redis_queue.store.chunks import CHUNK, check_limit, chunks
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import MonitorKeys

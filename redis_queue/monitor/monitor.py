@@ -1,13 +1,186 @@
-"""Monitor: what the workers under one prefix report, as four readers."""
+"""Monitor: readers of what the workers under one prefix report."""
 
 from __future__ import annotations
 
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from redis_queue.basics.times import from_ms
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.history import History
-from redis_queue.monitor.runs import Runs
-from redis_queue.monitor.workers import Workers
+from redis_queue.monitor.model import Run, RunningTask, WorkerRow
+from redis_queue.monitor.report import MOST_RUNNING, SEPARATOR
+from redis_queue.monitor.rows import MAX_TEXT, read_run, read_running, read_worker
+from redis_queue.store.chunks import CHUNK, check_limit, chunks
 from redis_queue.store.connection import Client
-from redis_queue.store.records import Clock, server_clock
+from redis_queue.store.keys import MonitorKeys
+from redis_queue.store.records import Clock, now_ms, server_clock
+from redis_queue.store.scripts import Scripts
+
+SEEN_MS: Final = 60_000
+"""Milliseconds after which a worker that did not report is left out."""
+
+MOST_WORKERS: Final = 10_000
+
+MOST_BYTES: Final = 32 * 1024 * 1024
+"""Most bytes of reports that one search reads."""
+
+_ROW: Final = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
+
+
+class Workers:
+    """Reads the reports of workers under *prefix*. All methods raise StoreError."""
+
+    def __init__(self, client: Client, prefix: str, clock: Clock = server_clock) -> None:
+        self._scripts = Scripts(client)
+        self._keys = MonitorKeys(prefix)
+        self._clock = clock
+
+    def rows(self, limit: int = MOST_WORKERS) -> list[WorkerRow]:
+        """Return up to *limit* workers that were seen within the last 60 s, by name; unreadable rows are left out."""
+        return self._read(self._names()[:limit])
+
+    def page(self, part: str = "", offset: int = 0, limit: int = 50) -> tuple[list[WorkerRow], int]:
+        """Return up to *limit* workers whose names contain *part*, by name, and the number of such names.
+
+        The cost does not grow with the number of workers beyond that of their names. Workers that were not seen within
+        the last 60 s are left out of the rows, but their names are counted for up to an hour.
+        """
+        names = [name for name in self._names() if part in name.decode(errors="replace")]
+        return self._read(names[offset : offset + limit]), len(names)
+
+    def row(self, name: str) -> WorkerRow | None:
+        """Return one worker; None if it is unknown, or was not seen within the last 60 s."""
+        return next(iter(self._read([name.encode(errors="replace")])), None)
+
+    def consumers(self) -> dict[str, int]:
+        """Return for each queue how many workers consume it."""
+        return Counter(queue for row in self.rows() for queue in dict.fromkeys(row.queues))
+
+    def running(self, limit: int = 1000) -> list[RunningTask]:
+        """Return up to *limit* running tasks, worker by worker; each worker reports at most :data:`MOST_RUNNING`."""
+        names: list[bytes] = sorted(self._scripts.command("HKEYS", self._keys.running))[:MOST_WORKERS]
+        found: list[RunningTask] = []
+        for chunk in chunks(names):
+            alive = {row.name for row in self._read(chunk)}
+            for task in self._running(chunk):
+                if task.worker in alive:
+                    found.append(task)
+                    if len(found) == limit:
+                        return found
+        return found
+
+    def running_of(self, name: str) -> list[RunningTask]:
+        """Return the running tasks of one worker."""
+        return list(self._running([name.encode(errors="replace")]))
+
+    def find_running(self, id_: str) -> RunningTask | None:
+        """Return a running task by its id; None if :data:`MOST_BYTES` of reports do not have it."""
+        # An id begins the array of its task: tasks that it is the root of have it elsewhere, and are not parsed.
+        part = b"[" + json.dumps(id_[:MAX_TEXT]).encode()
+        return next((task for task in self._search(part) if task.id == id_), None)
+
+    def related(self, id_: str, limit: int = 1000) -> list[RunningTask]:
+        """Return up to *limit* running tasks whose id, parent, root or group is *id_*.
+
+        It searches the reports without parsing all of them, and at most :data:`MOST_BYTES` of them.
+        """
+        tasks = self._search(json.dumps(id_[:MAX_TEXT]).encode())
+        found = (task for task in tasks if id_ in (task.id, task.parent, task.root, task.group))
+        return list(itertools.islice(found, limit))
+
+    def _search(self, part: bytes) -> Iterator[RunningTask]:
+        """Yield the tasks of living workers whose reports have *part*, from up to :data:`MOST_BYTES` of reports."""
+        names: list[bytes] = sorted(self._scripts.command("HKEYS", self._keys.running))[:MOST_WORKERS]
+        left = MOST_BYTES
+        for chunk in chunks(names):
+            texts: list[bytes | None] = self._scripts.command("HMGET", self._keys.running, *chunk)
+            hits = {name: text for name, text in zip(chunk, texts, strict=True) if text is not None and part in text}
+            alive = {row.name for row in self._read(list(hits))}
+            for name, text in hits.items():
+                worker = name.decode(errors="replace")
+                if worker in alive:
+                    yield from read_running(worker, text, MOST_RUNNING)
+            left -= sum(len(text or b"") for text in texts)
+            if left <= 0:
+                return
+
+    def _names(self) -> list[bytes]:
+        names: list[bytes] = self._scripts.command("HKEYS", self._keys.workers)
+        return sorted(names)[:MOST_WORKERS]
+
+    def _read(self, names: Sequence[bytes]) -> list[WorkerRow]:
+        found: list[WorkerRow] = []
+        now = now_ms(self._scripts, self._clock) if names else 0
+        for chunk in chunks(names):
+            values: list[bytes | None] = self._scripts.command("HMGET", self._keys.workers, *chunk)
+            for name, value in zip(chunk, values, strict=True):
+                parts = _ROW.fullmatch(value or b"")
+                if parts is not None and now - int(parts[1]) <= SEEN_MS:
+                    row = read_worker(name.decode(errors="replace"), from_ms(int(parts[1])), parts[2])
+                    found += [row] if row is not None else []
+        return found
+
+    def _running(self, names: Sequence[bytes]) -> Iterator[RunningTask]:
+        for chunk in chunks(names):
+            texts: list[bytes | None] = self._scripts.command("HMGET", self._keys.running, *chunk)
+            for name, text in zip(chunk, texts, strict=True):
+                if text is not None:
+                    yield from read_running(name.decode(errors="replace"), text, MOST_RUNNING)
+
+
+MOST_OF_TREE: Final = 200
+"""Most tasks of one canvas."""
+
+
+class Runs:
+    """Reads the latest 20,000 tasks that ended in the last two days under *prefix*; all methods raise StoreError.
+
+    A worker writes up to 20 runs in a second: those that did not succeed first, then the slowest ones. Up to ten runs
+    of each task are kept.
+    """
+
+    def __init__(self, client: Client, prefix: str) -> None:
+        self._scripts = Scripts(client)
+        self._keys = MonitorKeys(prefix)
+
+    def get(self, id_: str) -> list[Run]:
+        """Return the runs of a task, the last one first; unreadable ones are left out."""
+        return self._read([id_])
+
+    def latest(self, limit: int = 50) -> list[Run]:
+        """Return the last run of each of the *limit* (1 to 500) tasks that ended last, latest first."""
+        check_limit(limit, CHUNK)
+        ids: list[bytes] = self._scripts.command("ZREVRANGE", self._keys.runs_order, 0, limit - 1)
+        return self._read((id_.decode(errors="replace") for id_ in ids), last=True)
+
+    def tree(self, root: str) -> list[Run]:
+        """Return the last runs of up to :data:`MOST_OF_TREE` tasks that a task *root* has led to, itself among them."""
+        start = f"{root}{SEPARATOR}".encode(errors="replace")
+        members: list[bytes] = self._scripts.command(
+            "ZRANGE", self._keys.trees, b"[" + start, b"(" + start + b"\xff", "BYLEX", "LIMIT", 0, MOST_OF_TREE
+        )
+        return self._read((member[len(start) :].decode(errors="replace") for member in members), last=True)
+
+    def _read(self, ids: Iterable[str], *, last: bool = False) -> list[Run]:
+        wanted = list(ids)
+        if not wanted:
+            return []
+        values: list[bytes | None] = self._scripts.command(
+            "HMGET", self._keys.runs, *(id_.encode(errors="replace") for id_ in wanted)
+        )
+        found: list[Run] = []
+        for id_, value in zip(wanted, values, strict=True):
+            lines = (value or b"").partition(SEPARATOR.encode())[2].split(b"\n")
+            runs = [run for run in (read_run(id_, line) for line in lines) if run is not None]
+            # A retry that is sent at once may end before the run that sent it.
+            runs.sort(key=lambda run: (run.started_at or run.ended_at, run.ended_at), reverse=True)
+            found += runs[:1] if last else runs
+        return found
 
 
 class Monitor:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from redis_queue.errors import StoreUnavailableError
-from redis_queue.monitor.counts import write_tally
 from redis_queue.monitor.model import Run, RunningTask, Series, Tally, WorkerRow
-from redis_queue.monitor.rows import MAX_TEXT, write_run, write_running, write_worker
+from redis_queue.monitor.rows import MAX_TEXT, write_run, write_running, write_tally, write_worker
 from redis_queue.store.chunks import chunks
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import MonitorKeys

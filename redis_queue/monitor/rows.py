@@ -1,15 +1,18 @@
-"""Rows of workers, running tasks and runs: JSON of limited size, and back."""
+"""Rows of the monitor as stored texts: workers, running tasks, runs and counts."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from string import ascii_letters
 from typing import Any, Final, get_args
 
+from redis_queue.basics.histogram import BUCKETS, NO_TIMES, Histogram
 from redis_queue.basics.times import END_OF_CALENDAR_MS, from_ms
-from redis_queue.monitor.model import LeaseState, Outcome, Run, RunningTask, WorkerRow
+from redis_queue.monitor.model import LeaseState, Outcome, Run, RunningTask, Tally, WorkerRow
 from redis_queue.store.codec import read_document, small_integer
 from redis_queue.store.ids import readable
 
@@ -48,7 +51,7 @@ def write_worker(row: WorkerRow) -> str:
     """Return the JSON of *row*, without its name and the time when it was seen."""
     return json.dumps(
         {
-            "started": _ms(row.started_at),
+            "started": ms_of(row.started_at),
             "host": row.host[:MAX_TEXT],
             "pool": row.pool[:MAX_TEXT],
             "queues": [queue[:MAX_TEXT] for queue in row.queues[:MOST_QUEUES]],
@@ -72,17 +75,17 @@ def read_worker(name: str, seen_at: datetime, text: bytes) -> WorkerRow | None:
             name[:MAX_TEXT],
             seen_at,
             _time(row["started"]),
-            host=_text(row["host"]),
-            pool=_text(row["pool"]),
-            queues=tuple(_text(queue) for queue in row["queues"][:MOST_QUEUES]),
+            host=text_of(row["host"]),
+            pool=text_of(row["pool"]),
+            queues=tuple(text_of(queue) for queue in row["queues"][:MOST_QUEUES]),
             versions=_versions(row["versions"]),
-            loop_age=_seconds(row["loop"]),
-            settled_age=_seconds(row["settled"]),
+            loop_age=seconds_of(row["loop"]),
+            settled_age=seconds_of(row["settled"]),
             keeper=row["keeper"] if isinstance(row["keeper"], bool) else None,
-            held=_held(row.get("held")),
-            stopping=row.get("stopping") is True,
-            lists=tuple(str(key)[:MAX_KEY] for key in (row.get("lists") or ())[:MOST_LISTS]),
-            **{count: small_integer(row.get(count, 0)) for count in _COUNTS},
+            held=_held(row["held"]),
+            stopping=row["stopping"] is True,
+            lists=tuple(str(key)[:MAX_KEY] for key in row["lists"][:MOST_LISTS]),
+            **{count: small_integer(row[count]) for count in _COUNTS},
         )
     except UNREADABLE:
         return None
@@ -98,7 +101,7 @@ def write_running(tasks: Sequence[RunningTask]) -> str:
                 task.id[:MAX_TEXT],
                 task.task[:MAX_TEXT],
                 task.queue[:MAX_TEXT],
-                _ms(task.since),
+                ms_of(task.since),
                 task.args[:MAX_ARGUMENTS],
                 task.kwargs[:MAX_ARGUMENTS],
                 task.deliveries,
@@ -132,7 +135,7 @@ def write_run(run: Run) -> str:
             "outcome": run.outcome,
             "retries": run.retries,
             **{name: text for name, text in texts.items() if text},
-            **{name: _ms(at) for name, at in times.items() if at is not None},
+            **{name: ms_of(at) for name, at in times.items() if at is not None},
         }
     )
 
@@ -144,7 +147,7 @@ def read_run(id_: str, text: bytes) -> Run | None:
         if row["outcome"] not in get_args(Outcome):
             return None
         found: dict[str, Any] = {f"{name}_at": _time(row[name]) for name in _RUN_TIMES if name in row}
-        found |= {name: _text(row.get(name, "")) for name in _RUN_TEXTS}
+        found |= {name: text_of(row.get(name, "")) for name in _RUN_TEXTS}
         return Run(
             id_,
             outcome=row["outcome"],
@@ -165,9 +168,9 @@ def _running(worker: str, row: Any) -> RunningTask | None:
     if lease not in get_args(LeaseState):
         return None
     return RunningTask(
-        _text(id_),
-        _text(task),
-        _text(queue),
+        text_of(id_),
+        text_of(task),
+        text_of(queue),
         worker,
         _time(since),
         str(args)[:MAX_ARGUMENTS],
@@ -175,39 +178,82 @@ def _running(worker: str, row: Any) -> RunningTask | None:
         small_integer(deliveries),
         small_integer(retries),
         lease,
-        _text(parent),
-        _text(root),
-        _text(group),
+        text_of(parent),
+        text_of(root),
+        text_of(group),
     )
 
 
 def _held(found: Any) -> dict[str, int]:
     if not isinstance(found, Mapping):
         return {}
-    return {_text(queue): small_integer(count) for queue, count in list(found.items())[:MOST_QUEUES]}
+    return {text_of(queue): small_integer(count) for queue, count in list(found.items())[:MOST_QUEUES]}
 
 
 def _versions(found: Any) -> dict[str, str]:
     if not isinstance(found, Mapping):
         return {}
-    return {_text(name): _text(version) for name, version in list(found.items())[:MOST_VERSIONS]}
+    return {text_of(name): text_of(version) for name, version in list(found.items())[:MOST_VERSIONS]}
 
 
-def _text(found: Any) -> str:
+def text_of(found: Any, most: int = MAX_TEXT) -> str:
+    """Return a stored text in a readable form, of at most *most* characters. Raises TypeError."""
     if not isinstance(found, str):
         raise TypeError("expected a text")
-    return readable(found[:MAX_TEXT])
+    return readable(found[:most])
 
 
 def _time(found: Any) -> datetime:
     return from_ms(small_integer(found))
 
 
-def _seconds(found: Any) -> float | None:
+def seconds_of(found: Any) -> float | None:
+    """Return stored seconds: not negative, not endless; None for anything else."""
     if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
         return None
     return min(max(0.0, float(found)), MOST_SECONDS)
 
 
-def _ms(at: datetime) -> int:
+def ms_of(at: datetime) -> int:
+    """Return a time in ms, within the calendar."""
     return min(max(0, round(at.timestamp() * 1000)), END_OF_CALENDAR_MS)
+
+
+COUNTS: Final = 4
+"""Counts of a Tally before its three histograms; each histogram has a sum in ms and its buckets."""
+
+_WIDTH: Final = BUCKETS + 1
+_LETTERS: Final = ascii_letters[: COUNTS + 3 * _WIDTH]
+_NOTHING: Final = {letter.encode(): 0 for letter in _LETTERS}
+_PART: Final = re.compile(rb"([%b])(\d{1,15})" % _LETTERS.encode())
+_EXECUTED: Final = re.compile(rb"%b(\d{1,15})" % _LETTERS[0].encode())
+
+
+def write_tally(tally: Tally) -> str:
+    """Return the text of *tally*; "" if it is empty."""
+    numbers = [tally.executed, tally.failed, tally.retried, tally.revoked]
+    for times in (tally.duration, tally.waiting, tally.lateness):
+        numbers += (round(times.seconds * 1000), *times.counts)
+    return "".join(f"{letter}{number}" for letter, number in zip(_LETTERS, numbers, strict=True) if number > 0)
+
+
+def read_tally(texts: Iterable[bytes]) -> Tally:
+    """Return the sum of the counts in *texts*; other bytes are ignored."""
+    sums = _NOTHING.copy()
+    for text in texts:
+        for letter, number in _PART.findall(text):
+            sums[letter] += int(number)
+    numbers = list(sums.values())
+    executed, failed, retried, revoked = numbers[:COUNTS]
+    return Tally(executed, failed, retried, revoked, *(_times(numbers, number) for number in range(3)))
+
+
+def read_executed(texts: Iterable[bytes]) -> int:
+    """Return the sum of the executed runs in *texts*, which takes a tenth of the time of :func:`read_tally`."""
+    return sum(int(number) for text in texts for number in _EXECUTED.findall(text))
+
+
+def _times(numbers: list[int], number: int) -> Histogram:
+    start = COUNTS + number * _WIDTH
+    total, *counts = numbers[start : start + _WIDTH]
+    return Histogram(tuple(counts), total / 1000) if total or any(counts) else NO_TIMES

@@ -14,7 +14,7 @@ from kombu.exceptions import OperationalError
 
 from redis_queue.basics.options import did_you_mean
 from redis_queue.celery.queues.depth import Depth
-from redis_queue.celery.queues.known import known_queues, readable
+from redis_queue.celery.queues.names import known_queues, readable
 from redis_queue.celery.queues.open import BrokerQueues, broker_queues
 from redis_queue.errors import InvalidNameError, StoreError
 from redis_queue.monitor.model import Series, Tally, WorkerRow

@@ -1,34 +1,41 @@
-"""Diagnosis: the doctor's findings of a Redis and, for a Celery app, of its workers and dispatchers."""
+"""Diagnosis: the doctor's findings of a Redis and, for a Celery app, of its workers, dispatchers and messages."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+import redis
+from kombu.exceptions import OperationalError
+
+from redis_queue.basics.lazy_property import LazyProperty
+from redis_queue.basics.times import span_text
+from redis_queue.celery.admission.admission import task_id_of
+from redis_queue.celery.kombu.connection import client_of
+from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.leases.connections import ATTRIBUTE, disabled_settings, low_visibility_timeout
 from redis_queue.celery.message.task_entry import TaskEntry
+from redis_queue.celery.queues.open import connected, on_redis
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.doctor import Finding
 from redis_queue.doctor import examine as examine_redis
 from redis_queue.doctor import repair as repair_redis
-from redis_queue.doctor.finding import error, run, warning
-from redis_queue.operate import flow_checks, in_flight_checks, work_checks
+from redis_queue.doctor.examination import each
+from redis_queue.doctor.finding import CHECK_BROKER, Check, error, run, warning
+from redis_queue.errors import StoreUnavailableError
 from redis_queue.operate.access import Access
 from redis_queue.operate.pages import LOOK_BYTES
-from redis_queue.operate.unread_queues import unread_queues
-from redis_queue.store.chunks import CHUNK
-
-ANSWER_WITHIN: Final = 1.0
-"""Seconds to wait for answers of workers."""
-
-CHECKS: Final = flow_checks.CHECKS | work_checks.CHECKS
-"""Checks of any Redis by what workers and producers write into it."""
-
-NAMED: Final = 5
-"""Most names in a finding."""
+from redis_queue.operate.work_checks import ANSWER_WITHIN, CHECKS, flow_places, unread_queues
+from redis_queue.store.chunks import CHUNK, chunks
+from redis_queue.store.codec import read_document
+from redis_queue.store.ids import MAX_ID, readable
+from redis_queue.store.keys import BrokerKeys
+from redis_queue.store.redis_errors import redact
+from redis_queue.store.scripts import Scripts
 
 
 def examine(access: Access, *, ask: bool) -> list[Finding]:
@@ -39,8 +46,8 @@ def examine(access: Access, *, ask: bool) -> list[Finding]:
     found = examine_redis(access.catalog.client, access.catalog.prefix)
     found += (finding for name, check in CHECKS.items() for finding in run(name, check, [access]))
     workers = _workers(access.app) if ask and access.app is not None else {}
-    in_flight = in_flight_checks.InFlight(access, workers)
-    found += (f for name, check in in_flight_checks.CHECKS.items() for f in run(name, check, [in_flight]))
+    in_flight = InFlight(access, workers)
+    found += (f for name, check in IN_FLIGHT.items() for f in run(name, check, [in_flight]))
     if access.app is None:
         return found
     state = AppState(access.delay_queue(), workers, _known(access.app, workers))
@@ -49,7 +56,7 @@ def examine(access: Access, *, ask: bool) -> list[Finding]:
     of_app = run("lease settings", _lease_settings, [access.app])
     # Without an answer of the workers, nobody knows what those without the extension consume.
     unread = run("queue_unread", unread_queues, [access]) if ask else ()
-    return [*found, *of_queue, *of_app, *unread, *run("flow places", flow_checks.flow_places, [access])]
+    return [*found, *of_queue, *of_app, *unread, *run("flow places", flow_places, [access])]
 
 
 def repair(access: Access, *, dry_run: bool) -> list[Finding]:
@@ -58,7 +65,7 @@ def repair(access: Access, *, dry_run: bool) -> list[Finding]:
     Raises StoreUnavailableError if Redis cannot be reached, and StoreRefusedError if nothing can be read.
     """
     client, prefix = access.catalog.client, access.catalog.prefix
-    return [*repair_redis(client, prefix, dry_run=dry_run), *in_flight_checks.repair(access, dry_run=dry_run)]
+    return [*repair_redis(client, prefix, dry_run=dry_run), *_repair_in_flight(access, dry_run=dry_run)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +137,210 @@ def _workers(app: Any) -> dict[str, frozenset[str]]:
         # As "name [rate_limit=10/m]" where a task has one.
         return {str(name): frozenset(str(row).partition(" ")[0] for row in rows) for name, rows in answers.items()}
     return {}
+
+
+SAMPLE: Final = 10_000
+"""Most messages in flight that are read; a random sample of more."""
+
+NAMED: Final = 5
+"""Most messages or names in a finding."""
+
+LARGE: Final = 65_536
+"""Bytes of a message above which it is not read for its task id."""
+
+NO_INDEX, NO_LEASE, LEASE = b"123"
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """The messages in flight at one Redis, and kombu's visibility *timeout*, if known. All methods raise StoreError."""
+
+    scripts: Scripts
+    keys: InFlightKeys
+    timeout: float | None = None
+
+    def sample(self) -> list[bytes]:
+        """Return up to :data:`SAMPLE` delivery tags."""
+        found: list[bytes] = self.scripts.command("HRANDFIELD", self.keys.records, SAMPLE)
+        return found
+
+    def flags(self, tags: Sequence[bytes], *, acting: bool = False) -> bytes:
+        """Return a flag for each of *tags* (see lua/held/mend.lua); with *acting* add lost ones to the index."""
+        keys = self.keys
+        named = {"index": keys.index, "unacked": keys.records, "lease_ends": keys.lease_ends}
+        mend = self.scripts.bind("held/mend", None, **{name: key.encode() for name, key in named.items()})
+        return b"".join(mend(now=0, acting=int(acting), more=chunk) for chunk in chunks(tags))
+
+    def task_id(self, tag: bytes) -> str:
+        """Return the id of the task in a message; "" if it is unknown."""
+        if self.scripts.command("HSTRLEN", self.keys.records, tag) > LARGE:
+            return ""
+        try:
+            found = task_id_of(read_document(self.scripts.command("HGET", self.keys.records, tag) or b"")[0])
+        except (ValueError, TypeError, LookupError, RecursionError):
+            return ""
+        return readable(found[:MAX_ID])
+
+
+@contextmanager
+def broker_of(access: Access) -> Iterator[Broker | None]:
+    """Yield the broker of the app; without an app the Redis, as one without ``global_keyprefix``.
+
+    None if it is not Redis. Raises StoreUnavailableError if it is away.
+    """
+    client = access.catalog.client
+    if access.app is None:
+        keys = InFlightKeys("unacked_index", "unacked", BrokerKeys("").lease_ends("unacked_index").decode())
+        # kombu uses no Cluster.
+        yield Broker(Scripts(client), keys) if isinstance(client, redis.Redis) else None
+    elif not on_redis(access.app):
+        yield None
+    else:
+        try:
+            with connected(access.app) as connection:
+                channel = connection.default_channel
+                timeout = float(channel.visibility_timeout)
+                yield Broker(Scripts(client_of(channel)), InFlightKeys.of(channel), timeout)
+        except OperationalError as failure:
+            raise StoreUnavailableError(redact(str(failure))) from failure
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was found of the messages in flight: *lost* of *total* are not in kombu's index, *named* are the first.
+
+    Of the others, *leased* have a lease and *bare* have none: kombu's *timeout* in seconds, if known, is theirs.
+    *failure* tells why the broker could not be asked.
+    """
+
+    total: int = 0
+    leased: int = 0
+    bare: int = 0
+    timeout: float | None = None
+    lost: int = 0
+    named: Sequence[str] = ()
+    index: str = ""
+    failure: str = ""
+
+
+class InFlight:
+    """The messages in flight at the broker of *access*, read once for several checks.
+
+    *answered*: the workers that answered a broadcast, if they were asked.
+    """
+
+    def __init__(self, access: Access, answered: Collection[str] = ()) -> None:
+        self._access = access
+        self._answered = answered
+
+    @LazyProperty
+    def seen(self) -> Seen:
+        """What was found. Raises StoreError."""
+        try:
+            with broker_of(self._access) as broker:
+                return Seen() if broker is None else _seen(broker)
+        except StoreUnavailableError as failure:
+            return Seen(failure=str(failure))
+
+    def workers(self) -> tuple[list[str], list[str], list[str]]:
+        """Return the workers with leases, those without, and those that do not report. Raises StoreError.
+
+        Without their answers, of those that report only those count whose broker is the store.
+        """
+        rows = {row.name: row for row in self._access.monitor.workers.rows()}
+        here = sorted(self._answered or (name for name, row in rows.items() if row.lists))
+        reporting = [rows[name] for name in here if name in rows]
+        return (
+            [row.name for row in reporting if row.keeper is not None],
+            [row.name for row in reporting if row.keeper is None],
+            [name for name in here if name not in rows],
+        )
+
+
+def _seen(broker: Broker) -> Seen:
+    tags = broker.sample()
+    flags = broker.flags(tags)
+    lost = _lost(tags, flags)
+    return Seen(
+        len(tags),
+        flags.count(LEASE),
+        flags.count(NO_LEASE),
+        broker.timeout,
+        len(lost),
+        [_named(broker, tag) for tag in lost[:NAMED]],
+        broker.keys.index,
+    )
+
+
+def _lost(tags: Sequence[bytes], flags: bytes) -> list[bytes]:
+    return sorted(tag for tag, flag in zip(tags, flags, strict=True) if flag == NO_INDEX)
+
+
+def _named(broker: Broker, tag: bytes) -> str:
+    text = tag.decode(errors="replace")[:MAX_ID]
+    id_ = broker.task_id(tag)
+    return f"task {id_} ({text})" if id_ else text
+
+
+def unindexed(in_flight: InFlight) -> Iterator[Finding]:
+    """Every message in flight at the broker is in kombu's index."""
+    seen = in_flight.seen
+    if seen.failure:
+        yield warning(f"could not be checked: {seen.failure}", CHECK_BROKER)
+    if seen.lost:
+        some = "at least " if seen.total >= SAMPLE else ""
+        more = f" and {seen.lost - NAMED:,} more" if seen.lost > NAMED else ""
+        yield error(
+            f"{some}{seen.lost:,} messages in flight are not in {seen.index}, and never come back if their workers are "
+            f"gone: {', '.join(seen.named)}{more}",
+            "redis-queue doctor --fix",
+            repairable=True,
+        )
+
+
+def bare_workers(in_flight: InFlight) -> Iterator[Finding]:
+    """Workers without leases do not consume beside workers with leases."""
+    seen = in_flight.seen
+    if seen.failure:
+        yield warning(f"could not be checked: {seen.failure}", CHECK_BROKER)
+        return
+    leased, bare, silent = in_flight.workers() if seen.index else ([], [], [])
+    if not (leased or seen.leased) or not (bare or seen.bare):
+        return
+    if seen.bare:
+        # Workers of stock Celery, or of an app with another store, whose leases nobody knows.
+        bare += [f"{name} (no report)" for name in silent]
+    more = f" and {len(bare) - NAMED:,} more" if bare[NAMED:] else ""
+    who = f": {', '.join(bare[:NAMED])}{more}" if bare else ""
+    held = f"; {seen.bare:,} of {seen.total:,} messages in flight have no lease" if seen.bare else ""
+    timeout = "" if seen.timeout is None else f" ({span_text(seen.timeout)})"
+    yield warning(
+        f"workers without leases consume beside workers with leases{who}{held}. If they are killed, their tasks come "
+        f"back only by kombu's visibility timeout{timeout}; tasks that run for longer than it run twice",
+        "start these workers from an app with DelayedTasks(app, leases=True), or with TaskLeases(app)",
+    )
+
+
+def _repair_in_flight(access: Access, *, dry_run: bool) -> list[Finding]:
+    """Add lost messages in flight to kombu's index: they come back after its visibility timeout.
+
+    A message that was settled meanwhile stays away.
+    """
+
+    def work() -> Iterator[tuple[str, bool]]:
+        with broker_of(access) as broker:
+            if broker is not None:
+                tags = broker.sample()
+                if count := len(_lost(tags, broker.flags(tags, acting=not dry_run))):
+                    yield f"add {count:,} messages in flight to {broker.keys.index}", not dry_run
+
+    try:
+        return list(each("in flight", work))
+    except StoreUnavailableError as failure:
+        return [Finding("in flight", "error", f"could not be repaired: {failure}", CHECK_BROKER)]
+
+
+IN_FLIGHT: Final[dict[str, Check[InFlight]]] = {
+    "in flight": unindexed,
+    "workers without leases": bare_workers,
+}

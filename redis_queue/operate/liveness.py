@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from redis_queue.basics.times import span_text
 from redis_queue.monitor.model import WorkerRow
-from redis_queue.monitor.workers import Workers
+from redis_queue.monitor.monitor import Workers
 from redis_queue.store.connection import Client
 from redis_queue.store.links import Argument
 from redis_queue.store.records import now_ms

@@ -1,17 +1,40 @@
-"""The doctor's checks of work that goes wrong: tasks that always fail, and tasks that run for far too long."""
+"""The doctor's checks of tasks: those that always fail or run too long, and messages and flows that nothing starts."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final
 
+import redis
+from kombu.exceptions import OperationalError
+
+from redis_queue.basics.options import nearest
 from redis_queue.basics.times import span_text
+from redis_queue.celery.admission.admission import GateKeys, Gates
+from redis_queue.celery.brokers.redis import is_same_database
+from redis_queue.celery.kombu.connection import client_of
+from redis_queue.celery.kombu.keys import InFlightKeys
+from redis_queue.celery.queues.open import connected, on_redis
+from redis_queue.celery.settings import CelerySettings
+from redis_queue.celery.store import Store
 from redis_queue.doctor import Finding
-from redis_queue.doctor.finding import first, warning
-from redis_queue.monitor.model import Tally
+from redis_queue.doctor.finding import CHECK_BROKER, error, first, warning
+from redis_queue.errors import StoreError
+from redis_queue.flow.backlog import Backlog
+from redis_queue.flow.declarations import Declaration, Declarations
+from redis_queue.flow.flows import OF_QUEUE
+from redis_queue.flow.model import FlowState
+from redis_queue.monitor.model import Tally, WorkerRow
 from redis_queue.monitor.report import OTHER
 from redis_queue.operate.access import Access
+from redis_queue.operate.faults import BROKEN
+from redis_queue.operate.flows import KINDS, LimitsRow
 from redis_queue.operate.running import MOST_READ, RunningRow, running
+from redis_queue.store.keys import BrokerKeys
+from redis_queue.store.redis_errors import redact
+from redis_queue.store.replies import text
+from redis_queue.store.scripts import Scripts
 
 MINUTES: Final = 60
 """Minutes of history in which failures count."""
@@ -73,7 +96,216 @@ def slow_tasks(access: Access) -> Iterator[Finding]:
     yield from first(findings(), len(slow), "tasks run for far longer than usual", "redis-queue running")
 
 
+ANSWER_WITHIN: Final = 1.0
+"""Seconds to wait for answers of workers."""
+
+SIMILAR: Final = 0.7
+"""Least similarity of a consumed queue that the advice names."""
+
+
+def unread_queues(access: Access) -> Iterator[Finding]:
+    """Check that a worker consumes each Celery queue with messages."""
+    if access.celery_queues is None:
+        return
+    overview = access.celery_queues.overview()
+    if overview.error:
+        yield warning(f"could not be checked: {overview.error}", CHECK_BROKER)
+        return
+    # The check of workers of flows reports the messages that wait for a place.
+    unread = [row for row in overview.rows if row.is_unread and row.listed]
+    if not unread:
+        return
+    # Workers without the extension do not report what they consume.
+    consumed = _consumed(access.app) | {row.name for row in overview.rows if row.consumers}
+    unread = [row for row in unread if row.name not in consumed]
+
+    def findings() -> Iterator[Finding]:
+        for row in unread:
+            waits = "1 message waits" if row.listed == 1 else f"{row.listed:,} messages wait"
+            near = nearest(row.name, consumed, similarity=SIMILAR)
+            hint = f"; workers consume {near[0]}, which has a similar name" if near else ""
+            yield warning(
+                f"Celery queue {row.name}: {waits}, and no worker consumes it{hint}",
+                f"start a worker with -Q {row.name}, or move them: redis-queue -A APP celery-queue {row.name} move "
+                f"--all --to {near[0] if near else 'QUEUE'}",
+            )
+
+    yield from first(findings(), len(unread), "Celery queues are not consumed", "redis-queue queues")
+
+
+def _consumed(app: Any) -> set[str]:
+    # Errors of the broker, of any type, are not checked here.
+    with contextlib.suppress(Exception):
+        answers = app.control.inspect(timeout=ANSWER_WITHIN).active_queues() or {}
+        return {str(queue.get("name")) for queues in answers.values() for queue in queues}
+    return set()
+
+
+MOST_APPS: Final = 5
+"""Most apps that a finding names."""
+
+
+def flow_limits(access: Access) -> Iterator[Finding]:
+    """Check that all apps have the same limits for a flow."""
+    catalog = access.catalog
+    found = Declarations(Scripts(catalog.client), access.flows.redis_keys, catalog.clock).read()
+    different = {name: apps for name, apps in found.items() if len({(app.limits, app.kind) for app in apps}) > 1}
+
+    def findings() -> Iterator[Finding]:
+        for name, apps in sorted(different.items()):
+            texts = [f"{_text(app)} in {app.app}" for app in apps[:MOST_APPS]]
+            more = f" and {len(apps) - MOST_APPS:,} more apps" if apps[MOST_APPS:] else ""
+            yield warning(
+                f"flow {name} has {', '.join(texts)}{more}: the worker that started last sets them for all",
+                f"give all apps the same limits, or set them for all: redis-queue flow set {name}",
+            )
+
+    yield from first(findings(), len(different), "flows have different limits in several apps", "redis-queue flow list")
+
+
+def flow_workers(access: Access) -> Iterator[Finding]:
+    """Check that a worker with redis_queue consumes each queue in which tasks wait for a place."""
+    waiting = _queues(access)
+    if not waiting:
+        return
+    workers = _leased(access)
+    if workers is None:
+        found = "could not be checked: the reports of workers cannot be read"
+        yield warning(found, "find out which other program writes to their keys")
+        return
+    consumed = {queue for row in workers for queue in row.queues}
+    unread = {queue: count for queue, count in waiting.items() if queue not in consumed}
+
+    def findings() -> Iterator[Finding]:
+        for queue, count in sorted(unread.items()):
+            yield warning(
+                f"Celery queue {queue}: {_waits(count)} for a place in a flow, and no worker that reports leases "
+                "consumes it: other workers do not see them",
+                f"start a worker of an app with DelayedTasks(app, leases=True) and -Q {queue}",
+            )
+
+    yield from first(
+        findings(), len(unread), "queues with tasks that wait for a place are not consumed", "redis-queue flow list"
+    )
+
+
+def flow_stops(access: Access) -> Iterator[Finding]:
+    """Check that no flow with waiting tasks is paused, or has a limit of 0."""
+    stops = [state for state in access.flows.list() if _stop(state)]
+    listed = _listed(access) if any(state.paused for state in stops) else {}
+    waiting = {state: state.waiting + (listed.get(state.name, 0) if state.paused else 0) for state in stops}
+    stopped = [state for state in stops if waiting[state]]
+
+    def findings() -> Iterator[Finding]:
+        for state in stopped:
+            yield warning(f"flow {state.name} {_stop(state)}, and {_waits(waiting[state])}", _advice(state))
+
+    yield from first(
+        findings(), len(stopped), "flows with waiting tasks are paused or have a limit of 0", "redis-queue flow list"
+    )
+
+
+def flow_places(access: Access) -> Iterator[Finding]:
+    """Check that the places of dead workers are freed."""
+    catalog = access.catalog
+    if _leased(access) != [] or not Scripts(catalog.client).command("HLEN", access.flows.redis_keys.held):
+        # Workers with leases free them.
+        return
+    try:
+        taken = _places_in_vain(access)
+    except OperationalError as failure:
+        yield warning(f"could not be checked: {redact(str(failure))}", CHECK_BROKER)
+        return
+    if taken:
+        yield warning(
+            f"{taken:,} places in flows belong to messages that are not in flight, and no worker frees them",
+            "start a worker of an app with flows: it frees them within one and a half times the visibility timeout",
+        )
+
+
+def flow_keys(access: Access) -> Iterator[Finding]:
+    """Check that the keys of flows have the expected types."""
+    keys, scripts = access.flows.redis_keys, Scripts(access.catalog.client)
+    for key, expected in keys.types().items():
+        kind = text(scripts.command("TYPE", key))
+        if kind not in ("none", expected):
+            yield error(
+                f"{text(key)} is a {kind}, not a {expected}: another program wrote to it",
+                "inspect it, then RENAME it: flows do not work until then",
+            )
+
+
+def _leased(access: Access) -> list[WorkerRow] | None:
+    """Return the workers with leases, which alone take tasks of flows; None if reports cannot be read."""
+    with contextlib.suppress(*BROKEN):
+        return [row for row in access.monitor.workers.rows() if row.keeper is not None]
+    return None
+
+
+def _places_in_vain(access: Access) -> int:
+    flows, client = access.flows.redis_keys, access.catalog.client
+    if on_redis(access.app):
+        with connected(access.app) as connection:
+            channel = connection.default_channel
+            if _shares_store(access.app, channel):
+                keys = GateKeys(InFlightKeys.of(channel), flows)
+                return len(Gates(keys, lambda: 1).orphans(client_of(channel)))
+    ends = BrokerKeys(flows.taken).lease_ends("unacked_index").decode()
+    keys = GateKeys(InFlightKeys(flows.indexes[1], f"{flows.taken}unacked", ends), flows)
+    return len(Gates(keys, lambda: 1).orphans(client)) if isinstance(client, redis.Redis) else 0
+
+
+def _shares_store(app: Any, channel: Any) -> bool:
+    """Tell whether the Redis of kombu's *channel*, the broker of *app*, is its store; True if that is unknown."""
+    found = True
+    if CelerySettings.of(app).url is not None:
+        store = Store.of(app)
+        with contextlib.suppress(StoreError, redis.exceptions.NoPermissionError):
+            found = is_same_database(client_of(channel), store.client, store.prefix)
+    return found
+
+
+def _listed(access: Access) -> dict[str, int]:
+    """Return how many messages wait in each queue beside those of flows, by the name of its flow."""
+    if access.celery_queues is None:
+        return {}
+    # A pause keeps back all messages of a queue. Without the broker, the check of its queues reports the error.
+    return {f"{OF_QUEUE}{row.name}": row.listed for row in access.celery_queues.overview().rows}
+
+
+def _queues(access: Access) -> dict[str, int]:
+    found = Backlog(Scripts(access.catalog.client), access.flows.redis_keys).all()
+    return {flow.removeprefix(OF_QUEUE): count for flow, count in found.items() if flow.startswith(OF_QUEUE)}
+
+
+def _text(declaration: Declaration) -> str:
+    kind = KINDS.get(declaration.kind, "")
+    return " and ".join(filter(None, [f'"{LimitsRow.of(declaration.limits).text}"', kind]))
+
+
+def _waits(count: int) -> str:
+    return "1 task waits" if count == 1 else f"{count:,} tasks wait"
+
+
+def _stop(state: FlowState) -> str:
+    if state.paused:
+        return "is paused"
+    return "has a limit of 0" if 0 in (state.limits.limit, state.limits.limit_each) else ""
+
+
+def _advice(state: FlowState) -> str:
+    if state.paused:
+        return f"if the reason is gone: redis-queue flow resume {state.name}"
+    option = "--limit-each" if state.limits.limit != 0 and state.kind == "fair" else "--limit"
+    return f"if the reason is gone: redis-queue flow set {state.name} {option} N"
+
+
 CHECKS: Final[dict[str, Callable[[Access], Iterator[Finding]]]] = {
+    "flow limits": flow_limits,
+    "flow workers": flow_workers,
+    "flow stops": flow_stops,
+    "flow keys": flow_keys,
     "failing tasks": failing_tasks,
     "slow tasks": slow_tasks,
 }
+"""Checks of any Redis by what workers and producers write into it; the others need an app."""

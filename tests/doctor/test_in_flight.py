@@ -19,8 +19,7 @@ from redis_queue.doctor import Finding
 from redis_queue.monitor.model import WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import AppAccess, access_to
-from redis_queue.operate.diagnosis import examine, repair
-from redis_queue.operate.in_flight_checks import LARGE, NAMED, broker_of
+from redis_queue.operate.diagnosis import LARGE, NAMED, broker_of, examine, repair
 from tests.support.celery.leasing import Leasing
 from tests.support.celery.leasing_names import WAIT
 from tests.support.servers import RedisServer

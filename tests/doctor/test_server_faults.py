@@ -12,10 +12,9 @@ import pytest
 import redis
 
 from redis_queue import StoreUnavailableError
-from redis_queue.doctor import examine
-from redis_queue.doctor.checks import access
-from redis_queue.doctor.checks.server import version, writes_to_disk
+from redis_queue.doctor import access, examine
 from redis_queue.doctor.finding import run
+from redis_queue.doctor.server import version, writes_to_disk
 from redis_queue.store.script_files import load
 from tests.support.binaries import KINDS
 from tests.support.doctor.stage import Limit, Setting, Stage, wrong
@@ -122,7 +121,7 @@ def test_replication_without_confirmation_and_writes_to_a_replica(own: RedisServ
 def test_clock_differences(stage: Stage, monkeypatch: pytest.MonkeyPatch, skew: float, severity: str | None) -> None:
     import time
 
-    monkeypatch.setattr("redis_queue.doctor.server_info.time", SimpleNamespace(time=lambda: time.time() - skew))
+    monkeypatch.setattr("redis_queue.doctor.server.time", SimpleNamespace(time=lambda: time.time() - skew))
     assert stage.wrong() == ({"clock": severity} if severity else {})
     found = next(finding.found for finding in examine(stage.client) if finding.check == "clock")
     assert severity is None or ("ahead of this host" if skew > 0 else "behind this host") in found

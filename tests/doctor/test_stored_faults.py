@@ -10,8 +10,8 @@ import redis
 
 from redis_queue import RedisQueue
 from redis_queue.doctor import examine
-from redis_queue.doctor.checks.keyspace import SCHEMA
-from redis_queue.doctor.server_info import servers
+from redis_queue.doctor.keyspace import SCHEMA
+from redis_queue.doctor.server import servers
 from redis_queue.doctor.survey import survey
 from redis_queue.store.keys import Keys
 from redis_queue.store.script_files import load

@@ -9,11 +9,11 @@ import redis
 
 from redis_queue import InvalidValueError
 from redis_queue.basics.histogram import Histogram
-from redis_queue.monitor.counts import read_tally, write_tally
 from redis_queue.monitor.history import History
 from redis_queue.monitor.model import Series, Tally
 from redis_queue.monitor.report import MOST_SERIES as IN_A_REPORT
 from redis_queue.monitor.report import OTHER, Reports
+from redis_queue.monitor.rows import read_tally, write_tally
 from redis_queue.store.keys import MonitorKeys
 from redis_queue.store.numbered_calls import NumberedCalls
 from redis_queue.store.scripts import Scripts

@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from redis_queue.monitor.model import Run
+from redis_queue.monitor.monitor import Runs
 from redis_queue.monitor.report import MOST_ENDED, Reports
-from redis_queue.monitor.runs import Runs
 from redis_queue.store.keys import MonitorKeys
 from tests.support.clock import Clock, when
 

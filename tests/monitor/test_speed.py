@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from redis_queue.monitor.model import RunningTask, WorkerRow
+from redis_queue.monitor.monitor import MOST_WORKERS, Workers
 from redis_queue.monitor.rows import write_running, write_worker
-from redis_queue.monitor.workers import MOST_WORKERS, Workers
 from redis_queue.store.chunks import chunks
 from redis_queue.store.keys import MonitorKeys
 from tests.support.clock import Clock, when

@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from redis_queue.monitor.model import Run, RunningTask, Series, Tally, WorkerRow
+from redis_queue.monitor.monitor import Workers
 from redis_queue.monitor.report import MOST_RUNNING, Reports
-from redis_queue.monitor.workers import Workers
 from redis_queue.store.keys import MonitorKeys
 from tests.support.clock import Clock, when
 

@@ -18,9 +18,8 @@ from redis_queue.flow.rules import Flow
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.history import History
 from redis_queue.monitor.model import Failure, Run, RunningTask, Series, Tally, WorkerRow
+from redis_queue.monitor.monitor import Runs, Workers
 from redis_queue.monitor.report import Reports
-from redis_queue.monitor.runs import Runs
-from redis_queue.monitor.workers import Workers
 from redis_queue.operate.audit import Action, Audit
 from redis_queue.operate.inspector import Inspector
 from redis_queue.store.keys import FlowKeys

@@ -45,9 +45,13 @@ def json_body(envelope: Envelope) -> Mapping[str, Any] | None:
 
 def retries_of(envelope: Envelope) -> int:
     """Return the number of retries before *envelope*; 0 if unknown."""
-    call = envelope.headers if "task" in envelope.headers else json_body(envelope) or {}
+    return retries_in(envelope.headers if "task" in envelope.headers else json_body(envelope) or {})
+
+
+def retries_in(call: Mapping[str, Any]) -> int:
+    """Return the number of retries that headers, or a body of protocol 1, tell; 0 if they tell none."""
     found = call.get("retries")
-    return found if isinstance(found, int) and 0 <= found <= MOST_RETRIES else 0
+    return found if isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= MOST_RETRIES else 0
 
 
 def with_eta(envelope: Envelope, due_at: datetime) -> Envelope:

@@ -29,7 +29,7 @@ from redis_queue.errors import InvalidValueError, RedisQueueError
 from redis_queue.flow.backlog import Backlog
 from redis_queue.flow.flows import OF_QUEUE, route_of
 from redis_queue.model import Entry
-from redis_queue.monitor.workers import Workers
+from redis_queue.monitor.monitor import Workers
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.codec import read_document
 from redis_queue.store.keys import FlowKeys

@@ -2,26 +2,89 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import threading
 import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from redis_queue.basics.histogram import BOUNDS, BUCKETS, Histogram
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import from_ms
+from redis_queue.celery.message.body import retries_in
 from redis_queue.celery.message.headers import ETA, SENT
 from redis_queue.celery.monitor.requests import FETCHED, error_of
-from redis_queue.celery.monitor.sample import Sample
 from redis_queue.monitor.model import Outcome, Run, Series, Tally
-from redis_queue.monitor.report import OTHER
+from redis_queue.monitor.report import MOST_ENDED, OTHER
 from redis_queue.monitor.rows import MAX_TEXT
 
 logger = logger_of(__name__)
+
+_UNUSUAL: Final = 1e12
+"""Seconds by which a run counts more if it did not succeed."""
+
+_Ranked = tuple[float, int, Run]
+
+
+class Sample:
+    """Holds up to :data:`MOST_ENDED` runs: first those that did not succeed, then the slowest ones.
+
+    Safe for threads.
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[_Ranked] = []
+        self._taken: list[_Ranked] = []
+        self._numbers = itertools.count()
+        self._least = -1.0
+        # As that of Activity.
+        self._lock = threading.RLock()
+
+    def wants(self, outcome: Outcome, seconds: float | None) -> bool:
+        """Tell whether a run belongs to the sample."""
+        return outcome != "succeeded" or (seconds or 0.0) > self._least
+
+    def add(self, run: Run, seconds: float | None) -> None:
+        """Add a run, in the place of one that matters less."""
+        rank = (seconds or 0.0) + (_UNUSUAL if run.outcome != "succeeded" else 0.0)
+        with self._lock:
+            found = rank, next(self._numbers), run
+            if len(self._runs) < MOST_ENDED:
+                heapq.heappush(self._runs, found)
+            elif rank > self._runs[0][0]:
+                heapq.heapreplace(self._runs, found)
+            if len(self._runs) == MOST_ENDED:
+                self._least = self._runs[0][0]
+
+    def take(self, skew: float) -> list[Run]:
+        """Return the runs that are not :meth:`written`, in the order of their ends.
+
+        *skew* is how many seconds the clock of Redis is ahead.
+        """
+        with self._lock:
+            runs, self._runs, self._least = self._runs, [], -1.0
+        self._taken = heapq.nlargest(MOST_ENDED, [*self._taken, *runs])
+        return [_shifted(run, timedelta(seconds=skew)) for _, _, run in sorted(self._taken, key=_number)]
+
+    def written(self) -> None:
+        """Forget what the last :meth:`take` returned."""
+        self._taken.clear()
+
+
+def _number(found: _Ranked) -> int:
+    return found[1]
+
+
+def _shifted(run: Run, skew: timedelta) -> Run:
+    started = None if run.started_at is None else run.started_at + skew
+    fetched = None if run.fetched_at is None else run.fetched_at + skew
+    return replace(run, ended_at=run.ended_at + skew, started_at=started, fetched_at=fetched)
+
 
 MOST_SERIES: Final = 400
 """Most series that are added up apart until they are written; the runs of others are counted as "(other)"."""
@@ -133,7 +196,7 @@ class Activity:
             started_at=None if started is None else _time(started),
             sent_at=None if sent is None else _time(sent / 1000),
             due_at=None if due is None else _time(due),
-            retries=_count(headers.get("retries")),
+            retries=retries_in(headers),
             fetched_at=None if fetched is None else _time(fetched),
             error="" if outcome == "succeeded" else error_of(request)[:MAX_TEXT],
             **texts,
@@ -200,7 +263,3 @@ def _time(seconds: float) -> datetime:
 
 def _text(found: Any) -> str:
     return found[:MAX_TEXT] if isinstance(found, str) else ""
-
-
-def _count(found: Any) -> int:
-    return found if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < 1 << 31 else 0

@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 from uuid import uuid4
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import from_ms
+from redis_queue.celery.message.body import retries_in
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.monitor.activity import QueueOf
 from redis_queue.celery.monitor.requests import exception_name, text_of, unwrapped
@@ -20,8 +21,6 @@ from redis_queue.monitor.failures import MOST_AT_ONCE
 from redis_queue.monitor.model import Failure, FailureKind
 
 logger = logger_of(__name__)
-
-MOST_RETRIES: Final = 1 << 31
 
 
 class FailureLog:
@@ -85,7 +84,7 @@ class FailureLog:
             exception=exception_name(error),
             message=text_of(error),
             traceback=cut_middle(str(exc_info.traceback or "")),
-            attempts=_count(request._request_dict.get("retries")) + 1,
+            attempts=retries_in(request._request_dict) + 1,
             seconds=_run_time(request, seconds),
         )
 
@@ -140,7 +139,3 @@ def _run_time(request: Any, seconds: float | None) -> float | None:
 
 def _text(found: Any) -> str:
     return found[: MAX_TEXT + MAX_NAME] if isinstance(found, str) else ""
-
-
-def _count(found: Any) -> int:
-    return found if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < MOST_RETRIES else 0

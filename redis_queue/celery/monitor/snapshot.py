@@ -18,6 +18,7 @@ from redis_queue.basics.times import from_ms
 from redis_queue.celery.dispatch.outcome import installed_version
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import ListNames
+from redis_queue.celery.message.body import retries_in
 from redis_queue.celery.monitor.activity import Activity
 from redis_queue.celery.store import Store
 from redis_queue.monitor.model import LeaseState, RunningTask, WorkerRow
@@ -119,7 +120,8 @@ class Snapshots:
                 str(headers.get("argsrepr") or "")[:MAX_ARGUMENTS],
                 str(headers.get("kwargsrepr") or "")[:MAX_ARGUMENTS],
                 2 if request.delivery_info.get("redelivered") else 1,
-                *(_number(headers.get("retries")), lease),
+                retries_in(headers),
+                lease,
                 *(str(headers.get(name) or "")[:MAX_TEXT] for name in ("parent_id", "root_id", "group")),
             )
             setattr(request, _ROW, row)
@@ -197,10 +199,6 @@ def _memory() -> int:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
-
-
-def _number(found: Any) -> int:
-    return found if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < 1 << 31 else 0
 
 
 def _is_stopping() -> bool:

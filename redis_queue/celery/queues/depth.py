@@ -1,8 +1,20 @@
-"""Depth: what waits in one of Celery's queues, and what workers hold of it."""
+"""Depth: how many messages a Celery queue holds, also those that wait for a place in a flow."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from redis_queue.celery.store import Store
+from redis_queue.errors import ConfigurationError, StoreError, StoreRefusedError, WrongTypeError
+from redis_queue.flow.backlog import Backlog
+from redis_queue.flow.flows import OF_QUEUE
+from redis_queue.store.scripts import Scripts
+
+if TYPE_CHECKING:
+    from celery import Celery
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +35,77 @@ class Depth:
     error: str = ""
     put_rate: float | None = None
     waiting_for_place: int = 0
+
+
+UNREADABLE: Final = (StoreRefusedError, WrongTypeError)
+"""Errors of the keys of flows that must not hide the queues: their user may lack permission for them."""
+
+
+class GatedQueues:
+    """Adds to the depths that *reader* reads from a broker the messages of *app* that wait for a place.
+
+    If the store is away, they are not counted.
+    """
+
+    def __init__(self, app: Celery, reader: Any) -> None:
+        self._reader = reader
+        store = Store.of(app)
+        self._backlog = Backlog(Scripts(store.client), store.flow_keys)
+
+    def bound(self, known: Collection[str] = ()) -> set[str]:
+        """Return what the reader returns."""
+        found: set[str] = self._reader.bound(known)
+        return found
+
+    def total(self, queues: Sequence[str]) -> tuple[int | None, int | None]:
+        """Return how many messages wait in all *queues*, also for a place, and how many are in flight."""
+        ready, in_flight = self._reader.total(queues)
+        return None if ready is None else ready + sum(self._waiting(queues)), in_flight
+
+    def depths(self, queues: Sequence[str]) -> list[Depth]:
+        """Return the depth of each queue."""
+        found, counts = self._reader.depths(queues), self._waiting(queues)
+        oldest: dict[str, float] = {}
+        if any(counts):
+            with contextlib.suppress(StoreError):
+                oldest = self._backlog.oldest()
+        return [
+            _with_waiting(depth, count, oldest.get(f"{OF_QUEUE}{queue}")) if count else depth
+            for queue, depth, count in zip(queues, found, counts, strict=True)
+        ]
+
+    def _waiting(self, queues: Sequence[str]) -> list[int]:
+        with contextlib.suppress(StoreError):
+            return self._backlog.of_queues(queues)
+        return [0] * len(queues)
+
+
+def readable_gate(app: Celery, queue: str) -> Backlog | None:
+    """Return the messages of *app* that wait for a place if there are some of *queue*, and its user may read them.
+
+    An app without a store has no flows.
+    """
+    with contextlib.suppress(ConfigurationError, *UNREADABLE):
+        store = Store.of(app)
+        backlog = Backlog(Scripts(store.client), store.flow_keys, store.clock)
+        if any(backlog.of_queues([queue])):
+            return backlog
+    return None
+
+
+def purge_gate(app: Celery, queue: str, limit: int) -> Iterator[int]:
+    """Delete up to *limit* messages of *queue* that wait for a place; yield the number of each batch.
+
+    No messages are deleted of which :class:`GatedQueues` counts none: those of an app without a store, or that its user
+    may not read. Raises StoreError.
+    """
+    backlog = readable_gate(app, queue)
+    if backlog is not None:
+        yield from backlog.purge(queue, limit)
+
+
+def _with_waiting(depth: Depth, count: int, oldest_at: float | None) -> Depth:
+    """Return *depth* with *count* messages that wait for a place, the oldest one since *oldest_at*."""
+    times = [at for at in (depth.oldest_at, oldest_at) if at is not None]
+    ready = (depth.ready or 0) + count
+    return replace(depth, ready=ready, waiting_for_place=count, oldest_at=min(times, default=None))

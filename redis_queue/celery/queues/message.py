@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from redis_queue.basics.times import END_OF_CALENDAR_MS, from_ms
-from redis_queue.celery.message.body import MOST_RETRIES
+from redis_queue.celery.message.body import retries_in
 from redis_queue.celery.message.envelope import MAX_NAME
 from redis_queue.celery.message.headers import ETA, SENT, message_in
 from redis_queue.errors import InvalidValueError
@@ -68,14 +68,13 @@ class WaitingMessage:
     def of(cls, element: Element) -> WaitingMessage:
         """Return *element* as a message; unreadable ones have only their element."""
         call = _call_in_tail(element.tail) if element.tail else _call(_document(message_in(element.head)))
-        retries = call.get("retries")
         return cls(
             element,
             id=_text(call.get("id"), MAX_NAME),
             task=_text(call.get("task"), MAX_NAME),
             args=_text(call.get("argsrepr"), MAX_TEXT),
             kwargs=_text(call.get("kwargsrepr"), MAX_TEXT),
-            retries=retries if isinstance(retries, int) and 0 <= retries <= MOST_RETRIES else 0,
+            retries=retries_in(call),
             sent_at=_time(call.get(SENT)),
             due_at=_iso_time(call.get(ETA)),
         )

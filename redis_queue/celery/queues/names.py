@@ -1,12 +1,69 @@
-"""The name of the queue from which a message came."""
+"""Names of the queues of an app: those that it knows, and the one from which a message came."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
+
+from redis_queue.celery.message.destinations import ForbiddenDestinationError, check_key
+from redis_queue.store.keys import MAX_NAME
 
 if TYPE_CHECKING:
     from celery import Celery
+
+MOST_TASKS: Final = 10_000
+"""Most tasks whose routes are read."""
+
+_INTERNAL: Final = "celery."
+"""First part of the names of Celery's own tasks."""
+
+
+def known_queues(app: Celery) -> set[str]:
+    """Return the configured queues of *app*, its default queue, and the queues of its tasks. Connects to no server.
+
+    Queues that only a router function of the app names for some arguments are not in it.
+    """
+    # Not app.amqp.queues, to which a route to an unknown queue would add it.
+    queues = app.amqp.Queues(app.conf.task_queues or (), create_missing=True)
+    router = app.amqp.Router(queues=queues, create_missing=True)
+    found = {app.conf.task_default_queue, *queues, *list(app.amqp.queues)}
+    for name in _task_names(app)[:MOST_TASKS]:
+        if not name.startswith(_INTERNAL):
+            # A router is a function of the app, which may raise anything.
+            with contextlib.suppress(Exception):
+                found.add(_queue_of(router, app.tasks[name]))
+    return set(readable(found))
+
+
+def readable(names: Iterable[Any]) -> list[str]:
+    """Return those of *names* that a queue of tasks can have: not reserved, printable, at most 200 characters."""
+    return [name for name in names if _is_readable(name)]
+
+
+def _task_names(app: Celery) -> list[str]:
+    # To load the tasks runs code of the app; without them, the other queues are still known.
+    with contextlib.suppress(Exception):
+        app.loader.import_default_modules()
+        return list(app.tasks)
+    return []
+
+
+def _is_readable(name: Any) -> bool:
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
+        return False
+    try:
+        check_key(name)
+    except ForbiddenDestinationError:
+        return False
+    return True
+
+
+def _queue_of(router: Any, task: Any) -> Any:
+    options = {name: value for name, value in task._get_exec_options().items() if value is not None}
+    queue = router.route(options, task.name, (), {}, task).get("queue")
+    return getattr(queue, "name", queue)
+
 
 MOST_ROUTES: Final = 1000
 """Most routes whose queues are remembered."""

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import redis
 from kombu.exceptions import OperationalError
 from kombu.transport.redis import Channel as RedisChannel
 
-from redis_queue.celery.brokers.redis import is_same_database
-from redis_queue.celery.kombu.connection import add_timeouts, client_of
-from redis_queue.celery.queues.amqp import AmqpQueues
+from redis_queue.celery.kombu.connection import add_timeouts
+from redis_queue.celery.queues.amqp import AmqpQueues, Management
 from redis_queue.celery.queues.contents import QueueContents
-from redis_queue.celery.queues.depth import Depth
-from redis_queue.celery.queues.gates import GatedQueues, purge_gate, readable_gate
-from redis_queue.celery.queues.management import Management
+from redis_queue.celery.queues.depth import Depth, GatedQueues, purge_gate, readable_gate
 from redis_queue.celery.queues.redis import RedisQueues
 from redis_queue.celery.settings import CelerySettings
-from redis_queue.celery.store import Store
-from redis_queue.errors import ConfigurationError, StoreError
+from redis_queue.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -128,32 +122,19 @@ def connected(app: Celery) -> Iterator[Any]:
         connection.release()
 
 
-def shares_store(app: Celery, channel: Any) -> bool:
-    """Tell whether the Redis of kombu's *channel*, the broker of *app*, is its store; True if that is unknown."""
-    found = True
-    if CelerySettings.of(app).url is not None:
-        store = Store.of(app)
-        with contextlib.suppress(StoreError, redis.exceptions.NoPermissionError):
-            found = is_same_database(client_of(channel), store.client, store.prefix)
-    return found
-
-
 def _is_redis(connection: Any) -> bool:
     return issubclass(getattr(connection.transport, "Channel", object), RedisChannel)
 
 
 def _reader(app: Celery, connection: Any) -> BrokerQueues:
+    queues: BrokerQueues
     if connection.transport.driver_type == "amqp":
         url = CelerySettings.of(app).management_url
-        found = AmqpQueues(connection, None if url is None else Management(url, connection.virtual_host or "/"))
-        return _with_gates(app, found)
-    if _is_redis(connection):
+        queues = AmqpQueues(connection, None if url is None else Management(url, connection.virtual_host or "/"))
+    elif _is_redis(connection):
         queues = RedisQueues(app, connection.default_channel)
-        return queues if shares_store(app, connection.default_channel) else _with_gates(app, queues)
-    return UnknownQueues()
-
-
-def _with_gates(app: Celery, queues: BrokerQueues) -> BrokerQueues:
+    else:
+        return UnknownQueues()
     try:
         return GatedQueues(app, queues)
     except ConfigurationError:

@@ -12,13 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import InFlightKeys, ListNames
 from redis_queue.celery.queues.depth import Depth
-from redis_queue.celery.queues.gates import UNREADABLE, with_waiting
 from redis_queue.celery.queues.names import QueueNames
-from redis_queue.celery.settings import CelerySettings
-from redis_queue.flow.backlog import Backlog, sent_at
-from redis_queue.flow.flows import OF_QUEUE
+from redis_queue.flow.backlog import sent_at
 from redis_queue.store.chunks import chunks
-from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Scripts
 
 if TYPE_CHECKING:
@@ -54,8 +50,6 @@ class RedisQueues:
         records = InFlightKeys.of(channel).records.encode()
         self._script = self._scripts.bind("held/depth", None, unacked=records)
         self._total = self._scripts.bind("held/total", None, unacked=records)
-        # If the store is elsewhere, so are the messages that wait for a place, which GatedQueues counts.
-        self._backlog = Backlog(self._scripts, FlowKeys(CelerySettings.of(app).prefix, self._lists.prefix))
 
     def bound(self, known: Collection[str] = ()) -> set[str]:
         """Return the names of queues that kombu has bound, of the first 20,000 keys of the broker.
@@ -89,13 +83,13 @@ class RedisQueues:
             yield from members()
 
     def total(self, queues: Sequence[str]) -> tuple[int, int]:
-        """Return how many messages wait in all *queues*, also for a place, and how many are in flight at the broker."""
+        """Return how many messages wait in the lists of all *queues*, and how many are in flight at the broker."""
         lists = [key.encode() for queue in queues for key in self._lists.all_of(queue)]
         waiting = in_flight = 0
         for chunk in chunks(lists, MOST_LISTS_OF_TOTAL):
             count, in_flight = self._total(more=chunk)
             waiting += count
-        return waiting + sum(self._waiting_for_place(queues)), in_flight
+        return waiting, in_flight
 
     def depths(self, queues: Sequence[str]) -> list[Depth]:
         """Return the depth of each queue; a few commands for each 100 queues.
@@ -113,23 +107,7 @@ class RedisQueues:
             rows = iter(zip(*[iter(counts)] * 3, strict=True))
             for queue in chunk:
                 found.append(_depth([next(rows) for _ in self._lists.steps], None if held is None else held[queue]))
-        return self._with_backlog(queues, found)
-
-    def _with_backlog(self, queues: Sequence[str], depths: Sequence[Depth]) -> list[Depth]:
-        """Return *depths* with the messages of flows that wait for a place."""
-        counts, oldest = self._waiting_for_place(queues), {}
-        if any(counts):
-            with contextlib.suppress(*UNREADABLE):
-                oldest = self._backlog.oldest()
-        return [
-            with_waiting(depth, count, oldest.get(f"{OF_QUEUE}{queue}")) if count else depth
-            for queue, depth, count in zip(queues, depths, counts, strict=True)
-        ]
-
-    def _waiting_for_place(self, queues: Sequence[str]) -> list[int]:
-        with contextlib.suppress(*UNREADABLE):
-            return self._backlog.of_queues(queues)
-        return [0] * len(queues)
+        return found
 
     def _held(self, records: Sequence[bytes]) -> Counter[str]:
         found: Counter[str] = Counter()

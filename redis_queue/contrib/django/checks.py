@@ -18,7 +18,7 @@ from redis_queue.celery.admission.sender import uses_gates
 from redis_queue.celery.settings import NAMESPACE, CelerySettings
 from redis_queue.celery.store import ATTRIBUTE, Store
 from redis_queue.celery.worker import check_flows, unknown_flow_queues
-from redis_queue.contrib.django.project import CELERY_APP, celery_app
+from redis_queue.contrib.django import CELERY_APP, celery_app
 from redis_queue.errors import ConfigurationError, InvalidValueError, RedisQueueError
 
 SKIP_CHECKS: Final = "CELERY_SKIP_CHECKS"

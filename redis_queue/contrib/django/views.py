@@ -18,8 +18,8 @@ from django.utils.crypto import salted_hmac
 from django.utils.functional import lazy
 from django.views.decorators.csrf import csrf_exempt
 
+from redis_queue.contrib.django import celery_app, option
 from redis_queue.contrib.django.models import codename
-from redis_queue.contrib.django.project import celery_app, option
 from redis_queue.operate.permissions import PERMISSIONS
 from redis_queue.web import dashboard
 

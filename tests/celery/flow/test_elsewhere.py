@@ -15,7 +15,7 @@ from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.queues.open import broker_queues
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.operate.access import AppAccess
-from redis_queue.operate.flow_checks import flow_workers
+from redis_queue.operate.work_checks import flow_workers
 from redis_queue.store.script_cache import load_scripts
 from tests.support.acl import rules_of
 from tests.support.celery.brokers import Broker

@@ -20,10 +20,9 @@ from redis_queue import ConfigurationError, DelayQueue
 from redis_queue.celery import DelayedTasks
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import CALL, SENT
-from redis_queue.celery.migrate import live_workers
-from redis_queue.celery.migrate.adopt import Adoption, HeldByWorkersError
+from redis_queue.celery.migrate import adopt
+from redis_queue.celery.migrate.adopt import Adoption, HeldByWorkersError, LiveWorkers, SilentWorkersError
 from redis_queue.celery.migrate.kombu_backlog import RemainingTask
-from redis_queue.celery.migrate.live_workers import LiveWorkers, SilentWorkersError
 from redis_queue.delay.foreign import Foreign
 from redis_queue.delay.model import ForeignMessage, Push
 from redis_queue.delay.writer import Calls
@@ -449,7 +448,7 @@ def test_unreadable_messages_stay_and_block_no_others(make: MakeApp, client: red
 def test_silent_worker_is_not_treated_as_dead(
     make: MakeApp, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_workers, "PATIENCE", 0.2)
+    monkeypatch.setattr(adopt, "PATIENCE", 0.2)
     make(stock=True).send_task("shop.remind", countdown=3600)
     with client.pubsub() as busy:
         busy.psubscribe("/0.celery.pidbox")
@@ -466,7 +465,7 @@ def test_silent_worker_is_not_treated_as_dead(
 def test_stored_tasks_in_a_worker_reply_do_not_count_as_held() -> None:
     rows = [{"request": {"id": "stored", "stored": True}}, {"request": {"id": "waits"}}, {"id": "runs"}]
 
-    assert list(live_workers.ids_of(rows)) == ["waits", "runs"]
+    assert list(adopt.ids_of(rows)) == ["waits", "runs"]
 
 
 def test_broker_other_than_redis_is_refused(rabbitmq_url: str, redis_server: RedisServer) -> None:

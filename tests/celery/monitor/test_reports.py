@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from redis_queue.monitor.model import Series
-from redis_queue.monitor.workers import Workers
+from redis_queue.monitor.monitor import Workers
 from tests.support.celery.observed_names import (
     AGAIN,
     DIE,

@@ -28,7 +28,7 @@ def database(request: pytest.FixtureRequest, shop: Any) -> str:
 def clock(request: pytest.FixtureRequest, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shift the clock of the process against that of Redis; PostgreSQL has its own clock."""
     skewed = SimpleNamespace(time_ns=lambda: time.time_ns() + request.param * 10**9)
-    monkeypatch.setattr("redis_queue.contrib.django.outbox.fields.time", skewed)
+    monkeypatch.setattr("redis_queue.contrib.django.outbox.models.time", skewed)
 
 
 def state(delayed: Any) -> tuple[str, str]:

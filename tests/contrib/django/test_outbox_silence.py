@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from redis_queue.contrib.django.outbox.redis_access import FIRST_PAUSE, LONGEST_PAUSE, Breaker
+from redis_queue.contrib.django.outbox.transfer import FIRST_PAUSE, LONGEST_PAUSE, Breaker
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.store.scripts import CALL_ATTEMPTS
 from tests.support.django.project import rows, use_app, write
@@ -47,7 +47,7 @@ def test_only_one_of_many_commits_waits_for_a_silent_redis(tables: Any, outbox: 
 def test_commits_are_relayed_again_after_an_outage(
     tables: Any, outbox: Any, redis: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redis_queue.contrib.django.outbox.redis_access.FIRST_PAUSE", 0.0)
+    monkeypatch.setattr("redis_queue.contrib.django.outbox.transfer.FIRST_PAUSE", 0.0)
     redis.mode = "refuse"
     outbox.schedule("shop.remind", countdown=60)
     assert len(rows()) == 1

@@ -14,8 +14,7 @@ from celery import Celery
 from redis_queue.celery import DelayedTasks
 from redis_queue.monitor.history import History
 from redis_queue.monitor.model import Tally
-from redis_queue.monitor.runs import Runs
-from redis_queue.monitor.workers import Workers
+from redis_queue.monitor.monitor import Runs, Workers
 from tests.support.celery.processes import CeleryProcess
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until

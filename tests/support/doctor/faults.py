@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from redis_queue import DelayQueue
 from redis_queue.delay.dispatch_log import Dispatches
-from redis_queue.doctor.checks.keyspace import SCHEMA
+from redis_queue.doctor.keyspace import SCHEMA
 from redis_queue.store.keys import BrokerKeys, PrefixKeys
 from tests.support.doctor.stage import Stage
 

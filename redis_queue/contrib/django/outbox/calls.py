@@ -13,10 +13,9 @@ from redis_queue.basics.times import Seconds, duration_ms, point_ms
 from redis_queue.celery.message.entry import TaskCall
 from redis_queue.celery.store import CODEC
 from redis_queue.celery.stored_tasks import StoredTasks
+from redis_queue.contrib.django import celery_app
 from redis_queue.contrib.django.outbox.models import Call
-from redis_queue.contrib.django.outbox.redis_access import COMMIT_TIMEOUT, reach
-from redis_queue.contrib.django.outbox.transfer import try_relay
-from redis_queue.contrib.django.project import celery_app
+from redis_queue.contrib.django.outbox.transfer import COMMIT_TIMEOUT, reach, try_relay
 from redis_queue.errors import EntryExistsError, InvalidDelayError
 from redis_queue.store.ids import check_id
 

@@ -1,10 +1,66 @@
-"""The table of the outbox."""
+"""The table of the outbox; its columns return values unchanged, on every database and with every time zone setting."""
 
 from __future__ import annotations
 
-from django.db import models
+import json
+import time
+from datetime import datetime
+from typing import Any
 
-from redis_queue.contrib.django.outbox.fields import Document, Moment, Stamp
+from django.db import models
+from django.db.models.expressions import Func
+
+from redis_queue.basics.times import from_ms, to_ms
+
+
+class Document(models.TextField):
+    """JSON stored as text.
+
+    The JSON type of PostgreSQL sorts keys, turns large floats into integers, and refuses strings with a zero byte.
+    """
+
+    def from_db_value(self, value: str | None, *_: Any) -> Any:
+        """Return the decoded value."""
+        return None if value is None else json.loads(value)
+
+    def get_prep_value(self, value: Any) -> str:
+        """Return ASCII, which every database can store."""
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+class Moment(models.BigIntegerField):
+    """An aware datetime, stored as milliseconds since the epoch, rounded up; USE_TZ has no effect."""
+
+    def from_db_value(self, value: int | None, *_: Any) -> datetime | None:
+        """Return it in UTC."""
+        return None if value is None else from_ms(value)
+
+    def get_prep_value(self, value: datetime) -> int:
+        """Return the milliseconds."""
+        return to_ms(value)
+
+
+class ServerTime(Func):
+    """Current time in milliseconds since the epoch, by the database server's clock; with SQLite by this host's."""
+
+    output_field = models.BigIntegerField()
+
+    def as_sql(self, *_: Any, **__: Any) -> Any:
+        """Use the clock of this host."""
+        return "%s", [time.time_ns() // 1_000_000]
+
+    def as_postgresql(self, *_: Any, **__: Any) -> Any:
+        """Use the current time of the server, not the start of the transaction."""
+        return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS bigint)", []
+
+
+class Stamp(Moment):
+    """Time at which the row was written, by the clock of the database."""
+
+    def pre_save(self, model_instance: models.Model, add: bool) -> Any:
+        """Return the current time for a new row without one."""
+        value = super().pre_save(model_instance, add)
+        return ServerTime() if add and value is None else value
 
 
 class Call(models.Model):

@@ -1,35 +1,107 @@
-"""Transfer of committed calls from the outbox into the DelayQueue, at least once."""
+"""Transfer of committed calls from the outbox into the DelayQueue, at least once; Redis is skipped after failures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 from django.db import Error, connections, router, transaction
 from django.db.models import F, QuerySet
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import MAX_DELAY, to_ms
+from redis_queue.basics.waits import Backoff
 from redis_queue.celery.message.entry import TaskCall
 from redis_queue.celery.message.headers import CALL, call_name
-from redis_queue.contrib.django.outbox.fields import ServerTime
-from redis_queue.contrib.django.outbox.models import Call
-from redis_queue.contrib.django.outbox.redis_access import (
-    COMMIT_TIMEOUT,
-    RELAY_TIMEOUT,
-    breaker_of,
-    check_answers,
-    reach,
-)
-from redis_queue.contrib.django.project import celery_app
+from redis_queue.celery.store import Store
+from redis_queue.contrib.django import celery_app
+from redis_queue.contrib.django.outbox.models import Call, ServerTime
 from redis_queue.delay.model import Push
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import RedisQueueError, StoreError, StoreRefusedError
 from redis_queue.store.chunks import CHUNK, check_limit
 
+if TYPE_CHECKING:
+    from celery import Celery
+
 logger = logger_of(__name__)
+
+COMMIT_TIMEOUT: Final = 0.3
+"""Seconds to wait for each reply of Redis in a view. Three attempts take a second."""
+
+RELAY_TIMEOUT: Final = 5.0
+"""Seconds to wait for each reply of Redis in a relay process."""
+
+
+def reach(app: Celery, timeout: float) -> DelayQueue:
+    """Return the DelayQueue of *app* after a check that Redis answers; *timeout*: seconds for each reply.
+
+    Raises StoreError after three attempts.
+    """
+    known = _QUEUES.setdefault(Store.of(app), {})
+    queue = known.get(timeout)
+    if queue is None:
+        # Opening the queue sends commands to Redis, too.
+        queue = known[timeout] = Store.of(app).within(timeout).delay_queue()
+    else:
+        check_answers(queue)
+    return queue
+
+
+def check_answers(queue: DelayQueue) -> None:
+    """Raise StoreError unless the Redis of *queue* answers."""
+    # A short read; not PING, which the role of a producer does not allow.
+    queue.moves.leader()
+
+
+_QUEUES: Final[WeakKeyDictionary[Store, dict[float, DelayQueue]]] = WeakKeyDictionary()
+
+
+class Breaker:
+    """Circuit breaker: skip Redis for 5 s after a failure, and for up to a minute after repeated failures.
+
+    After the pause one caller tries; the others skip Redis until that attempt ends.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._backoff = Backoff(first=FIRST_PAUSE, cap=LONGEST_PAUSE)
+        self._pause_until: float | None = None
+
+    def allows(self) -> bool:
+        """Tell whether to try. After a failure True means: this caller is the one that tries."""
+        if self._pause_until is None:
+            return True
+        now = self._clock()
+        if now < self._pause_until:
+            return False
+        self._pause_until = now + FIRST_PAUSE
+        return True
+
+    def failed(self) -> None:
+        """Note that Redis did not answer."""
+        self._pause_until = self._clock() + self._backoff.next()
+
+    def succeeded(self) -> None:
+        """Note that Redis answered."""
+        self._pause_until = None
+        self._backoff.reset()
+
+
+FIRST_PAUSE: Final = 5.0
+LONGEST_PAUSE: Final = 60.0
+
+_BREAKERS: Final[WeakKeyDictionary[Store, Breaker]] = WeakKeyDictionary()
+
+
+def breaker_of(app: Celery) -> Breaker:
+    """Return the breaker of the Redis of *app* in this process."""
+    return _BREAKERS.setdefault(Store.of(app), Breaker())
+
 
 ROW: Final = "outbox"
 """Header that names the outbox row of an entry."""

@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from redis_queue.cli.celery import group
-from redis_queue.contrib.django.project import celery_app
+from redis_queue.contrib.django import celery_app
 
 
 def _without_django_options(words: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from django.db import migrations, models
 
-from redis_queue.contrib.django.outbox.fields import Document, Moment, Stamp
+from redis_queue.contrib.django.outbox.models import Document, Moment, Stamp
 
 
 class Migration(migrations.Migration):

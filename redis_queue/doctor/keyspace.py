@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from redis_queue.doctor.finding import Check, Finding, error, warning
-from redis_queue.doctor.shard_view import ShardView
-from redis_queue.doctor.survey import Survey
+from redis_queue.doctor.survey import ShardView, Survey
 from redis_queue.errors import ConfigurationError, WrongTypeError
 from redis_queue.store.keys import PrefixKeys
 from redis_queue.store.replies import text

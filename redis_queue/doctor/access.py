@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from redis_queue.doctor.finding import Finding, warning
-from redis_queue.doctor.server_info import ServerInfo
+from redis_queue.doctor.server import ServerInfo
 from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
 from redis_queue.store.keys import Keys
 from redis_queue.store.replies import pairs, text

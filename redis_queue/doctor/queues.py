@@ -8,7 +8,7 @@ from typing import Final
 
 from redis_queue.basics.times import span_text
 from redis_queue.doctor.finding import Check, Finding, error, warning
-from redis_queue.doctor.shard_view import SAMPLE, STEP, ShardView
+from redis_queue.doctor.survey import SAMPLE, STEP, ShardView
 from redis_queue.store.chunks import chunks
 from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.replies import pairs, text
