@@ -21,7 +21,7 @@ from kombu.asynchronous import get_event_loop
 
 from benchmarks.worker import app as worker_app
 from redis_queue.celery.leases import leases
-from redis_queue.keeper.board import RenewalTime
+from redis_queue.keeper.protocol import RenewalTime
 
 REPEAT = 600.0
 """Seconds after which a stock worker repeats its BRPOP."""

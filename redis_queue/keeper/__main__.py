@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import json
 import os
+import select
 import signal
 import sys
 import threading
 from collections.abc import Iterable
-from typing import cast
+from typing import Final
 
-from redis_queue.keeper.board import Board
-from redis_queue.keeper.broker import Broker
-from redis_queue.keeper.lines import LENGTH
-from redis_queue.keeper.loop import RETRY, Keeper, pause
-from redis_queue.keeper.renewal import Renewing
+CHECK: Final = 1.0
+"""Seconds between two checks whether the worker is there."""
 
 
 def main(arguments: Iterable[str]) -> None:
@@ -26,41 +22,18 @@ def main(arguments: Iterable[str]) -> None:
         signal.signal(number, signal.SIG_IGN)
     os.set_blocking(sys.stdout.fileno(), False)
     threading.Thread(target=_end_with, args=(worker,), daemon=True).start()
-    greeting = json.loads(_read_exactly(*LENGTH.unpack(_read_exactly(LENGTH.size))))
-    broker = _unpickled(greeting["pickle"]) if "pickle" in greeting else Broker(greeting)
-    Keeper.tell(up=True)
-    Keeper(
-        broker,
-        Board(board),
-        pipe=sys.stdin.fileno(),
-        worker=worker,
-        lease=greeting["lease"],
-    ).run()
+    from redis_queue.keeper.loop import run  # noqa: PLC0415 - redis-py takes long, and a signal would end the process
 
-
-def _unpickled(pickled: str) -> Renewing:
-    # With redis-py, a keeper takes 20 MB more.
-    module = importlib.import_module("redis_queue.keeper.redis_py")
-    return cast("Renewing", module.KombuBroker(bytes.fromhex(pickled)))
+    run(worker, board)
 
 
 def _end_with(worker: int) -> None:
     """Exit soon after *worker*, even during a call."""
     # The pipe may stay open after the worker ended: its children may have it.
     while os.getppid() == worker:
-        pause(RETRY)
+        # Not time.sleep, see redis_queue.keeper.loop.pause.
+        select.select([], [], [], CHECK)
     os._exit(0)
-
-
-def _read_exactly(size: int) -> bytes:
-    # Unbuffered: the lines that follow must stay in the pipe.
-    data = b""
-    while len(data) < size:
-        part = os.read(sys.stdin.fileno(), size - len(data))
-        if not part:
-            raise SystemExit
-        data += part
-    return data
 
 
 if __name__ == "__main__":

@@ -8,11 +8,14 @@ import os
 import select
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
-from redis_queue.keeper.board import Board, RenewalTime
-from redis_queue.keeper.lines import read_line
-from redis_queue.keeper.renewal import RENEWALS, RenewalError, Renewing
+from redis_queue.errors import RedisQueueError
+from redis_queue.keeper.protocol import Board, RenewalTime, read_line, unpack
+from redis_queue.keeper.renewal import RENEWALS, Renewer
+from redis_queue.store.redis_errors import redact
 
 RETRY: Final = 1.0
 """Seconds between two attempts while Redis is unreachable or the worker is stopped."""
@@ -29,11 +32,29 @@ def pause(seconds: float) -> None:
     select.select([], [], [], seconds)
 
 
-class Keeper:
-    """Read from *pipe* which messages the worker holds, and renew their leases, until the pipe closes."""
+def run(worker: int, board: int) -> None:
+    """Renew for the process *worker*, which writes into the standard input, until it ends; *board*: file descriptor."""
+    options, index = unpack(sys.stdin.fileno())
+    Keeper.tell(up=True)
+    keeper = Keeper(
+        lambda: Renewer(options.client(), index),
+        Board(board),
+        pipe=sys.stdin.fileno(),
+        worker=worker,
+        lease=index.lease,
+    )
+    keeper.run()
 
-    def __init__(self, broker: Renewing, board: Board, *, pipe: int, worker: int, lease: float) -> None:
-        self._broker = broker
+
+class Keeper:
+    """Read from *pipe* which messages the worker holds, and renew their leases, until the pipe closes.
+
+    *connect* returns a new renewer, which has connections of its own.
+    """
+
+    def __init__(self, connect: Callable[[], Renewer], board: Board, *, pipe: int, worker: int, lease: float) -> None:
+        self._connect = connect
+        self._renewer: Renewer | None = None
         self._board = board
         self._pipe = pipe
         self._worker = worker
@@ -78,9 +99,13 @@ class Keeper:
         if not self._listen(0):
             return False
         try:
-            found = self._broker.renew(self._held)
-        except RenewalError as error:
-            self.tell(away=str(error), source=error.source)
+            self._renewer = self._renewer or self._connect()
+            found = self._renewer.renew(self._held)
+        except Exception as error:  # noqa: BLE001 - a credential provider may raise anything
+            reason = str(error) if isinstance(error, RedisQueueError) else f"{type(error).__name__}: {error}"
+            self.tell(away=redact(reason))
+            # A new connection logs in again, and finds the new primary behind a name.
+            self._renewer = None
             return False
         for tag in found.lost:
             self._held.pop(tag, None)
@@ -100,7 +125,6 @@ class Keeper:
 def _is_stopped(pid: int) -> bool:
     """Return whether a signal or a debugger stopped a process; False on systems without ``/proc``."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib takes half a megabyte
-            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
     except OSError:
         return False

@@ -1,9 +1,18 @@
-"""One renewal of the leases of a worker: times, call and reply."""
+"""Renewer: renew the leases of a worker in its broker, from the worker or from its keeper; the times of leases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from redis_queue.errors import StoreError
+from redis_queue.store.scripts import Scripts
 
 LEASE: Final = 60.0
 """Seconds for which a worker leases messages by default."""
@@ -21,6 +30,45 @@ TAGS: Final = 2000
 """Most tags in one call."""
 
 
+@dataclass(frozen=True, slots=True)
+class RedisOptions:
+    """How redis-py connects to one Redis, in a form that another process can take.
+
+    *pool* are the options of a connection pool; its credential provider may be a class. *sentinel* are the options of
+    the Sentinels that know the address of the primary *service*, if there are any.
+    """
+
+    pool: Mapping[str, Any]
+    sentinel: Mapping[str, Any] | None = None
+    service: str = ""
+
+    def client(self) -> redis.Redis:
+        """Return a client that has not connected yet."""
+        pool = dict(self.pool)
+        if isinstance(provider := pool.get("credential_provider"), type):
+            pool["credential_provider"] = provider()
+        if self.sentinel is None:
+            return redis.Redis(connection_pool=redis.ConnectionPool(**pool))
+        # redis-py would ask a silent Sentinel several times.
+        once = {**self.sentinel["sentinel_kwargs"], "retry": Retry(NoBackoff(), 0)}
+        client: redis.Redis = Sentinel(**{**self.sentinel, "sentinel_kwargs": once}, **pool).master_for(self.service)
+        return client
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseIndex:
+    """The keys of the leases in a broker, and how long those of this worker are in seconds.
+
+    *index* is the key ``unacked_index`` of kombu, *lease_ends* that of the ends of leases. *signature*, a number from 1
+    to 999999, marks the renewals of this worker.
+    """
+
+    index: bytes
+    lease_ends: bytes
+    lease: float
+    signature: int
+
+
 class Renewal(NamedTuple):
     """Result of one renewal: the new time, and the lost tags."""
 
@@ -28,39 +76,30 @@ class Renewal(NamedTuple):
     lost: list[str]
 
 
-class Renewing(Protocol):
-    """Renews leases."""
+class Renewer:
+    """Renew leases of *index* in the Redis of *client*."""
+
+    def __init__(self, client: redis.Redis, index: LeaseIndex) -> None:
+        self._index = index
+        self._script = Scripts(client).bind("held/renew", index)
 
     def renew(self, held: Mapping[str, float]) -> Renewal:
-        """Renew the leases of *held*, delivery tag -> last known time. Raises RenewalError."""
-        ...
+        """Renew the leases of *held*, delivery tag -> last known time.
 
-
-class RenewalError(Exception):
-    """A renewal failed.
-
-    *source* tells where the message comes from: ``reply`` for an error reply of Redis, ``connection`` for an error of
-    the connection, both for :func:`redis_queue.store.redis_errors.translate`; empty for a translated message.
-    """
-
-    def __init__(self, message: str, source: Literal["", "reply", "connection"] = "") -> None:
-        super().__init__(message)
-        self.source = source
-
-
-def renew(script: Callable[..., Any], lease: float, signature: int, held: Mapping[str, float]) -> Renewal:
-    """Renew the leases of *held* by calls of *script*, ``held/renew``, for *lease* seconds.
-
-    A lease is lost if its time has changed (another worker has the message) or is gone (the message was settled).
-    Raises ValueError for a reply of another form, and the errors of *script*.
-    """
-    score, lost, items = 0.0, [], list(held.items())
-    for start in range(0, len(items) or 1, TAGS):
-        more = [item for tag, seen in items[start : start + TAGS] for item in (tag, f"{seen:.6f}")]
-        now, *tags = script(now=0, lease=max(1, round(lease * 1000)), signature=signature, more=more)
-        score = float(now)
-        lost += [tag.decode() for tag in tags]
-    return Renewal(score, lost)
+        A lease is lost if its time has changed (another worker has the message) or is gone (the message was settled).
+        Raises RedisQueueError.
+        """
+        score, lost, items = 0.0, [], list(held.items())
+        lease = max(1, round(self._index.lease * 1000))
+        for start in range(0, len(items) or 1, TAGS):
+            more = [item for tag, seen in items[start : start + TAGS] for item in (tag, f"{seen:.6f}")]
+            reply = self._script(now=0, lease=lease, signature=self._index.signature, more=more)
+            try:
+                score = float(reply[0])
+                lost += [tag.decode() for tag in reply[1:]]
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                raise StoreError(f"unexpected reply: {reply!r:.80}") from error
+        return Renewal(score, lost)
 
 
 def socket_timeout(lease: float) -> float:

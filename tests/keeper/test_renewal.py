@@ -16,9 +16,8 @@ import pytest
 import redis
 
 from redis_queue.errors import StoreUnavailableError, WrongTypeError
-from redis_queue.keeper.board import Board, RenewalTime
-from redis_queue.keeper.redis_py import LeaseIndex, Renewer
-from redis_queue.keeper.renewal import TAGS
+from redis_queue.keeper.protocol import Board, RenewalTime
+from redis_queue.keeper.renewal import TAGS, LeaseIndex, Renewer
 from tests.support.ports import free_port
 from tests.support.wait import wait_until
 

@@ -20,7 +20,7 @@ from redis_queue.basics.histogram import Histogram
 from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
 from redis_queue.delay.model import Delivery, ForeignMessage, Push
 from redis_queue.doctor import repair
-from redis_queue.keeper.redis_py import LeaseIndex, Renewer
+from redis_queue.keeper.renewal import LeaseIndex, Renewer
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, Run, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports

@@ -15,14 +15,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
-import redis
-
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.waits import Backoff
 from redis_queue.errors import ConfigurationError
-from redis_queue.keeper.board import Board, RenewalTime
+from redis_queue.keeper.protocol import Board, RenewalTime
 from redis_queue.keeper.renewal import RENEWALS
-from redis_queue.store.redis_errors import translate
 
 logger = logger_of(__name__)
 
@@ -55,8 +52,6 @@ START: Final = 60.0
 
 HeldLines = Callable[[RenewalTime], Iterable[bytes]]
 """Takes the last renewal; returns the lines for a new keeper about all messages that the worker holds."""
-
-_ERRORS: Final = {"reply": redis.ResponseError, "connection": redis.ConnectionError}
 
 
 class KeeperProcess:
@@ -196,7 +191,7 @@ class KeeperProcess:
             # A keeper repeats it at each attempt.
             if self.renewed.at > self._warned_at:
                 self._warned_at = self._heard_at
-                logger.warning("cannot renew leases: %s", _reason(event), extra={"action": "leases_away"})
+                logger.warning("cannot renew leases: %s", event["away"], extra={"action": "leases_away"})
         else:
             self._on_lost(event["lost"])
 
@@ -250,13 +245,6 @@ def _file_in_memory() -> IO[bytes]:
     if not hasattr(os, "memfd_create"):
         return tempfile.TemporaryFile()
     return open(os.memfd_create("redis_queue_keeper"), "r+b")  # noqa: PTH123 - a descriptor has no path
-
-
-def _reason(event: dict[str, Any]) -> str:
-    """Return why a keeper cannot renew."""
-    # A keeper without redis-py cannot translate what Redis or its connection said.
-    error = _ERRORS.get(event["source"])
-    return str(translate(error(event["away"])) if error else event["away"])
 
 
 def _environment() -> dict[str, str]:

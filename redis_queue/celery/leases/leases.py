@@ -16,14 +16,12 @@ from redis_queue.basics.logs import logger_of
 from redis_queue.celery.admission.admission import GateKeys, Gates
 from redis_queue.celery.fetch.fetch import Asked
 from redis_queue.celery.fetch.settlement import InFlightRecords, Settlement
-from redis_queue.celery.kombu.connection import client_of
+from redis_queue.celery.kombu.connection import client_of, options_of
 from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.leases.keeper_process import KeeperProcess
 from redis_queue.errors import ConfigurationError, RedisQueueError
-from redis_queue.keeper.board import RenewalTime
-from redis_queue.keeper.greeting import pack
-from redis_queue.keeper.lines import write_line
-from redis_queue.keeper.redis_py import LeaseIndex, Renewer
+from redis_queue.keeper.protocol import RenewalTime, pack, write_line
+from redis_queue.keeper.renewal import LeaseIndex, Renewer
 from redis_queue.store.keys import BrokerKeys, FlowKeys
 from redis_queue.store.redis_errors import RedisErrors, refuses_for_now
 from redis_queue.store.settings import Settings
@@ -75,7 +73,7 @@ class WorkerLeases:
             signature=random.SystemRandom().randint(1, 999_999),
         )
         try:
-            greeting = pack(connection, index)
+            greeting = pack((options_of(channel, index.lease), index))
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise ConfigurationError(
                 f"the broker's connection cannot be passed to another process ({error}): give plain values in "

@@ -21,7 +21,7 @@ from kombu.exceptions import OperationalError
 from redis_queue.celery.leases import keeper_process, leases
 from redis_queue.celery.leases.leases import Counters, LeaseCounters, WorkerLeases, read_counters
 from redis_queue.errors import ConfigurationError
-from redis_queue.keeper.lines import write_line
+from redis_queue.keeper.protocol import write_line
 from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import RedisErrors
 from tests.support.celery.brokers import connect
@@ -37,8 +37,8 @@ def begin(redis_server: RedisServer, client: redis.Redis) -> Iterator[Begin]:
     """Starts WorkerLeases for a broker with these transport options."""
     made: list[tuple[Any, WorkerLeases]] = []
 
-    def start(query: str = "", **options: Any) -> WorkerLeases:
-        url = f"redis+socket://{redis_server.socket}{query}"
+    def start(**options: Any) -> WorkerLeases:
+        url = f"redis+socket://{redis_server.socket}"
         connection = connect(url, transport_options={"visibility_timeout": 1, **options})
         try:
             made.append((connection, WorkerLeases(connection, lambda *_: None)))
@@ -74,15 +74,14 @@ def break_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
 
 
-def test_keeper_with_redis_py_uses_the_import_path_of_its_worker(
+def test_keeper_uses_the_import_path_of_its_worker(
     begin: Begin, client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "found_by_path_only.py").write_text("class Name(str):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir("/")
 
-    # Only redis-py knows the option.
-    begun = begin("?encoding=latin-1", client_name=importlib.import_module("found_by_path_only").Name("me"))
+    begun = begin(client_name=importlib.import_module("found_by_path_only").Name("me"))
 
     wait_for_renewal(begun)
 
