@@ -13,7 +13,7 @@ import redis
 
 from chaos.flow_plan import SMALL, Plan, Rule
 from chaos.holds import now_ms
-from redis_queue.celery.admission.admission import is_gated
+from redis_queue.celery.admission.admission import has_place
 from redis_queue.validation.history import Event, History, Kind
 
 RUN: Final = "run:"
@@ -51,7 +51,7 @@ class RunLog:
     *index*: the key of kombu's index of messages in flight, in the Redis of *client*.
     """
 
-    all_gated = True
+    all_have_places = True
     """Whether each task has a place in a flow. One of RabbitMQ has no lease by which its limits could be checked."""
 
     def __init__(self, history: History, client: redis.Redis, worker: int, index: str) -> None:
@@ -68,7 +68,7 @@ class RunLog:
         self._run = random.getrandbits(48)
         now, score = self._look()
         id_, taken = self.id_of(label, request), []
-        if self.all_gated and not is_gated(self._tag):
+        if self.all_have_places and not has_place(self._tag):
             taken.append(Event(OUTSIDE, "ok", id_, self._run, at=now))
         if score is not None and score % 1000 == 0 and score // 1000 <= now:
             deliveries = 2 if request.delivery_info.get("redelivered") or request.retries else 1

@@ -21,7 +21,7 @@ from chaos.holds import now_ms
 from chaos.progress import Progress
 from chaos.workload import PRODUCER, Post, Step
 from redis_queue.celery import DelayedTasks
-from redis_queue.celery.admission.sender import Gate
+from redis_queue.celery.admission.sender import FlowSender
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.errors import StoreError
 from redis_queue.store.keys import FlowKeys
@@ -283,15 +283,15 @@ class FairFlows(Flows):
 
 def _record_moves(history: History) -> None:
     """Record the messages that this process, a worker, moves from RabbitMQ into their flows."""
-    send = Gate.send
+    send = FlowSender.send
 
-    def recorded(gate: Gate, envelope: Envelope, *args: Any, is_new: bool = True) -> bool:
+    def recorded(sender: FlowSender, envelope: Envelope, *args: Any, is_new: bool = True) -> bool:
         if not is_new:
             _, arguments, _ = json.loads(envelope.body)
             history.write(Event(MOVE, "invoke", arguments["label"]))
-        return send(gate, envelope, *args, is_new=is_new)
+        return send(sender, envelope, *args, is_new=is_new)
 
-    setattr(Gate, "send", recorded)  # noqa: B010 - a method
+    setattr(FlowSender, "send", recorded)  # noqa: B010 - a method
 
 
 def _send(app: Celery, history: History, label: str, delay: float, lane: int) -> None:

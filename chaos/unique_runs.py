@@ -49,7 +49,7 @@ def is_unique(event: Event) -> bool:
 class UniqueLog(RunLog):
     """Records the runs of one process of a pool by task id and label."""
 
-    all_gated = False
+    all_have_places = False
     """A retry that owns no key is sent to the broker."""
 
     def enter(self, label: str, request: Any) -> None:

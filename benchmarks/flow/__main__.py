@@ -1,7 +1,7 @@
 """Tasks of flows against others, on the same private Redis and worker, in turn; and how exact limits and rates are.
 
 Tasks are empty and have a 200-byte argument; the limits of the compared flow are never reached, so the ratio is what
-counting costs. Prints progress, and as its last line one JSON object: `gated_rate_ratio` and `extra_commands_per_task`
+counting costs. Prints progress, and as its last line one JSON object: `limited_rate_ratio`, `extra_commands_per_task`
 are those of the prefork pool, medians of the rounds.
 """
 
@@ -13,7 +13,7 @@ import os
 import time
 from statistics import median
 
-from benchmarks.flow.app import GATED, PLAIN
+from benchmarks.flow.app import LIMITED, PLAIN
 from benchmarks.flow.measures import Run, Site, fair_worst_ratio, next_start_ms, rate_error_percent
 from benchmarks.server import private_redis
 from benchmarks.worker.workers import PREFORK, SOLO
@@ -38,11 +38,11 @@ def main() -> None:
         site = Site(url)
         for pool in (SOLO, PREFORK):
             with site.workers(pool) as (worker,):
-                for queue in (PLAIN, GATED):
+                for queue in (PLAIN, LIMITED):
                     site.backlog(worker, queue, tasks // 4)
-                runs = found[pool] = {PLAIN: [], GATED: []}
+                runs = found[pool] = {PLAIN: [], LIMITED: []}
                 for number in range(options.rounds):
-                    for queue in (PLAIN, GATED) if number % 2 else (GATED, PLAIN):
+                    for queue in (PLAIN, LIMITED) if number % 2 else (LIMITED, PLAIN):
                         run = site.backlog(worker, queue, tasks)
                         runs[queue].append(run)
                         tell(
@@ -58,10 +58,10 @@ def main() -> None:
             tell(f"the slowest small tenant was done after {worst:.2f} of the tasks of perfect turns")
         site.close()
     for pool, runs in found.items():
-        cpu = median(gated.cpu / plain.cpu for gated, plain in zip(runs[GATED], runs[PLAIN], strict=True))
+        cpu = median(limited.cpu / plain.cpu for limited, plain in zip(runs[LIMITED], runs[PLAIN], strict=True))
         tell(f"{pool}: rate {_ratio(runs):.3f}, CPU {cpu:.3f}, {_extra(runs):.3f} more commands for each task")
     figures = {
-        "gated_rate_ratio": _ratio(found[PREFORK]),
+        "limited_rate_ratio": _ratio(found[PREFORK]),
         "extra_commands_per_task": _extra(found[PREFORK]),
         "next_start_p50_ms": next_ms,
         "rate_error_percent": error,
@@ -71,11 +71,11 @@ def main() -> None:
 
 
 def _ratio(runs: dict[str, list[Run]]) -> float:
-    return median(gated.rate / plain.rate for gated, plain in zip(runs[GATED], runs[PLAIN], strict=True))
+    return median(limited.rate / plain.rate for limited, plain in zip(runs[LIMITED], runs[PLAIN], strict=True))
 
 
 def _extra(runs: dict[str, list[Run]]) -> float:
-    return median(gated.commands - plain.commands for gated, plain in zip(runs[GATED], runs[PLAIN], strict=True))
+    return median(limited.commands - plain.commands for limited, plain in zip(runs[LIMITED], runs[PLAIN], strict=True))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ BROKER = "BENCHMARK_BROKER"
 READY = "BENCHMARK_READY"
 """The environment variable with the file that a worker creates when it is ready."""
 
-PLAIN, GATED, KEYED, RATED, FAIR = "plain", "gated", "keyed", "rated", "fair"
+PLAIN, LIMITED, KEYED, RATED, FAIR = "plain", "limited", "keyed", "rated", "fair"
 NOTHING, TELL = "benchmarks.flow.nothing", "benchmarks.flow.tell"
 EVENTS = "events"
 """LIST of "<enter or leave> <key> <microseconds by Redis>"."""
@@ -27,7 +27,7 @@ RATE = 100
 
 FLOWS = {
     # Never reached: what counting alone costs.
-    f"queue:{GATED}": {"fair": "{key}", "limit": 1000, "limit_each": 100},
+    f"queue:{LIMITED}": {"fair": "{key}", "limit": 1000, "limit_each": 100},
     f"queue:{KEYED}": {"key": "{key}", "limit": 1},
     f"queue:{RATED}": {"rate": f"{RATE}/s"},
     f"queue:{FAIR}": {"fair": "{key}", "limit": 50},
@@ -52,7 +52,7 @@ def make_app(url: str) -> tuple[Celery, DelayedTasks]:
         redis_queue_flow=FLOWS,
         redis_queue_monitor=False,
     )
-    made.conf.task_queues = [Queue(name, routing_key=name) for name in (PLAIN, GATED, KEYED, RATED, FAIR)]
+    made.conf.task_queues = [Queue(name, routing_key=name) for name in (PLAIN, LIMITED, KEYED, RATED, FAIR)]
     delayed = DelayedTasks(made, leases=True)
     made.task(nothing, name=NOTHING, shared=False)
     made.task(tell, name=TELL, shared=False)

@@ -15,7 +15,7 @@ import redis
 
 from benchmarks.children import child, wait_for_file
 from benchmarks.flow import app as names
-from benchmarks.flow.app import EVENTS, FAIR, GATED, KEYED, NOTHING, PLAIN, RATE, RATED, TELL, make_app
+from benchmarks.flow.app import EVENTS, FAIR, KEYED, LIMITED, NOTHING, PLAIN, RATE, RATED, TELL, make_app
 from benchmarks.worker.workers import POOLS, Worker
 from redis_queue.flow.rules import burst_of
 
@@ -52,7 +52,7 @@ class Site:
             for number in range(count):
                 log, ready = folder / f"log{number}", folder / f"ready{number}"
                 command = [sys.executable, "-m", "celery", "-A", "benchmarks.flow.app", "worker", *POOLS[pool]]
-                command += ["--queues", ",".join((PLAIN, GATED, KEYED, RATED, FAIR)), "--loglevel", "WARNING"]
+                command += ["--queues", ",".join((PLAIN, LIMITED, KEYED, RATED, FAIR)), "--loglevel", "WARNING"]
                 command += ["--hostname", f"w{number}@localhost", "--without-mingle", "--without-gossip"]
                 variables = {names.BROKER: self.url, names.READY: str(ready)}
                 process = stack.enter_context(child(command, log, variables))

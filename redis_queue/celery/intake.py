@@ -18,20 +18,20 @@ from redis_queue.celery.leases.connections import ATTRIBUTE
 from redis_queue.celery.leases.poison import DeliveryLimitStep
 from redis_queue.celery.message.headers import ETA, OWN
 from redis_queue.celery.monitor.step import MonitorStep
-from redis_queue.celery.store_consumer.channel import GateChannel
-from redis_queue.celery.store_consumer.step import GateStep
+from redis_queue.celery.store_consumer.channel import StoreChannel
+from redis_queue.celery.store_consumer.step import StoreConsumerStep
 from redis_queue.celery.stored_tasks import delayed_of
 
 logger = logger_of(__name__)
 
 OnMessage = Callable[[Any], Any]
 
-CHAIN: Final = (DeliveryLimitStep, RevokeStep, GateStep, MonitorStep)
+CHAIN: Final = (DeliveryLimitStep, RevokeStep, StoreConsumerStep, MonitorStep)
 """The boot steps whose *intake* gets a message before Celery does, the first one first.
 
 1. DeliveryLimitStep: a message that killed its workers becomes a dead letter, unless its lease was lost meanwhile.
 2. RevokeStep: a call that is newer than the revoke of its id is not discarded.
-3. GateStep: a message of a flow that came from the broker moves into the store, with all its headers.
+3. StoreConsumerStep: a message of a flow that came from the broker moves into the store, with all its headers.
 4. MonitorStep: notes when the message arrived, and removes the header with the time of sending.
 
 Later, when its task is to start, StartGuard drops it if its lease was lost, and *restore_requests* restores its eta.
@@ -102,7 +102,7 @@ class StartGuard:
             if sent_as:
                 self._runs[sent_as] = request
             channel = request.message.channel
-            if isinstance(channel, GateChannel) and not self._worker.pool.uses_semaphore:
+            if isinstance(channel, StoreChannel) and not self._worker.pool.uses_semaphore:
                 channel.qos.begin(request.message.delivery_tag)
             self._process(request)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.times import Seconds, duration_ms, to_ms
 from redis_queue.celery.admission.policy import UniquePolicy
-from redis_queue.celery.admission.sender import Gate, flows_of
+from redis_queue.celery.admission.sender import FlowSender, flows_of
 from redis_queue.celery.message.entry import unique_header_of
 from redis_queue.celery.message.headers import retry_id
 from redis_queue.celery.message.task_entry import Conditions, TaskConditions, TaskEntry
@@ -90,9 +90,9 @@ class StoredTasks:
         return Owners(store.client, store.prefix, broker_prefix=store.broker_prefix, clock=store.clock)
 
     @LazyProperty
-    def gate(self) -> Gate:
-        """The gate of messages of flows."""
-        return Gate(self.app)
+    def flow_sender(self) -> FlowSender:
+        """Sends messages of flows into the store, where they wait for admission."""
+        return FlowSender(self.app)
 
     @property
     def _removal(self) -> EntryRemoval:

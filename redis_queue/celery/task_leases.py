@@ -14,7 +14,7 @@ from redis_queue.celery.leases.poison import DeliveryLimit, DeliveryLimitStep, c
 from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.monitor.step import MonitorStep
 from redis_queue.celery.store import Store
-from redis_queue.celery.store_consumer.step import GateStep
+from redis_queue.celery.store_consumer.step import StoreConsumerStep
 from redis_queue.celery.worker import StartupStep
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.model import DeadLetter
@@ -47,7 +47,7 @@ class TaskLeases:
         self.limit = DeliveryLimit(app)
         setattr(app, ATTRIBUTE, self)
         app.steps["worker"].add(StartupStep)
-        app.steps["consumer"].update((LeaseStep, DeliveryLimitStep, GateStep, MonitorStep, IntakeStep))
+        app.steps["consumer"].update((LeaseStep, DeliveryLimitStep, StoreConsumerStep, MonitorStep, IntakeStep))
         prefer_safe_settings(app)
         prepare_connections(app)
         count_starts()

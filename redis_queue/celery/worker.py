@@ -10,7 +10,7 @@ from celery import bootsteps
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.celery.admission.policy import FlowPolicy, UniquePolicy
-from redis_queue.celery.admission.sender import check_gate
+from redis_queue.celery.admission.sender import check_admission
 from redis_queue.celery.background import Background
 from redis_queue.celery.control.panel import wrap_panel
 from redis_queue.celery.control.revokes import RevokeStep
@@ -132,7 +132,7 @@ def check_flows(app: Celery) -> None:
         raise ConfigurationError("flow control needs DelayedTasks(app, leases=True)")
     policy.check()
     unique.check()
-    check_gate(app)
+    check_admission(app)
     if not Store.of(app).settings.atomic_fetch or lacking():
         raise ConfigurationError(f"flow control needs atomic fetch: {versions()}, {NAMESPACE}atomic_fetch")
 

@@ -77,7 +77,7 @@ def show(access: Access, *, name: str, most_keys: int, as_json: bool) -> None:
         show_json({**flows.as_row(state), "keys": [asdict(key) for key in keys], "without_key": without})
         return
     known: dict[str, Any] = {"name": state.name, "state": flows.state_text(state), "kind": flows.KINDS.get(state.kind)}
-    known |= {"running": state.running, "waiting": state.waiting, "ungated": state.ungated or None}
+    known |= {"running": state.running, "waiting": state.waiting, "uncounted": state.uncounted or None}
     show_fields({name: value for name, value in known.items() if value not in ("", None)})
     now, code = asdict(LimitsRow.of(state.limits)), asdict(LimitsRow.of(state.declared))
     limits = [

@@ -173,10 +173,10 @@ class Flows:
         self._change(name, set=" ".join([SAME] * 8), forget=1)
         return self._known(name)
 
-    def count_ungated(self, counts: Mapping[str, int]) -> None:
+    def count_passing(self, counts: Mapping[str, int]) -> None:
         """Count messages that have passed flows uncounted, by flow."""
         for name, count in counts.items():
-            self._scripts.command("HINCRBY", self.redis_keys.ungated, id_bytes(name), count)
+            self._scripts.command("HINCRBY", self.redis_keys.uncounted, id_bytes(name), count)
 
     def get(self, name: str) -> FlowState | None:
         """Return the flow *name*, or None if it is unknown."""
@@ -207,11 +207,11 @@ class Flows:
             return []
         keys = self.redis_keys
         fields = [id_bytes(name) for name in names]
-        hashes = (keys.config, keys.declared, keys.running, keys.backlog, keys.ungated)
+        hashes = (keys.config, keys.declared, keys.running, keys.backlog, keys.uncounted)
         columns = [self._scripts.command("HMGET", key, *fields) for key in hashes]
         flags = self._scripts.command("HMGET", keys.flags, *(id_bytes(flag_of(name)) for name in names))
         found, own = [], self._own()
-        for name, rules, declared, running, waiting, ungated, flag in zip(names, *columns, flags, strict=True):
+        for name, rules, declared, running, waiting, uncounted, flag in zip(names, *columns, flags, strict=True):
             in_force = own[name].rules.encode() if rules is None and name in own else rules
             if in_force is None and flag is None:
                 continue
@@ -226,7 +226,7 @@ class Flows:
                     flag is not None,
                     whole_number(running),
                     whole_number(waiting),
-                    whole_number(ungated),
+                    whole_number(uncounted),
                 )
             )
         return found

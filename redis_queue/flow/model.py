@@ -24,7 +24,7 @@ class Limits:
 class FlowState:
     """One flow: its limits now and in the code, whether it is paused, and how many messages run and wait.
 
-    *kind*: "key" if its limits count for each key, "fair" if keys take turns, else "". *ungated*: messages that have
+    *kind*: "key" if its limits count for each key, "fair" if keys take turns, else "". *uncounted*: messages that have
     passed it uncounted, because their producers do not know it.
     """
 
@@ -35,7 +35,7 @@ class FlowState:
     paused: bool
     running: int
     waiting: int
-    ungated: int = 0
+    uncounted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

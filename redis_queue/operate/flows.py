@@ -188,7 +188,7 @@ def as_row(state: FlowState) -> dict[str, Any]:
         "changed": is_changed(state),
         "running": state.running,
         "waiting": state.waiting,
-        "ungated": state.ungated,
+        "uncounted": state.uncounted,
         "in_code": asdict(LimitsRow.of(state.declared)),
     }
 

@@ -157,7 +157,9 @@ METRICS: Final[Mapping[str, Group]] = {
         ),
         _gauge("flow_paused", "1 if a flow is paused.", "paused"),
         _counter(
-            "flow_ungated", "Messages that passed a flow uncounted, because their producers do not know it.", "ungated"
+            "flow_uncounted",
+            "Messages that passed a flow uncounted, because their producers do not know it.",
+            "uncounted",
         ),
         _gauge(
             "flow_oldest_age_seconds",

@@ -11,7 +11,7 @@ from kombu.exceptions import OperationalError
 
 from redis_queue.basics.options import nearest
 from redis_queue.basics.times import span_text
-from redis_queue.celery.admission.admission import GateKeys, Gates
+from redis_queue.celery.admission.admission import Admission, AdmissionKeys
 from redis_queue.celery.brokers.redis import is_same_database
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import InFlightKeys
@@ -248,11 +248,11 @@ def _places_in_vain(access: Access) -> int:
         with connected(access.app) as connection:
             channel = connection.default_channel
             if _shares_store(access.app, channel):
-                keys = GateKeys(InFlightKeys.of(channel), flows)
-                return len(Gates(keys, lambda: 1).orphans(client_of(channel)))
+                keys = AdmissionKeys(InFlightKeys.of(channel), flows)
+                return len(Admission(keys, lambda: 1).orphans(client_of(channel)))
     ends = BrokerKeys(flows.taken).lease_ends("unacked_index").decode()
-    keys = GateKeys(InFlightKeys(flows.indexes[1], f"{flows.taken}unacked", ends), flows)
-    return len(Gates(keys, lambda: 1).orphans(client)) if isinstance(client, redis.Redis) else 0
+    keys = AdmissionKeys(InFlightKeys(flows.indexes[1], f"{flows.taken}unacked", ends), flows)
+    return len(Admission(keys, lambda: 1).orphans(client)) if isinstance(client, redis.Redis) else 0
 
 
 def _shares_store(app: Any, channel: Any) -> bool:

@@ -243,7 +243,7 @@ class FlowKeys(Owner):
     held = Key("HASH", "delivery tag -> group of the message")
     oldest = Key("ZSET", "group with messages -> since when it has some")
     backlog = Key("HASH", "flow -> number of messages that wait")
-    ungated = Key("HASH", "flow -> number of messages that passed it without being counted")
+    uncounted = Key("HASH", "flow -> number of messages that passed it without being counted")
     owners = Key(
         "HASH",
         r'"<unique task>\0<key>" -> "<token> <state and token before, or -> <state: s = is being sent, d = waits in '

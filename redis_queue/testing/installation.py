@@ -142,11 +142,11 @@ def install(
     take: Take,
     after_send: Callable[[], None],
     before_wait: Callable[[str], None],
-    gate: Any,
+    flow_sender: Any,
 ) -> DelayedTasks:
     """Let *app* store delayed tasks in the Redis *url* by *clock*, without a broker and a result backend.
 
-    Messages that are sent at once go to *take*, those of flows to *gate*. *patches* keeps the former state of the app.
+    Messages that are sent at once go to *take*, those of flows to *flow_sender*. *patches* keeps the state of the app.
     *after_send* is called after each send, *before_wait* with the id of each task before its result is awaited.
     """
     _configure(app, patches, url)
@@ -162,7 +162,7 @@ def install(
     delayed = DelayedTasks(app)
     for name in ("settings", "queue", "writer", "flow", "unique"):
         patches.drop(vars(delayed), name)
-    patches.put(vars(delayed), "gate", gate)
+    patches.put(vars(delayed), "flow_sender", flow_sender)
     delayed.attach(app.amqp)
     # Shared tasks belong to the current app, which the fixture celery_app of Celery does not set.
     patches.put(vars(_state._tls), "current_app", app)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from celery.exceptions import TimeoutError as NoResultError
 
 from redis_queue.basics.times import Seconds, duration_ms, from_ms, point_ms
-from redis_queue.celery.admission.sender import uses_gates
+from redis_queue.celery.admission.sender import uses_admission
 from redis_queue.celery.delayed_tasks import DelayedTasks
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader
@@ -22,7 +22,7 @@ from redis_queue.store.chunks import CHUNK
 from redis_queue.testing.expectation import Expectation, not_scheduled, still_scheduled, written
 from redis_queue.testing.installation import Patches, TravelQueue, install
 from redis_queue.testing.tasks import TaskRow, TaskRun, row_of, row_of_entry, run_task
-from redis_queue.testing.travel import MoveTo, TravelClock, TravelGate
+from redis_queue.testing.travel import MoveTo, TravelClock, TravelSender
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -57,7 +57,7 @@ class Timeline:
         self._clock = TravelClock()
         self._patches = Patches()
         self._pending: deque[tuple[TaskRow, str]] = deque()
-        self._gate = TravelGate(app, lambda: self.eager, self._note)
+        self._flows = TravelSender(app, lambda: self.eager, self._note)
         self._runner: int | None = None
         self._kept: set[str] = set()
         self._delayed: DelayedTasks | None = None
@@ -73,7 +73,7 @@ class Timeline:
                 take=self._take,
                 after_send=self._run_pending,
                 before_wait=self._before_wait,
-                gate=self._gate,
+                flow_sender=self._flows,
             )
         except BaseException:
             self._patches.undo()
@@ -205,7 +205,7 @@ class Timeline:
             # Limits may have changed.
             self._run_pending()
             while True:
-                entry, admitted_at = self._next(target), self._gate.due_ms
+                entry, admitted_at = self._next(target), self._flows.due_ms
                 if entry is None and admitted_at > target:
                     break
                 if len(self.runs) - first >= limit:
@@ -238,7 +238,7 @@ class Timeline:
             if row.task not in self.app.tasks:
                 self.sent.append(row)  # for a worker of another project
             elif header is not None:
-                self._gate.send(row.envelope, row.queue, header, is_new=False)
+                self._flows.send(row.envelope, row.queue, header, is_new=False)
             else:
                 self._pending.append((row, ""))
             self._run_pending()
@@ -283,8 +283,8 @@ class Timeline:
 
     def _fill(self) -> bool:
         """Take the next task of a flow if no other one is pending; tell whether one is."""
-        if not self._pending and uses_gates(self.app):
-            taken = self._gate.take()
+        if not self._pending and uses_admission(self.app):
+            taken = self._flows.take()
             if taken is not None:
                 tag, envelope = taken
                 self._pending.append((self._row_of(envelope), tag))
@@ -297,7 +297,7 @@ class Timeline:
                 self.runs.append(run_task(self.app, row, self.now))
         finally:
             if tag:
-                self._gate.settle(tag)
+                self._flows.settle(tag)
 
     def _before_wait(self, task_id: str) -> None:
         """Run the tasks sent at once. Raises Celery's TimeoutError if only a travel can bring the result."""
@@ -311,7 +311,7 @@ class Timeline:
         entry = self._queue.get(task_id)
         if entry is not None:
             return f"waits until {written(entry.due_at)}; travel to it first"
-        if task_id in self._gate.waiting:
+        if task_id in self._flows.waiting:
             return "waits for its limits; travel until they admit it"
         ran = next((run for run in reversed(self.runs) if run.id == task_id), None)
         if ran is not None:

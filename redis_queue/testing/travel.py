@@ -1,4 +1,4 @@
-"""The clock of a test, which the test moves, and the gate in which messages of flows wait by that clock."""
+"""The clock of a test, which the test moves, and the store in which messages of flows wait by that clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redis_queue.basics.times import from_ms
 from redis_queue.celery.admission.admission import Taken
-from redis_queue.celery.admission.sender import Gate
+from redis_queue.celery.admission.sender import FlowSender
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.store import Store
@@ -75,8 +75,8 @@ FOR_WORKERS: Final = "redis_queue.testing:for_workers"
 """Queue of the messages that nothing takes here: they own their keys, but use no limits."""
 
 
-class TravelGate(Gate):
-    """The gate of *app*, with any broker: messages do not reach it.
+class TravelSender(FlowSender):
+    """The sender of messages of flows of *app*, with any broker: messages do not reach it.
 
     *note* gets each message that is sent at once. It runs here if *is_eager* returns True, else it is for workers.
     """
@@ -91,7 +91,7 @@ class TravelGate(Gate):
         self.due_ms = math.inf
 
     def prepare(self, envelope: Envelope, queue: str, header: FlowHeader, *, is_new: bool = True) -> Callable[[], bool]:
-        """Return a call that puts a message into the gate; False if another one owns its key."""
+        """Return a call that puts a message behind the others; False if another one owns its key."""
         runs_here = self._is_eager() or not is_new
         send = super().prepare(envelope, queue if runs_here else FOR_WORKERS, header, is_new=is_new)
 

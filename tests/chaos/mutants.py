@@ -31,9 +31,9 @@ RECORD_BY_CLIENT: Final = """        rows = list(zip(fields, fields, fields, str
             self._scripts.command("HSET", self._records.keys.leases, id_, b"%d %s" % (count, token))
 """
 
-GATE: Final = "tests/celery/flow/test_gate.py"
+ADMISSION: Final = "tests/celery/flow/test_admission.py"
 LIVENESS: Final = "tests/property/test_flow_liveness.py"
-FAULTS: Final = "tests/celery/flow/test_gate_faults.py"
+FAULTS: Final = "tests/celery/flow/test_admission_faults.py"
 DECLARED: Final = "tests/celery/flow/test_declared.py"
 WORKERS: Final = "tests/celery/flow/test_workers.py"
 
@@ -41,72 +41,72 @@ FLOW_MUTANTS: Final = [
     Mutant(
         "count no places",
         (lua("includes/flow_limits", "    used[place] = used[place] + 1\n", ""),),
-        f"{GATE} -k no_more_messages_are_taken",
+        f"{ADMISSION} -k no_more_messages_are_taken",
     ),
     Mutant(
         "count no places of keys",
         (lua("includes/flow_limits", "for each = 0, key == '' and 0 or 1 do", "for each = 0, 0 do"),),
-        f"{GATE} -k keys_count_apart",
+        f"{ADMISSION} -k keys_count_apart",
     ),
     Mutant(
         "count the places of the task only",
         (lua("includes/flow_take", "      use(of, of_queue)\n", ""),),
-        f"{GATE} -k limits_of_task_and_queue",
+        f"{ADMISSION} -k limits_of_task_and_queue",
     ),
     Mutant(
         "free two places at once",
         (lua("includes/flow_free", "- places[names[i]]", "- 2 * places[names[i]]"),),
-        f"{GATE} -k no_more_messages_are_taken",
+        f"{ADMISSION} -k no_more_messages_are_taken",
     ),
     Mutant(
         "free a place and remember it",
         (lua("includes/flow_free", "  redis.call('HDEL', held, unpack(freed))\n", ""),),
-        f"{GATE} -k no_more_messages_are_taken",
+        f"{ADMISSION} -k no_more_messages_are_taken",
     ),
     Mutant(
         "free a place, but leave those that wait for it",
         (lua("includes/flow_free", "  offer(names)\n", ""),),
-        f"{GATE} -k no_more_messages_are_taken",
+        f"{ADMISSION} -k no_more_messages_are_taken",
     ),
     Mutant(
         "return a message and keep its place",
         (lua("flow/restore", "free({tag})\n", ""),),
-        f"{GATE} -k closed_connection",
+        f"{ADMISSION} -k closed_connection",
     ),
     Mutant(
         "return a message behind the others",
         (lua("flow/restore", "push(group, message, not last)", "push(group, message, false)"),),
-        f"{GATE} -k closed_connection",
+        f"{ADMISSION} -k closed_connection",
     ),
     Mutant(
         "settle and keep the place",
         (lua("flow/settle", "free(tags)\n", ""),),
-        f"{GATE} -k stock_worker",
+        f"{ADMISSION} -k stock_worker",
     ),
     Mutant(
         "keep the places of what a stock worker returned",
         (Edit("celery/leases/qos.py", "self._records.free(orphans)", "pass"),),
-        f"{GATE} -k stock_worker",
+        f"{ADMISSION} -k stock_worker",
     ),
     Mutant(
         "the last of a key comes first",
         (lua("includes/flow_push", "or redis.call('LPUSH', list, element)", "or redis.call('RPUSH', list, element)"),),
-        f"{GATE} -k keys_count_apart",
+        f"{ADMISSION} -k keys_count_apart",
     ),
     Mutant(
         "take from a paused queue",
         (lua("flow/take", "limit > 0 and not paused and", "limit > 0 and"),),
-        f"{GATE} -k paused_queue",
+        f"{ADMISSION} -k paused_queue",
     ),
     Mutant(
         "take a paused task",
         (lua("includes/flow_limits", "'HEXISTS', flags, flow) == 1", "'HEXISTS', flags, flow) == 2"),),
-        f"{GATE} -k paused_task",
+        f"{ADMISSION} -k paused_task",
     ),
     Mutant(
         "ignore the rate",
         (lua("includes/flow_limits", "if not gap then return true end", "if true then return true end"),),
-        f"{GATE} -k starts_are_spread",
+        f"{ADMISSION} -k starts_are_spread",
     ),
     Mutant(
         "one rate for all keys",
@@ -117,37 +117,37 @@ FLOW_MUTANTS: Final = [
                 "local rule, place, each = rules[flow], flow, key == '' and 0 or 1",
             ),
         ),
-        f"{GATE} -k own_rate",
+        f"{ADMISSION} -k own_rate",
     ),
     Mutant(
         "a key comes again before the others",
         (lua("includes/flow_take", "at + 1 / math.max(0.001, weight)", "at"),),
-        f"{GATE} -k keys_take_turns",
+        f"{ADMISSION} -k keys_take_turns",
     ),
     Mutant(
         "a key that returns passes the others",
         (lua("includes/flow_ready", "first + 1)", "first - 1)"),),
-        f"{GATE} -k comes_back",
+        f"{ADMISSION} -k comes_back",
     ),
     Mutant(
         "ignore the weights",
         (lua("includes/flow_take", "math.max(0.001, weight)", "1"),),
-        f"{GATE} -k weights",
+        f"{ADMISSION} -k weights",
     ),
     Mutant(
         "tell nobody of a message",
         (lua("flow/send", "if changed[queue] then signal(queue) end\n", ""),),
-        f"{GATE} -k woken_by_a_message",
+        f"{ADMISSION} -k woken_by_a_message",
     ),
     Mutant(
         "take more than a worker can start",
         (Edit("celery/admission/admission.py", "room=window - held", "room=1000"),),
-        f"{GATE} -k no_more_than_it_can_start",
+        f"{ADMISSION} -k no_more_than_it_can_start",
     ),
     Mutant(
         "run a delayed task without a place",
         (Edit("celery/fetch/channel.py", "                if header is None:\n", "                if True:\n"),),
-        f"{GATE} -k delayed_task",
+        f"{ADMISSION} -k delayed_task",
     ),
     Mutant(
         "leave a place to those that cannot use it",
@@ -195,8 +195,8 @@ FLOW_MUTANTS: Final = [
         (
             Edit(
                 "celery/publish/capture.py",
-                "with_retries(self._delayed.gate.prepare(gated, queue, header), sending)",
-                "with_retries(lambda: self._delayed.gate.send(gated, queue, header), sending)",
+                "with_retries(self._delayed.flow_sender.prepare(sent_as, queue, header), sending)",
+                "with_retries(lambda: self._delayed.flow_sender.send(sent_as, queue, header), sending)",
             ),
         ),
         f"{DECLARED} -k replies_are_lost",
@@ -230,7 +230,7 @@ FLOW_MUTANTS: Final = [
     Mutant(
         "return a message of a flow that another sweep has returned",
         (lua("flow/restore", "~= record then return 0 end", "== '' then return 0 end"),),
-        f"{GATE} -k two_sweeps",
+        f"{ADMISSION} -k two_sweeps",
     ),
     Mutant(
         "let a key have two places",

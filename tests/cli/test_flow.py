@@ -68,7 +68,7 @@ def test_a_change_as_json_is_the_flow(run: Run, flows: Flows) -> None:
         "changed": True,
         "running": 0,
         "waiting": 1,
-        "ungated": 0,
+        "uncounted": 0,
         "in_code": {
             "limit": 10,
             "rate": "100/m",

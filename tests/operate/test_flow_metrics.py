@@ -74,8 +74,8 @@ def test_each_flow_has_its_counts(client: redis.Redis, flows: Flows) -> None:
     send(client, "a", 200, task="shop.sync", queue="other")
     client.hset(KEYS.running.decode(), "queue:mail", 4)
     flows.pause("shop.sync")
-    flows.count_ungated({"queue:mail": 2})
-    flows.count_ungated({"queue:mail": 5})
+    flows.count_passing({"queue:mail": 2})
+    flows.count_passing({"queue:mail": 5})
     found = scrape(client)
     ages = {flow: found.pop(("oldest_age_seconds", flow)) for flow in ("queue:mail", "shop.sync")}
     assert found == {
@@ -85,8 +85,8 @@ def test_each_flow_has_its_counts(client: redis.Redis, flows: Flows) -> None:
         ("waiting", "shop.sync"): 1,
         ("limit", "queue:mail"): 10,
         ("paused", "queue:mail"): 0,
-        ("ungated_total", "queue:mail"): 7,
-        ("ungated_total", "shop.sync"): 0,
+        ("uncounted_total", "queue:mail"): 7,
+        ("uncounted_total", "shop.sync"): 0,
         ("paused", "shop.sync"): 1,
     }
     assert ages == {"queue:mail": pytest.approx(90, abs=10), "shop.sync": pytest.approx(200, abs=10)}

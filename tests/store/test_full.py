@@ -85,7 +85,7 @@ def restore(stage: Stage) -> Any:
     return script(stage, "flow/restore", now=stage.clock(), tag="t-001", record=RECORD, last=0, **call)
 
 
-def purge_gate(stage: Stage) -> Any:
+def purge_backlog(stage: Stage) -> Any:
     """Delete the messages of a flow that wait, and none of a group that is gone."""
     arguments = {"now": stage.clock(), "sequence": 100, "limit": 5}
     return script(stage, "flow/purge", **arguments, more=["0\0mail\0sync\0a\0", "0\0mail\0gone\0\0"])
@@ -193,7 +193,7 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
         lambda s: script(s, "flow/settle", now=s.clock(), more=["t-001"]), "flow/settle"
     ),
     "return a message of a flow": Call(restore, "flow/restore"),
-    "purge a gate": Call(purge_gate, "flow/purge"),
+    "purge a gate": Call(purge_backlog, "flow/purge"),
     "delete from a gate": Call(delete_from_gate, "flow/delete"),
     "own a key": Call(own, "unique/acquire"),
     "confirm a key": Call(

@@ -1,1 +1,1 @@
-"""Flow control of an app: which flows a call belongs to, and the gate where its message waits."""
+"""Admission: which flows and unique keys a call belongs to, where its message waits, and when a worker takes it."""

@@ -1,4 +1,4 @@
-"""Gates: take messages of flows from the gate of the store, as many as a worker can start."""
+"""Admission: take messages of flows from the store, as many as a worker can start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from redis_queue.store.links import Argument
 from redis_queue.store.script_files import Script, load
 
 MARK: Final = "flow-"
-"""How the delivery tags of messages from a gate begin."""
+"""How the delivery tags of messages with a place in a flow begin."""
 
 RECENT: Final = 0.01
 """Seconds: a worker takes messages ahead if each of its processes ended several in this time, and none of longer tasks:
@@ -50,7 +50,7 @@ def processes_of(consumer: Any) -> int:
     return max(consumer.pool.num_processes or 1, getattr(autoscaler, "max_concurrency", 0))
 
 
-def is_gated(tag: str) -> bool:
+def has_place(tag: str) -> bool:
     """Tell whether the message with this delivery tag has a place in a flow."""
     return tag.startswith(MARK)
 
@@ -61,7 +61,7 @@ def tag_of(first: str, number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class GateKeys:
+class AdmissionKeys:
     """The keys that scripts of flows take, by name: those of messages in flight, and those of flows."""
 
     in_flight: InFlightKeys
@@ -151,7 +151,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a worker wants of its gates: up to *limit* messages, *at_once* if others are idle; it settles *settled*.
+    """What a worker wants of flows: up to *limit* messages, *at_once* if others are idle; it settles *settled*.
 
     *on_settled* gets the tags that were not in flight, *on_taken* a Taken; both get an exception if Redis refused.
     """
@@ -165,7 +165,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A message of a flow that is in flight, by its delivery tag, and the group of its gate."""
+    """A message of a flow that is in flight, by its delivery tag, and the group in which it waits."""
 
     tag: str
     task_id: str
@@ -187,14 +187,14 @@ def task_id_of(payload: Any) -> str:
     return found if isinstance(found, str) else ""
 
 
-class Gates:
-    """The gates of one worker, whose processes or threads number *processes()*. Does no I/O by itself.
+class Admission:
+    """Admission of messages of flows to one worker, with *processes()* processes or threads. Does no I/O by itself.
 
     *here*: whether they are in the Redis from which the worker fetches.
     """
 
     def __init__(
-        self, keys: GateKeys, processes: Callable[[], int], *, in_use: bool = False, here: bool = True
+        self, keys: AdmissionKeys, processes: Callable[[], int], *, in_use: bool = False, here: bool = True
     ) -> None:
         self.keys = keys
         self.processes = processes
@@ -259,7 +259,7 @@ class Gates:
         return tag, connection.script(self._take, arguments, answered)
 
     def put_behind(self, connection: AsyncConnection, move: Move, on_reply: Callable[[Any], None]) -> Call:
-        """Return the call that moves a message, which was fetched from a list, into its gate."""
+        """Return the call that moves a message, which was fetched from a list, to those that wait."""
         self.in_use = True
         record = b"[" + move.item + b", " + route_of(move.queue).encode() + b"]"
         keys, header = self.keys.of(self._restore), move.header

@@ -1,4 +1,4 @@
-"""Gate: where the messages of flows wait until their limits admit them."""
+"""FlowSender: where the messages of flows wait until their limits admit them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def flows_of(app: Celery) -> Flows:
     return Flows(store.client, store.prefix, own=FlowPolicy.of(app).all, broker_prefix=store.broker_prefix)
 
 
-def check_gate(app: Celery) -> None:
+def check_admission(app: Celery) -> None:
     """Raise ConfigurationError if messages of *app* cannot belong to flows. Connects to no server."""
     if not isinstance(Store.of(app).client, redis.Redis):
         raise ConfigurationError("flow control needs a store in one Redis: redis_queue_url must not be a Redis Cluster")
@@ -47,18 +47,19 @@ def check_gate(app: Celery) -> None:
             raise ConfigurationError(f"flow control needs a broker that is Redis or RabbitMQ, got {found.driver_name}")
 
 
-def uses_gates(app: Celery) -> bool:
-    """Tell whether *app* has flows or unique tasks, whose messages wait in gates."""
+def uses_admission(app: Celery) -> bool:
+    """Tell whether *app* has flows or unique tasks, whose messages wait for admission."""
     return bool(FlowPolicy.of(app).all()) or bool(UniquePolicy.of(app).all())
 
 
-class Gate:
-    """Puts messages of *app* into the gate of its store. Raises StoreError, and ConfigurationError if it has none.
+class FlowSender:
+    """Puts messages of *app* into its store, where they wait for admission.
 
-    Workers take them from there, also if their broker is elsewhere.
+    Workers take them from there, also if their broker is elsewhere. Raises StoreError, and ConfigurationError if they
+    cannot wait there.
     """
 
-    def __init__(self, app: Celery, check: Callable[[Celery], None] = check_gate) -> None:
+    def __init__(self, app: Celery, check: Callable[[Celery], None] = check_admission) -> None:
         self._app = app
         self._check = check
 
@@ -95,11 +96,11 @@ class Gate:
         return call
 
     def send(self, envelope: Envelope, queue: str, header: FlowHeader, *, is_new: bool = True) -> bool:
-        """Put a message into its gate, as :meth:`prepare` tells."""
+        """Send a message, as :meth:`prepare` tells."""
         return self.prepare(envelope, queue, header, is_new=is_new)()
 
     def check(self) -> None:
-        """Raise ConfigurationError if messages of the app cannot wait in a gate."""
+        """Raise ConfigurationError if messages of the app cannot wait in its store."""
         _ = self._calls
 
     @LazyProperty

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from celery.utils.imports import instantiate
 
-from redis_queue.celery.queues.depth import purge_gate
+from redis_queue.celery.queues.depth import purge_backlog
 from redis_queue.celery.stored_tasks import StoredTasks, delayed_of
 from redis_queue.errors import RedisQueueError
 from redis_queue.store.chunks import MANY
@@ -108,12 +108,12 @@ def _wrap(control: Any, delayed: StoredTasks) -> None:
 
     purge = control.purge
 
-    def purging_gates(*args: Any, **kwargs: Any) -> int:
+    def purging_backlogs(*args: Any, **kwargs: Any) -> int:
         """Delete all messages of the queues of the app; return their number."""
         count = int(purge(*args, **kwargs))
         for queue in delayed.app.amqp.queues.consume_from:
-            count += sum(purge_gate(delayed.app, queue, MANY))
+            count += sum(purge_backlog(delayed.app, queue, MANY))
         return count
 
     control.broadcast = cancelling_broadcast
-    control.purge = control.discard_all = purging_gates
+    control.purge = control.discard_all = purging_backlogs

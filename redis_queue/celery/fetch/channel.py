@@ -24,7 +24,7 @@ from kombu.utils.scheduling import priority_cycle
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
-from redis_queue.celery.admission.admission import Capacity, Gates, Move, Wanted, is_gated, task_id_of
+from redis_queue.celery.admission.admission import Admission, Capacity, Move, Wanted, has_place, task_id_of
 from redis_queue.celery.fetch.fetch import Fetch, Fetched, MessageList, check
 from redis_queue.celery.fetch.poller import FetchingPoller
 from redis_queue.celery.fetch.settlement import DELAY, Settlement
@@ -46,7 +46,7 @@ FREE_WITHIN: Final = 0.002
 """Most seconds between an acknowledgement and the batch that frees its place in a flow."""
 
 GIVE_BACK: Final = 0.03
-"""Seconds after which a message of a flow that waits for a process returns to its gate, where other workers find it.
+"""Seconds after which a message of a flow that waits for a process returns to the store, where other workers find it.
 
 If the last task of its name ended sooner than that after it was handed on, it does not wait here.
 """
@@ -84,13 +84,13 @@ class FetchingChannel(Channel):
     _no_ack: frozenset[str] = frozenset()
     #: Whether Redis refused a command of atomic fetch.
     _refused = False
-    #: Whether the next single message is taken from a gate if others wait as well.
-    _gates_first = False
+    #: Whether the next single message is one of a flow if others wait as well.
+    _flows_first = False
     #: Whether to fetch now although most of the window is in use.
     _fills_up = False
     #: When to call :meth:`settle`, on the monotonic clock.
     settles_at = math.inf
-    #: When messages of flows that still wait for a process return to their gates, on the monotonic clock.
+    #: When messages of flows that still wait for a process return to the store, on the monotonic clock.
     _returns_at = math.inf
 
     @LazyProperty
@@ -124,8 +124,8 @@ class FetchingChannel(Channel):
         return found
 
     @property
-    def _gates(self) -> Gates:
-        found: Gates = self.qos.leases.gates
+    def _admission(self) -> Admission:
+        found: Admission = self.qos.leases.admission
         return found
 
     @property
@@ -156,13 +156,13 @@ class FetchingChannel(Channel):
         """Ask for messages if there may be any and the worker has room for them; called before each poll."""
         with self._ended_by_errors():
             fetch = self._fetch or self._start_fetching()
-            gates = self._gates
+            admission = self._admission
             capacity = self._capacity()
-            if gates.left and capacity.is_worth_asking:
+            if admission.left and capacity.is_worth_asking:
                 fetch.is_due = True
             if fetch.is_due and not fetch.is_asking:
                 room = self._room() - len(self._received)
-                if gates.competes:
+                if admission.competes:
                     # More taken ahead would keep the processes from messages of flows, and these from others.
                     if self._fills_up or capacity.is_worth_asking:
                         self._ask(fetch, min(room, capacity.room))
@@ -178,12 +178,12 @@ class FetchingChannel(Channel):
         if self._fetch is None:
             return False
         self._settlement.add(tag)
-        self._gates.ends.note()
-        message = self.qos._delivered.get(tag) if is_gated(tag) else None
+        self._admission.ends.note()
+        message = self.qos._delivered.get(tag) if has_place(tag) else None
         if isinstance(message, FetchedMessage):
             _note(self._runs, _task_name(message), time.monotonic() - message.handed_at)
         if self._active_queues and not self.qos.leases.loop_has_ended:
-            self._settle_by(min(self._settlement.due_at, self._free_at() if is_gated(tag) else math.inf))
+            self._settle_by(min(self._settlement.due_at, self._free_at() if has_place(tag) else math.inf))
         else:
             # The worker shuts down, and its event loop has ended.
             self.settle_now()
@@ -197,7 +197,7 @@ class FetchingChannel(Channel):
         if self._fetch is not None:
             self._fills_up = True
             # Its place may be free for the next message of its flow.
-            self._fetch.is_due = self._fetch.is_due or self._settlement.has_gated
+            self._fetch.is_due = self._fetch.is_due or self._settlement.has_places
             if self.active_queues and self.qos.can_consume():
                 self.go_on()
             self.flush()
@@ -276,7 +276,7 @@ class FetchingChannel(Channel):
     def _start_fetching(self) -> Fetch:
         self._fetch = fetch = Fetch(
             client_of(self),
-            self._gates,
+            self._admission,
             self.global_keyprefix or "",
             longest_look=self.qos.leases.lease / LOOKS,
         )
@@ -298,7 +298,7 @@ class FetchingChannel(Channel):
             self._poller.forget(self)
             fetch.close()
             self._settlement.reclaim()
-            self.qos.leases.unread += filter(None, (fetch.asked_gates, fetch.asked))
+            self.qos.leases.unread += filter(None, (fetch.asked_flows, fetch.asked))
 
     @contextlib.contextmanager
     def _ended_by_errors(self) -> Iterator[None]:
@@ -348,16 +348,16 @@ class FetchingChannel(Channel):
         self._fills_up = False
         wanted = None
         capacity = self._capacity()
-        of_gates = max(0, min(room, capacity.room))
-        if self._gates.competes:
+        of_flows = max(0, min(room, capacity.room))
+        if self._admission.competes:
             if fetch.lists_had_messages:
                 # Messages of flows and others take turns.
-                self._gates_first = not self._gates_first
-                of_gates = min(of_gates, (room + self._gates_first) // 2)
-            room = max(1, room - of_gates)
-        if self._gates.in_use:
-            at_once = max(0, min(of_gates, self._gates.capacity(len(self._received)).free))
-            wanted = Wanted(of_gates, at_once, *self._settlement.gated(), self._take_in_gated)
+                self._flows_first = not self._flows_first
+                of_flows = min(of_flows, (room + self._flows_first) // 2)
+            room = max(1, room - of_flows)
+        if self._admission.in_use:
+            at_once = max(0, min(of_flows, self._admission.capacity(len(self._received)).free))
+            wanted = Wanted(of_flows, at_once, *self._settlement.with_places(), self._take_in_of_flows)
         fetch.ask(
             lists,
             len(queues),
@@ -380,7 +380,7 @@ class FetchingChannel(Channel):
         return time.monotonic() + (FREE_WITHIN if self._capacity().free <= 0 else 0.0)
 
     def _capacity(self) -> Capacity:
-        return self._gates.capacity(len(self._received), self.qos.prefetch_count)
+        return self._admission.capacity(len(self._received), self.qos.prefetch_count)
 
     def _is_busy(self) -> bool:
         """Tell whether the worker has messages that are not settled."""
@@ -407,11 +407,11 @@ class FetchingChannel(Channel):
         for queue, item, tag in fetched.messages:
             try:
                 message = self._read_message(item, tag, queue)
-                header = FlowHeader.of(message.headers) if self._gates.here and not is_gated(tag) else None
+                header = FlowHeader.of(message.headers) if self._admission.here and not has_place(tag) else None
                 if header is None:
                     received.append(message)
                 else:
-                    self._put_into_gate(message, item, header)
+                    self._put_into_backlog(message, item, header)
             except Exception:
                 logger.exception("cannot read a message of queue %s", queue, extra={"action": "message_unreadable"})
                 unreadable.append((tag, item))
@@ -422,15 +422,15 @@ class FetchingChannel(Channel):
             self.qos.put_aside(tag, item)
         self._return_foreign()
 
-    def _take_in_gated(self, fetched: Fetched) -> None:
+    def _take_in_of_flows(self, fetched: Fetched) -> None:
         before = len(self._received)
         self._take_in(fetched)
-        if self._gates_first:
+        if self._flows_first:
             # It is their turn: those of lists, which hold no place, wait behind them.
             self._received.rotate(len(self._received) - before)
         self._returns_at = time.monotonic() + GIVE_BACK
         self._poller.look_at(self._returns_at)
-        # Lists and gates are asked at once: those for which there is no room would keep their places in vain.
+        # Lists and flows are asked at once: those for which there is no room would keep their places in vain.
         for _ in range(len(self._received) - self._room()):
             with contextlib.suppress(OSError, redis.RedisError):
                 self.qos.put_back(self._received[-1].delivery_tag)
@@ -438,7 +438,7 @@ class FetchingChannel(Channel):
 
     def _waits(self, message: FetchedMessage) -> bool:
         """Tell whether a message of a flow waits for a process: Celery would keep it, and its place, behind a task."""
-        if not is_gated(message.delivery_tag) or self._runs.get(_task_name(message), math.inf) < GIVE_BACK:
+        if not has_place(message.delivery_tag) or self._runs.get(_task_name(message), math.inf) < GIVE_BACK:
             return False
         return self._capacity().free + len(self._received) <= 0
 
@@ -453,15 +453,15 @@ class FetchingChannel(Channel):
                 self.qos.put_back(message.delivery_tag)
                 self._received.remove(message)
 
-    def _put_into_gate(self, message: FetchedMessage, item: bytes, header: FlowHeader) -> None:
-        """Move a message of a flow into its gate: a dispatcher or a stock worker has put it into a list."""
+    def _put_into_backlog(self, message: FetchedMessage, item: bytes, header: FlowHeader) -> None:
+        """Let a message of a flow wait for admission: a dispatcher or a stock worker has put it into a list."""
         fetch = self._fetch
         if fetch is None:
             # It stays in flight until its lease ends.
             return
         step = self.priority(self._get_message_priority(message._raw))
         move = Move(message.delivery_tag, task_id_of(message._raw), item, message.queue, step, header)
-        fetch.commands.send([self._gates.put_behind(fetch.commands, move, check)])
+        fetch.commands.send([self._admission.put_behind(fetch.commands, move, check)])
 
     def _return_foreign(self) -> None:
         """Return the messages of queues that are not consumed any longer."""

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import redis
 
-from redis_queue.celery.admission.admission import Gates, Idle, Taken, Wanted, tag_of
+from redis_queue.celery.admission.admission import Admission, Idle, Taken, Wanted, tag_of
 from redis_queue.flow.flows import route_of
 from redis_queue.store.async_connection import AsyncConnection, Call
 from redis_queue.store.keys import BrokerKeys
@@ -76,9 +76,9 @@ class Fetch:
     Raises the errors of redis-py.
     """
 
-    def __init__(self, client: redis.Redis, gates: Gates, prefix: str, longest_look: float) -> None:
+    def __init__(self, client: redis.Redis, admission: Admission, prefix: str, longest_look: float) -> None:
         self._script, self._leave = load("held/fetch"), load("held/leave")
-        self._gates = gates
+        self._admission = admission
         self._keys = BrokerKeys(prefix)
         self._longest_look = min(LONGEST_LOOK, longest_look)
         self._channel = self._keys.wake_channel(os.urandom(8).hex())
@@ -86,8 +86,8 @@ class Fetch:
         self.is_due = True
         #: The fetch from lists that is not answered yet.
         self.asked: Asked | None = None
-        #: The fetch from the gates that is not answered yet.
-        self.asked_gates: Asked | None = None
+        #: The fetch of messages of flows that is not answered yet.
+        self.asked_flows: Asked | None = None
         #: When an idle worker looks for messages without a wake-up, on the monotonic clock.
         self.look_at = math.inf
         self._missed = False
@@ -130,7 +130,7 @@ class Fetch:
         """Ask for up to *limit* messages of *lists*, in this order, *width* of them for each priority.
 
         *take* gets the messages once they have arrived. With *turns*, the lists of one priority take turns. The calls
-        *before* are sent first, what is *wanted* of the gates is taken last. Lists that were empty a moment ago are
+        *before* are sent first, what is *wanted* of flows is taken last. Lists that were empty a moment ago are
         left out while messages of flows wait.
         """
         line = self._line_of(lists)
@@ -141,8 +141,8 @@ class Fetch:
         def answered(reply: Any) -> None:
             self.asked = None
             score, idle, listens, flags, *found = check(reply)
-            flows = flags if self._gates.here else b""
-            began, self._gates.in_use = flows and not self._gates.in_use, self._gates.in_use or bool(flows)
+            flows = flags if self._admission.here else b""
+            began, self._admission.in_use = flows and not self._admission.in_use, self._admission.in_use or bool(flows)
             rows = zip(found[::2], found[1::2], strict=True)
             messages = [(lists[number - 1].queue, item, tag_of(tag, n)) for n, (number, item) in enumerate(rows, 1)]
             self.lists_had_messages = bool(messages)
@@ -150,7 +150,7 @@ class Fetch:
                 self.is_due = True
                 take(Fetched(since, float(score), messages))
             elif began:
-                # This fetch did not ask the gates.
+                # This fetch did not ask for those of flows.
                 self._become_due()
             else:
                 paused = {int(number) - 1 for number in flags.split()[1:]}
@@ -158,12 +158,12 @@ class Fetch:
                 self._when_idle = lambda: (
                     self._listen(open_lists, queues) if listens else self._look_in(LOOK * max(1.0, idle / SHORT))
                 )
-                if self.asked_gates is None:
+                if self.asked_flows is None:
                     self._rest()
 
         if self._looks_into_lists(since, wanted):
-            keys = self._gates.keys.of(self._script, line=line[0], listener=line[1])
-            lease = self._gates.keys.in_flight.lease_ms
+            keys = self._admission.keys.of(self._script, line=line[0], listener=line[1])
+            lease = self._admission.keys.in_flight.lease_ms
             options = (0, limit, tag, self._channel, int(self._missed), int(turns), width, lease)
             # kombu's format: exchange and routing key follow the message.
             named = (part for row in lists for part in (row.key, route_of(row.queue)))
@@ -171,7 +171,7 @@ class Fetch:
             self.asked, self._lists_at, self._missed = Asked(tag, limit), since, False
         if wanted is not None:
             # Afterwards: with what it takes here, this worker is not idle any more.
-            calls.append(self._take_from_gates(line, queues, wanted))
+            calls.append(self._take_of_flows(line, queues, wanted))
         self.is_due = False
         self.look_at = math.inf
         self.commands.send(calls)
@@ -186,15 +186,15 @@ class Fetch:
             yield Call(("CLIENT", "TRACKING", "OFF"), check)
 
     def _looks_into_lists(self, now: float, wanted: Wanted | None) -> bool:
-        if wanted is None or self.lists_had_messages or not self._gates.competes:
+        if wanted is None or self.lists_had_messages or not self._admission.competes:
             return True
         return now >= self._lists_at + LISTS_WITHIN
 
-    def _take_from_gates(self, line: tuple[bytes, bytes], queues: Sequence[str], wanted: Wanted) -> Call:
+    def _take_of_flows(self, line: tuple[bytes, bytes], queues: Sequence[str], wanted: Wanted) -> Call:
         since, alone = time.monotonic(), self.asked is None
 
         def taken(reply: Any) -> None:
-            self.asked_gates = None
+            self.asked_flows = None
             if not isinstance(reply, Taken):
                 check(reply)
             elif not reply.messages and alone:
@@ -211,14 +211,14 @@ class Fetch:
                 wanted.on_taken(Fetched(since, reply.score, messages))
 
         idle = Idle(*line, self._channel)
-        tag, call = self._gates.take(self.commands, idle, queues, replace(wanted, on_taken=taken))
-        self.asked_gates = Asked(tag, wanted.limit)
+        tag, call = self._admission.take(self.commands, idle, queues, replace(wanted, on_taken=taken))
+        self.asked_flows = Asked(tag, wanted.limit)
         return call
 
     @property
     def is_asking(self) -> bool:
         """Whether a reply with messages may come."""
-        return self.asked is not None or self.asked_gates is not None
+        return self.asked is not None or self.asked_flows is not None
 
     def wake_up(self) -> None:
         """Read all wake-ups that have arrived; a fetch is due then."""
@@ -233,9 +233,9 @@ class Fetch:
         self.commands.check_deadline()
         self.wake_up()
         now = time.monotonic()
-        if now >= self._gates.next_at:
+        if now >= self._admission.next_at:
             # A message waits for this time.
-            self._gates.next_at = math.inf
+            self._admission.next_at = math.inf
             self._become_due()
         if now < self.look_at:
             return
@@ -250,7 +250,7 @@ class Fetch:
     @property
     def next_look(self) -> float:
         """When :meth:`look` has to be called, on the monotonic clock."""
-        return min(self.look_at, self.commands.deadline, self._gates.next_at)
+        return min(self.look_at, self.commands.deadline, self._admission.next_at)
 
     def leave(self) -> None:
         """Leave the line, and wake the next worker if this one was the listener."""
@@ -268,13 +268,13 @@ class Fetch:
         self.look_at = math.inf
 
     def _rest(self) -> None:
-        """Wait for a wake-up if neither lists nor gates had a message."""
+        """Wait for a wake-up if neither lists nor flows had a message."""
         wait, self._when_idle = self._when_idle, None
         if wait is not None:
             wait()
 
     def _listen(self, lists: Sequence[MessageList], queues: Sequence[str]) -> None:
-        """Let Redis notify this worker when one of *lists*, or a gate of one of *queues*, changes."""
+        """Let Redis notify this worker when one of *lists*, or a message of a flow in one of *queues* may be taken."""
 
         def exists(reply: Any) -> None:
             if check(reply):
@@ -284,7 +284,7 @@ class Fetch:
         self._look_in(self._longest_look)
         # EXISTS makes Redis track the lists, and finds messages that arrived after the script.
         tracking = ("CLIENT", "TRACKING", "ON", "REDIRECT", self._id, "NOLOOP")
-        calls = [Call(tracking, _check_tracking), self._gates.watch(queues, self._become_due, check)]
+        calls = [Call(tracking, _check_tracking), self._admission.watch(queues, self._become_due, check)]
         if lists:
             calls.append(Call(("EXISTS", *(row.key for row in lists)), exists))
         self.commands.send(calls)

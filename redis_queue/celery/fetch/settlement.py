@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import redis
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.celery.admission.admission import GateKeys, Move, is_gated
+from redis_queue.celery.admission.admission import AdmissionKeys, Move, has_place
 from redis_queue.errors import RedisQueueError
 from redis_queue.store.async_connection import AsyncConnection, Call
 from redis_queue.store.links import Argument, DirectLink
@@ -42,10 +42,10 @@ class Settlement:
     the next connection. Each fetch makes new tags, so a late or repeated batch touches no message of another worker.
     """
 
-    def __init__(self, keys: GateKeys, holder: Holder) -> None:
+    def __init__(self, keys: AdmissionKeys, holder: Holder) -> None:
         # Those with a place in a flow free it.
         scripts = {False: load("held/settle"), True: load("flow/settle")}
-        self._scripts = {gated: (script, keys.of(script)) for gated, script in scripts.items()}
+        self._scripts = {places: (script, keys.of(script)) for places, script in scripts.items()}
         self._holder = holder
         self._waiting: list[str] = []
         self._since = math.inf
@@ -89,23 +89,23 @@ class Settlement:
         calls = []
         for batch in self._batches():
             self._sent.append(batch)
-            gated = is_gated(batch[0])
-            script, keys = self._scripts[gated]
-            arguments: tuple[Argument, ...] = (len(keys), *keys, *([0] if gated else []), *batch)
+            frees = has_place(batch[0])
+            script, keys = self._scripts[frees]
+            arguments: tuple[Argument, ...] = (len(keys), *keys, *([0] if frees else []), *batch)
             calls.append(connection.script(script, arguments, functools.partial(self._take, batch)))
         return calls
 
     @property
-    def has_gated(self) -> bool:
+    def has_places(self) -> bool:
         """Whether a tag that is not sent yet has a place in a flow."""
-        return any(map(is_gated, self._waiting))
+        return any(map(has_place, self._waiting))
 
-    def gated(self) -> tuple[list[str], Callable[[Any], None]]:
+    def with_places(self) -> tuple[list[str], Callable[[Any], None]]:
         """Return up to 64 tags of flows that are not sent yet, which the caller sends, and what to do with the reply.
 
         The reply is a list of the tags that had no record, or an exception.
         """
-        batch = [tag for tag in self._waiting if is_gated(tag)][:MOST]
+        batch = [tag for tag in self._waiting if has_place(tag)][:MOST]
         if not batch:
             return batch, _ignore
         chosen = set(batch)
@@ -137,7 +137,7 @@ class Settlement:
 
     def _batches(self) -> list[list[str]]:
         waiting, self._waiting, self._since = self._waiting, [], math.inf
-        kinds = [[tag for tag in waiting if is_gated(tag) == gated] for gated in (True, False)]
+        kinds = [[tag for tag in waiting if has_place(tag) == frees] for frees in (True, False)]
         return [tags[start : start + MOST] for tags in kinds for start in range(0, len(tags), MOST)]
 
     def _take(self, batch: list[str], reply: Any) -> None:
@@ -177,13 +177,13 @@ class InFlightRecords:
     handle.
     """
 
-    def __init__(self, client: redis.Redis, keys: GateKeys) -> None:
+    def __init__(self, client: redis.Redis, keys: AdmissionKeys) -> None:
         self._client = client
         self._keys = keys
         self._in_flight = keys.in_flight
         self._link = DirectLink(client)
         self._record, self._restore, self._settle = map(self._bound, ("held/record", "held/restore", "held/settle"))
-        self._restore_gated, self._settle_gated = map(self._bound, ("flow/restore", "flow/settle"))
+        self._restore_waiting, self._settle_places = map(self._bound, ("flow/restore", "flow/settle"))
         self._expired = self._bound("held/expired")
 
     def _bound(self, name: str) -> BoundScript:
@@ -226,11 +226,11 @@ class InFlightRecords:
         """Push *rows*, each a list and a message, in place of the *record* of *tag*; False if it has changed."""
         return bool(_call(self._restore, tag=tag, record=record, last=int(last), more=rows))
 
-    def restore_gated(self, move: Move, record: bytes, *, last: bool) -> bool:
-        """Put a message into its gate in place of its *record*; False if the record has changed."""
+    def return_waiting(self, move: Move, record: bytes, *, last: bool) -> bool:
+        """Let a message wait for admission again, in place of its *record*; False if the record has changed."""
         return bool(
             _call(
-                self._restore_gated,
+                self._restore_waiting,
                 now=0,
                 tag=move.tag,
                 record=record,
@@ -246,15 +246,15 @@ class InFlightRecords:
 
     def settle(self, tags: list[str]) -> list[bytes]:
         """Remove the records of *tags*; return those that had none, if Redis permits scripts."""
-        gated = [tag for tag in tags if is_gated(tag)]
+        of_flows = [tag for tag in tags if has_place(tag)]
         return [
-            *self._settle_with(self._settle_gated, gated, now=0),
-            *self._settle_with(self._settle, [tag for tag in tags if not is_gated(tag)]),
+            *self._settle_with(self._settle_places, of_flows, now=0),
+            *self._settle_with(self._settle, [tag for tag in tags if not has_place(tag)]),
         ]
 
     def free(self, tags: list[str]) -> None:
         """Free the places of *tags* of flows, which are no longer in flight."""
-        self._settle_with(self._settle_gated, tags, now=0)
+        self._settle_with(self._settle_places, tags, now=0)
 
     def _settle_with(self, script: BoundScript, tags: list[str], **options: int) -> list[bytes]:
         if not tags:

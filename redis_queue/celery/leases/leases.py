@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import redis
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.celery.admission.admission import GateKeys, Gates
+from redis_queue.celery.admission.admission import Admission, AdmissionKeys
 from redis_queue.celery.fetch.fetch import Asked
 from redis_queue.celery.fetch.settlement import InFlightRecords, Settlement
 from redis_queue.celery.kombu.connection import client_of, options_of
@@ -62,7 +62,9 @@ class WorkerLeases:
     up: other workers would take the tasks of a worker without one.
     """
 
-    def __init__(self, connection: Any, on_lost: Callable[[str, float], None], gates: Gates | None = None) -> None:
+    def __init__(
+        self, connection: Any, on_lost: Callable[[str, float], None], admission: Admission | None = None
+    ) -> None:
         channel = connection.default_channel
         prefix = channel.global_keyprefix or ""
         self._in_flight = InFlightKeys.of(channel)
@@ -87,12 +89,12 @@ class WorkerLeases:
         self.counters = Counters(self._client, prefix)
         self._unreadable = BrokerKeys(prefix).unreadable
         self._renewer = Renewer(self._client, index)
-        #: The gates from which the worker takes messages of flows.
-        self.gates = gates or Gates(GateKeys(self._in_flight, FlowKeys(Settings().prefix)), lambda: 1)
-        self._records = InFlightRecords(self._client, self.gates.keys)
+        #: How many messages of flows the worker takes.
+        self.admission = admission or Admission(AdmissionKeys(self._in_flight, FlowKeys(Settings().prefix)), lambda: 1)
+        self._records = InFlightRecords(self._client, self.admission.keys)
         self._held: dict[str, HeldMessage] = {}
         #: The messages that are to be settled; their leases are held until they are.
-        self.settlement = Settlement(self.gates.keys, self)
+        self.settlement = Settlement(self.admission.keys, self)
         #: Fetches whose replies were lost with their connections.
         self.unread: list[Asked] = []
         #: Whether nothing calls the channels of the worker any more but the ends of its tasks.

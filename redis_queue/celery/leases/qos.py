@@ -47,7 +47,7 @@ class LeasedQoS(QoS):
 
     @LazyProperty
     def _records(self) -> InFlightRecords:
-        return InFlightRecords(client_of(self.channel), self.leases.gates.keys)
+        return InFlightRecords(client_of(self.channel), self.leases.admission.keys)
 
     @LazyProperty
     def _fetched(self) -> set[str]:
@@ -229,13 +229,13 @@ class LeasedQoS(QoS):
         found = _Pushes(self.channel.global_keyprefix or "")
         payload, exchange, queue = loads(bytes_to_str(record))
         self.channel._do_restore_message(payload, exchange, queue, found, leftmost)
-        header = FlowHeader.of(payload.get("headers")) if self.leases.gates.here else None
+        header = FlowHeader.of(payload.get("headers")) if self.leases.admission.here else None
         with self.leases.removal([tag]):
             try:
                 if header is not None and found.rows:
                     step = self.channel.priority(self.channel._get_message_priority(payload))
                     move = Move(tag, task_id_of(payload), found.rows[1].encode(), queue, step, header)
-                    return self._records.restore_gated(move, record, last=leftmost)
+                    return self._records.return_waiting(move, record, last=leftmost)
                 return self._records.restore(tag, record, found.rows, last=leftmost)
             except redis.exceptions.NoPermissionError:
                 super().restore_by_tag(tag, client, leftmost)
@@ -249,9 +249,9 @@ class LeasedQoS(QoS):
         if not (isinstance(self.channel, FetchingChannel) and self.channel.fetches):
             # Else the next fetch settles what the last connection could not.
             self.leases.settle_waiting()
-        if self.leases.gates.in_use:
+        if self.leases.admission.in_use:
             with self.channel.conn_or_acquire() as client:
-                orphans = self.leases.gates.orphans(client)
+                orphans = self.leases.admission.orphans(client)
             self._records.free(orphans)
         if restored:
             self.leases.counters.add("restored", restored)

@@ -20,9 +20,9 @@ from celery.worker.state import maybe_shutdown
 
 from redis_queue.basics.logs import OutageLog, logger_of
 from redis_queue.basics.waits import Backoff
-from redis_queue.celery.admission.admission import GateKeys, Gates, is_gated, processes_of
+from redis_queue.celery.admission.admission import Admission, AdmissionKeys, has_place, processes_of
 from redis_queue.celery.admission.policy import FlowPolicy
-from redis_queue.celery.admission.sender import uses_gates
+from redis_queue.celery.admission.sender import uses_admission
 from redis_queue.celery.kombu import internals
 from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.leases.connections import check_broker, worker_connection
@@ -62,7 +62,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(consumer, **kwargs)
         self.leases: WorkerLeases | None = None
         #: Consumer of messages of flows, if the broker is not the Redis of the store.
-        self.gate: Any = None
+        self.store_consumer: Any = None
         self._consumer = consumer
         #: What the event loop calls in each turn for the connection.
         self._ticks: set[Callable[[], Any]] = set()
@@ -98,19 +98,19 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         consumer.redis_queue_leases = self
 
     @property
-    def has_gates(self) -> bool:
+    def takes_flows(self) -> bool:
         """Whether the consumer itself takes messages of flows, from its broker."""
-        return self.leases is not None and self.leases.gates.here
+        return self.leases is not None and self.leases.admission.here
 
     @property
-    def gate_leases(self) -> WorkerLeases | None:
-        """The leases of messages from gates that are not in the broker."""
-        found: WorkerLeases | None = self.gate and self.gate.leases
+    def store_leases(self) -> WorkerLeases | None:
+        """The leases of messages of flows from a store that is not the broker."""
+        found: WorkerLeases | None = self.store_consumer and self.store_consumer.leases
         return found
 
     def of(self, tag: Any) -> WorkerLeases | None:
         """Return the leases to which the message with this delivery tag belongs; None if it needs none."""
-        return (self.gate_leases if isinstance(tag, str) and is_gated(tag) else None) or self.leases
+        return (self.store_leases if isinstance(tag, str) and has_place(tag) else None) or self.leases
 
     def is_ours(self, tag: Any) -> bool:
         """Tell whether the worker still has the lease of the message with this delivery tag, or it needs none."""
@@ -150,23 +150,23 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
             logger.info("the broker is not Redis: it needs no leases", extra={"action": "leases_not_needed"})
             return
         if self.leases is None:
-            gates = self._gates(consumer, connection)
-            self.leases = WorkerLeases(connection, self.tell_loss, gates)
+            admission = self._admission(consumer, connection)
+            self.leases = WorkerLeases(connection, self.tell_loss, admission)
         lease_channels(connection.transport, self.leases, fetching=self._fetching)
         if self._fetching and consumer.hub is not None:
             # After a lost connection it is not kombu's current event loop any more, and no time would be kept.
             connection.transport.cycle.use_hub(consumer.hub)
 
-    def _gates(self, consumer: Any, connection: Any) -> Gates:
-        """Return the gates of the worker, and tell Redis the flows of the app, if they are in its broker."""
+    def _admission(self, consumer: Any, connection: Any) -> Admission:
+        """Return the admission to the worker, and tell Redis the flows of the app, if they are in its broker."""
         store = Store.of(consumer.app)
-        keys = GateKeys(InFlightKeys.of(connection.default_channel), store.flow_keys)
-        # With a store of its own, GateConsumer finds out.
+        keys = AdmissionKeys(InFlightKeys.of(connection.default_channel), store.flow_keys)
+        # With a store of its own, StoreConsumer finds out.
         here = store.settings.url is None
-        in_use = here and uses_gates(consumer.app)
+        in_use = here and uses_admission(consumer.app)
         if in_use:
             self.declare(keys.flows)
-        return Gates(keys, lambda: processes_of(consumer), in_use=in_use, here=here)
+        return Admission(keys, lambda: processes_of(consumer), in_use=in_use, here=here)
 
     def end_loop(self) -> None:
         """Settle what the event loop was to settle, and all that follows at once: the loop has ended."""

@@ -137,7 +137,7 @@ class Snapshots:
     def _leases(self) -> Any:
         """Return the leases of the messages of the broker; without them, those of messages of flows."""
         step = self._step()
-        return None if step is None else step.leases or step.gate_leases
+        return None if step is None else step.leases or step.store_leases
 
     def _step(self) -> Any:
         return getattr(self._consumer, "redis_queue_leases", None)

@@ -132,8 +132,8 @@ class Capture:
             due = None if name in NOT_CAPTURED else self._due(send, message)
             if send.through_store:
                 due = due or (0.0, None)
-            if due is None and send.header is not None and self._gates(producer, send):
-                return publish(self._gated(producer, send, send.header, given), name, message, **options)
+            if due is None and send.header is not None and self._waits(producer, send):
+                return publish(self._flow_producer(producer, send, send.header, given), name, message, **options)
             if due is None:
                 if send.batch is not None and not _eta(message):
                     raise InvalidValueError(f"{name} has no countdown and no eta: use push_many(countdown=…)")
@@ -168,8 +168,8 @@ class Capture:
         # The store takes a retry even if its Redis is full: Celery drops a task whose retry is refused.
         return None, self._due(send, message) or (0.0, None)
 
-    def _gates(self, producer: Any, send: Send) -> bool:
-        """Tell whether a message of a flow goes into the gate: not those of other producers."""
+    def _waits(self, producer: Any, send: Send) -> bool:
+        """Tell whether a message of a flow waits for admission: not those of other producers."""
         return not isinstance(producer, InterceptingProducer) and self._is_ours(producer, send)
 
     def _header(self, send: Send, name: str, message: Any, options: Mapping[str, Any]) -> FlowHeader | None:
@@ -199,15 +199,17 @@ class Capture:
         exchange = getattr(queue, "exchange", None)
         return queue.name if queue is not None and (exchange is None or exchange.type == "direct") else None
 
-    def _gated(self, producer: Any, send: Send, header: FlowHeader, options: Mapping[str, Any]) -> InterceptingProducer:
-        """Return a producer that puts its message into the gate."""
+    def _flow_producer(
+        self, producer: Any, send: Send, header: FlowHeader, options: Mapping[str, Any]
+    ) -> InterceptingProducer:
+        """Return a producer that puts its message into the store, where it waits."""
         queue = str(self._queue_of(options))
 
         def keep(envelope: Envelope, sending: Mapping[str, Any], publish: Callable[[], Any]) -> Any:
-            gated = _with_header(envelope, send)
+            sent_as = _with_header(envelope, send)
             send.progress = Progress.BEGUN
             try:
-                sent = with_retries(self._delayed.gate.prepare(gated, queue, header), sending)
+                sent = with_retries(self._delayed.flow_sender.prepare(sent_as, queue, header), sending)
                 if not sent:
                     raise LostKeyError
                 send.progress = Progress.CONFIRMED
@@ -216,7 +218,7 @@ class Capture:
                 if not send.is_retry:
                     raise OperationalError(str(error)) from error
                 # Celery drops a task whose retry raises; the store takes it even if its Redis is full.
-                return self._keep(send, (0.0, None), gated, sending, publish)
+                return self._keep(send, (0.0, None), sent_as, sending, publish)
 
         return InterceptingProducer(self._app, producer, keep)
 

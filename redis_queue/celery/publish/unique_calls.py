@@ -116,7 +116,7 @@ class UniqueCalls:
         collects = self._sends.batch is not None
         if collects and not call.given.get("countdown") and not call.given.get("eta"):
             raise InvalidValueError(f"{call.task} has no countdown and no eta: use push_many(countdown=…)")
-        self._delayed.gate.check()
+        self._delayed.flow_sender.check()
         key = self._key(call)
         result = self._send(call, key)
         if not isinstance(result, Acquired):

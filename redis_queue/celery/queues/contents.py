@@ -47,10 +47,10 @@ class QueueContents:
 
     Without a channel, those of another broker are not known.
     The lists of its priorities are numbered in the order in which workers take from them: number 0 first. Behind them
-    come those of the groups of *gate*, the one that waits longest first; only the numbers of this queue have messages.
+    come those of the groups of *backlog*, the one that waits longest first; only numbers of this queue have messages.
     """
 
-    def __init__(self, channel: Any | None, queue: str, gate: Backlog | None = None) -> None:
+    def __init__(self, channel: Any | None, queue: str, backlog: Backlog | None = None) -> None:
         self.queue = queue
         self._lists: list[Place] = []
         if channel is not None:
@@ -59,14 +59,14 @@ class QueueContents:
             self._slot = BrokerKeys(self._names.prefix).slot(os.urandom(8).hex())
             rows = zip(self._names.steps, self._names.all_of(queue), strict=True)
             self._lists = [Place(step, key.encode(), self._scripts) for step, key in rows]
-        self._gate = gate
+        self._backlog = backlog
         self._pages: dict[int, list[bytes]] = {}
         self._numbers = itertools.count(1)
 
     @LazyProperty
     def lists(self) -> int:
         """The number of lists; of those of flows, the first :data:`REACH`."""
-        return len(self._lists) + (0 if self._gate is None else min(REACH, self._gate.groups()))
+        return len(self._lists) + (0 if self._backlog is None else min(REACH, self._backlog.groups()))
 
     def read(self, number: int, offset: int = 0, limit: int = CHUNK) -> list[Element]:
         """Return up to *limit* (1 to 500) messages of list *number*, the oldest first, without the *offset* oldest.
@@ -89,16 +89,16 @@ class QueueContents:
     def _place(self, number: int) -> Place | None:
         """Return list *number*; None for that of another queue."""
         rank = number - len(self._lists)
-        if rank < 0 or self._gate is None:
+        if rank < 0 or self._backlog is None:
             return self._lists[number]
         page, at = divmod(rank, CHUNK)
         if page not in self._pages:
-            self._pages[page] = self._gate.oldest_groups(page * CHUNK, CHUNK)
+            self._pages[page] = self._backlog.oldest_groups(page * CHUNK, CHUNK)
         group = next(iter(self._pages[page][at : at + 1]), b"")
         step, queue, *_ = [*group.split(b"\0"), b""]
         if not step.isdigit() or queue != id_bytes(self.queue):
             return None
-        return Place(int(step), self._gate.messages(group), self._gate.scripts, group)
+        return Place(int(step), self._backlog.messages(group), self._backlog.scripts, group)
 
     def size(self) -> int:
         """Return how many messages wait."""
@@ -144,7 +144,7 @@ class QueueContents:
             chosen = [element for element in read if element.reference in wanted]
             removed: list[Element] = []
             if chosen:
-                take = self._take_from_gate if chosen[0].group else self._take
+                take = self._take_from_backlog if chosen[0].group else self._take
                 removed, refused = take(number, chosen, target)
                 wanted.difference_update(element.reference for element in (*removed, *refused))
                 yield removed, len(refused)
@@ -175,10 +175,10 @@ class QueueContents:
             removed += [element for (element, _), flag in zip(batch, flags, strict=True) if flag == ord("1")]
         return removed, refused
 
-    def _take_from_gate(
+    def _take_from_backlog(
         self, _: int, elements: Sequence[Element], target: str | None
     ) -> tuple[list[Element], list[Element]]:
-        if target is not None or self._gate is None:
+        if target is not None or self._backlog is None:
             return [], list(elements)
         removed: list[Element] = []
         for batch in _by_size([(element, b"") for element in elements]):
@@ -187,7 +187,7 @@ class QueueContents:
                 for element, _ in batch
                 for part in (element.older - len(removed), element.size, element.head, element.tail)
             ]
-            flags = self._gate.delete(elements[0].group, more)
+            flags = self._backlog.delete(elements[0].group, more)
             removed += [element for (element, _), flag in zip(batch, flags, strict=True) if flag == ord("1")]
         return removed, []
 

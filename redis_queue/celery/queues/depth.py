@@ -41,7 +41,7 @@ UNREADABLE: Final = (StoreRefusedError, WrongTypeError)
 """Errors of the keys of flows that must not hide the queues: their user may lack permission for them."""
 
 
-class GatedQueues:
+class BacklogQueues:
     """Adds to the depths that *reader* reads from a broker the messages of *app* that wait for a place.
 
     If the store is away, they are not counted.
@@ -80,7 +80,7 @@ class GatedQueues:
         return [0] * len(queues)
 
 
-def readable_gate(app: Celery, queue: str) -> Backlog | None:
+def readable_backlog(app: Celery, queue: str) -> Backlog | None:
     """Return the messages of *app* that wait for a place if there are some of *queue*, and its user may read them.
 
     An app without a store has no flows.
@@ -93,13 +93,13 @@ def readable_gate(app: Celery, queue: str) -> Backlog | None:
     return None
 
 
-def purge_gate(app: Celery, queue: str, limit: int) -> Iterator[int]:
+def purge_backlog(app: Celery, queue: str, limit: int) -> Iterator[int]:
     """Delete up to *limit* messages of *queue* that wait for a place; yield the number of each batch.
 
-    No messages are deleted of which :class:`GatedQueues` counts none: those of an app without a store, or that its user
-    may not read. Raises StoreError.
+    No messages are deleted of which :class:`BacklogQueues` counts none: those of an app without a store, or that its
+    user may not read. Raises StoreError.
     """
-    backlog = readable_gate(app, queue)
+    backlog = readable_backlog(app, queue)
     if backlog is not None:
         yield from backlog.purge(queue, limit)
 

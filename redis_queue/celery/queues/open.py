@@ -12,7 +12,7 @@ from kombu.transport.redis import Channel as RedisChannel
 from redis_queue.celery.kombu.connection import add_timeouts
 from redis_queue.celery.queues.amqp import AmqpQueues, Management
 from redis_queue.celery.queues.contents import QueueContents
-from redis_queue.celery.queues.depth import Depth, GatedQueues, purge_gate, readable_gate
+from redis_queue.celery.queues.depth import BacklogQueues, Depth, purge_backlog, readable_backlog
 from redis_queue.celery.queues.redis import RedisQueues
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.errors import ConfigurationError
@@ -73,13 +73,13 @@ def queue_contents(app: Celery, queue: str) -> Iterator[QueueContents]:
     Raises OperationalError, StoreError, and ConfigurationError if the broker is not Redis, and none waits for a place.
     """
     with connected(app) as connection:
-        gate, redis_broker = readable_gate(app, queue), _is_redis(connection)
-        if not redis_broker and gate is None:
+        backlog, redis_broker = readable_backlog(app, queue), _is_redis(connection)
+        if not redis_broker and backlog is None:
             kind = connection.transport.driver_type
             raise ConfigurationError(
                 f"the broker is {kind}: must be Redis; to look at messages would take them out of their order"
             )
-        yield QueueContents(connection.default_channel if redis_broker else None, queue, gate)
+        yield QueueContents(connection.default_channel if redis_broker else None, queue, backlog)
 
 
 def purge(app: Celery, queue: str, limit: int) -> Iterator[int]:
@@ -96,7 +96,7 @@ def purge(app: Celery, queue: str, limit: int) -> Iterator[int]:
                 yield count
         else:
             yield int(connection.default_channel.queue_purge(queue) or 0)
-    yield from purge_gate(app, queue, limit)
+    yield from purge_backlog(app, queue, limit)
 
 
 def on_redis(app: Celery) -> bool:
@@ -136,7 +136,7 @@ def _reader(app: Celery, connection: Any) -> BrokerQueues:
     else:
         return UnknownQueues()
     try:
-        return GatedQueues(app, queues)
+        return BacklogQueues(app, queues)
     except ConfigurationError:
         # An app without a store has no flows.
         return queues

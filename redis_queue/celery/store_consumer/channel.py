@@ -1,4 +1,4 @@
-"""GateChannel: a channel that takes only messages of flows, for a worker whose other messages come from elsewhere."""
+"""StoreChannel: a channel that takes only messages of flows, for a worker whose other messages come from elsewhere."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ ERRORS: Final = (RedisQueueError, *RedisErrors)
 
 
 @dataclass(frozen=True, slots=True)
-class GateWorker:
-    """What a GateChannel has to know of its worker.
+class WorkerView:
+    """What a StoreChannel has to know of its worker.
 
     *prefetch()*: how many messages it may take ahead, 0 for no limit; *step* of a priority; *note* is told whether
     messages wait for a process; *on_error* gets an error of the store; *flush* settles at once, by the open channel;
@@ -38,15 +38,15 @@ class GateWorker:
     goes_on: Callable[[], bool]
 
 
-class GateChannel(FetchingChannel):
-    """Takes messages from the gates; its lists are empty. An error of the store does not reach Celery."""
+class StoreChannel(FetchingChannel):
+    """Takes only messages of flows; its lists are empty. An error of the store does not reach Celery."""
 
-    worker: GateWorker
+    worker: WorkerView
 
     def go_on(self) -> None:
         """Ask for messages if there may be any and the worker has room for them; called before each poll."""
         super().go_on()
-        self.worker.note(self._gates.left)
+        self.worker.note(self._admission.left)
 
     def settle_later(self, tag: str) -> bool:
         """Settle a message with the next batch: the next connection sends it if this one is lost."""
@@ -79,18 +79,18 @@ class GateChannel(FetchingChannel):
 
     def _capacity(self) -> Capacity:
         # Messages of the broker keep at most half of the processes from those of flows, which take turns with them.
-        qos, processes = self.qos, self._gates.processes()
+        qos, processes = self.qos, self._admission.processes()
         reserved = len(state.reserved_requests)
         others = reserved - min(reserved, len(qos._delivered) - len(qos._dirty))
         # Another worker is idle: it starts them at once, while here they would keep their places in vain.
-        ignored = 0 if self._gates.peers else max(0, others - (processes - max(1, processes // 2)))
-        return self._gates.capacity(len(self._received) - ignored, self.worker.prefetch())
+        ignored = 0 if self._admission.peers else max(0, others - (processes - max(1, processes // 2)))
+        return self._admission.capacity(len(self._received) - ignored, self.worker.prefetch())
 
     def _room(self) -> int:
         return CHUNK
 
 
-class GateQoS(LeasedQoS):
+class StoreQoS(LeasedQoS):
     """Keeps what its worker has when a connection is lost; an error of the store does not reach Celery."""
 
     @LazyProperty
@@ -133,7 +133,7 @@ class GateQoS(LeasedQoS):
             self.channel.worker.on_error(error)
 
 
-def gate_mixins(worker: GateWorker) -> tuple[type[FetchingChannel], type[LeasedQoS]]:
+def store_mixins(worker: WorkerView) -> tuple[type[FetchingChannel], type[LeasedQoS]]:
     """Return the mixins of the channels of *worker*."""
     members: dict[str, Any] = {"worker": worker}
-    return type("GateChannel", (GateChannel,), members), GateQoS
+    return type("StoreChannel", (StoreChannel,), members), StoreQoS

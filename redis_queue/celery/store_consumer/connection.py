@@ -35,7 +35,7 @@ CLOSING: Final = 10.0
 """Most seconds that a worker waits for the thread."""
 
 
-def gate_connection(app: Celery) -> Any:
+def store_connection(app: Celery) -> Any:
     """Return an unopened connection of kombu to the store of *app*, with timeouts.
 
     Its messages in flight have keys of their own beside the flows, and are leased for ``redis_queue_task_lease``.
@@ -106,7 +106,7 @@ class DrainThread:
         self._on_error = on_error
         self._runs, self._closed = threading.Event(), threading.Event()
         self._runs.set()
-        self._thread = threading.Thread(target=self._drain, name="redis-queue-gate", daemon=True)
+        self._thread = threading.Thread(target=self._drain, name="redis-queue-flows", daemon=True)
         self._thread.start()
 
     def pause(self) -> None:

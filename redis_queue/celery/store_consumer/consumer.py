@@ -1,4 +1,4 @@
-"""GateConsumer: takes messages of flows from the gate of the store, for a worker whose broker is elsewhere."""
+"""StoreConsumer: takes messages of flows from the store, for a worker whose broker is elsewhere."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from celery.bootsteps import RUN
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.waits import Backoff
-from redis_queue.celery.admission.admission import GateKeys, Gates, processes_of
-from redis_queue.celery.admission.sender import check_gate, uses_gates
+from redis_queue.celery.admission.admission import Admission, AdmissionKeys, processes_of
+from redis_queue.celery.admission.sender import check_admission, uses_admission
 from redis_queue.celery.brokers.redis import is_same_database
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import InFlightKeys, amqp_step
 from redis_queue.celery.leases.leases import WorkerLeases
 from redis_queue.celery.leases.qos import lease_channels
 from redis_queue.celery.store import Store
-from redis_queue.celery.store_consumer.channel import ERRORS, GateWorker, gate_mixins
-from redis_queue.celery.store_consumer.connection import DrainThread, HubGuard, gate_connection
+from redis_queue.celery.store_consumer.channel import ERRORS, WorkerView, store_mixins
+from redis_queue.celery.store_consumer.connection import DrainThread, HubGuard, store_connection
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.redis_errors import RedisErrors, redact
@@ -56,7 +56,7 @@ class Loop(Protocol):
         """Call nothing any more."""
 
 
-class GateConsumer:
+class StoreConsumer:
     """A second consumer of the worker of *consumer*, beside that of its broker. Messages go to the same tasks.
 
     It takes messages once the app, or the store, has flows. While the store is away, nothing is taken, tasks go on and
@@ -71,7 +71,7 @@ class GateConsumer:
         self._on_lost = on_lost
         self._declare = declare
         self._store = Store.of(consumer.app)
-        #: Leases of the messages from gates; None before the first connection.
+        #: Leases of the messages from the store; None before the first connection.
         self.leases: WorkerLeases | None = None
         self._connection: Any = None
         self._loop: Loop | None = None
@@ -109,7 +109,7 @@ class GateConsumer:
                 channel.basic_cancel(tag)
 
     def stop(self) -> None:
-        """Close the connection; messages whose tasks have not started return to their gates."""
+        """Close the connection; messages whose tasks have not started return to the store."""
         self._end_watch()
         loop, connection, self._loop, self._connection = self._loop, self._connection, None, None
         if loop is not None:
@@ -121,7 +121,7 @@ class GateConsumer:
                 logger.warning(
                     "cannot return messages of flows, which come again when their leases end: %s",
                     redact(str(error)),
-                    extra={"action": "gate_close_failed"},
+                    extra={"action": "flow_return_failed"},
                 )
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ class GateConsumer:
 
     def _connect(self) -> None:
         app, store = self._consumer.app, self._store
-        in_use, keys = uses_gates(app), store.flow_keys
+        in_use, keys = uses_admission(app), store.flow_keys
         client = store.client
         if not isinstance(client, redis.Redis):
             return
@@ -169,16 +169,16 @@ class GateConsumer:
         client.ping()
         if self._is_here(client, in_use=in_use) or not (in_use or _has_flows(client, keys)):
             return
-        check_gate(app)
-        connection = gate_connection(app)
+        check_admission(app)
+        connection = store_connection(app)
         try:
             connection.connect()
             if self.leases is None:
                 in_flight = InFlightKeys.of(connection.default_channel)
-                gates = Gates(GateKeys(in_flight, keys), lambda: processes_of(self._consumer), in_use=True)
-                self.leases = WorkerLeases(connection, self._on_lost, gates)
+                admission = Admission(AdmissionKeys(in_flight, keys), lambda: processes_of(self._consumer), in_use=True)
+                self.leases = WorkerLeases(connection, self._on_lost, admission)
             is_redis = self._consumer.connection.transport.driver_type == "redis"
-            worker = GateWorker(
+            worker = WorkerView(
                 lambda: self._consumer.initial_prefetch_count,
                 None if is_redis else amqp_step,
                 self._note,
@@ -186,7 +186,7 @@ class GateConsumer:
                 self._flush,
                 lambda: self._consumer.blueprint.state == RUN,
             )
-            lease_channels(connection.transport, self.leases, fetching=True, mixins=gate_mixins(worker))
+            lease_channels(connection.transport, self.leases, fetching=True, mixins=store_mixins(worker))
             self._declare(keys)
         except BaseException:
             connection.close()
@@ -194,10 +194,10 @@ class GateConsumer:
         self._connection = connection
         self.sync()
         self._loop = self._run(connection)
-        logger.info("tasks of flows come from %s", redact(store.url), extra={"action": "gate_connected"})
+        logger.info("tasks of flows come from %s", redact(store.url), extra={"action": "flow_store_connected"})
 
     def _is_here(self, client: redis.Redis, *, in_use: bool) -> bool:
-        """Tell whether the worker fetches from the database of the gates, which its own channel does then."""
+        """Tell whether the worker fetches from the store: then its own channel takes messages of flows."""
         leases = self._consumer.redis_queue_leases.leases
         channel = self._consumer.connection.default_channel
         if leases is None:
@@ -209,9 +209,9 @@ class GateConsumer:
             here = False
         if not here:
             return False
-        gates = leases.gates
-        gates.here, gates.in_use = True, gates.in_use or in_use
-        self._declare(gates.keys.flows)
+        admission = leases.admission
+        admission.here, admission.in_use = True, admission.in_use or in_use
+        self._declare(admission.keys.flows)
         return True
 
     def _run(self, connection: Any) -> Loop:
@@ -241,8 +241,8 @@ class GateConsumer:
         if now - self._lost_at > QUIET:
             self._pauses.reset()
             # Without flows of its own, the worker only wants to know whether other apps have some.
-            log = logger.warning if uses_gates(self._consumer.app) else logger.info
-            log("cannot take tasks of flows, trying again: %s", redact(str(error)), extra={"action": "gate_lost"})
+            log = logger.warning if uses_admission(self._consumer.app) else logger.info
+            log("cannot take tasks of flows, trying again: %s", redact(str(error)), extra={"action": "flow_store_lost"})
         self._lost_at = now
         if self._share is not None:
             self._share.end()
@@ -251,7 +251,7 @@ class GateConsumer:
         if self._connection is not None:
             self._connection.default_channel.disconnect()
             self._connection.transport.cycle.watch_again()
-        self._watch = threading.Thread(target=self._look, name="redis-queue-gate", daemon=True)
+        self._watch = threading.Thread(target=self._look, name="redis-queue-flows", daemon=True)
         self._watch.start()
 
     def _look(self) -> None:

@@ -1,4 +1,4 @@
-"""GateStep: lets a worker whose broker is elsewhere take messages of flows from the store."""
+"""StoreConsumerStep: lets a worker whose broker is elsewhere take messages of flows from the store."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kombu.transport.redis import Transport
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.waits import Backoff
-from redis_queue.celery.admission.admission import is_gated
+from redis_queue.celery.admission.admission import has_place
 from redis_queue.celery.admission.policy import FlowPolicy
-from redis_queue.celery.admission.sender import Gate
+from redis_queue.celery.admission.sender import FlowSender
 from redis_queue.celery.background import Background
 from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader
-from redis_queue.celery.store_consumer.consumer import GateConsumer
+from redis_queue.celery.store_consumer.consumer import StoreConsumer
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
 
@@ -37,16 +37,18 @@ MOST_HELD: Final = 1000
 """Most messages by which the prefetch count is raised while they wait for the store."""
 
 
-class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Runs a GateConsumer and a GateInbox beside the consumer of a worker whose broker is not the store's Redis."""
+class StoreConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Runs a StoreConsumer and a FlowInbox beside the consumer of a worker whose broker is not the store's Redis."""
 
     requires = (LeaseStep, "celery.worker.consumer.tasks:Tasks")
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self._leases: LeaseStep = consumer.redis_queue_leases
-        self._gate = self._leases.gate = GateConsumer(consumer, self._leases.tell_loss, self._leases.declare)
-        self._inbox = GateInbox(consumer)
+        self._store_consumer = self._leases.store_consumer = StoreConsumer(
+            consumer, self._leases.tell_loss, self._leases.declare
+        )
+        self._inbox = FlowInbox(consumer)
         # An acknowledgement, and the check of a lease, may fail with an error of the store as well.
         consumer.connection_errors = (*consumer.connection_errors, *Transport.connection_errors)
         self._passing = PassingMessages(consumer.app)
@@ -55,27 +57,27 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, consumer: Any) -> None:  # noqa: ARG002 - what Celery calls
         """Take messages of flows."""
-        if not self._leases.has_gates:
-            self._gate.start()
+        if not self._leases.takes_flows:
+            self._store_consumer.start()
 
     def stop(self, consumer: Any) -> None:
         """Take no more messages; after a lost connection to the broker, return those whose tasks have not started."""
         self._inbox.stop()
         if consumer.blueprint.state in STOPPING:
-            self._gate.cancel()
+            self._store_consumer.cancel()
         else:
-            self._gate.stop()
+            self._store_consumer.stop()
 
     def shutdown(self, consumer: Any) -> None:  # noqa: ARG002 - what Celery calls
         """Return the messages whose tasks have not started, and renew nothing any more."""
-        self._gate.close()
+        self._store_consumer.close()
 
     def intake(self, handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return *handle*, which gets no message of a flow that came from the broker: it moves into the store."""
 
         def on_message(message: Any) -> Any:
-            tag, here = message.delivery_tag, self._leases.has_gates
-            if (isinstance(tag, str) and is_gated(tag)) or (here and not self._passing.has_flows):
+            tag, here = message.delivery_tag, self._leases.takes_flows
+            if (isinstance(tag, str) and has_place(tag)) or (here and not self._passing.has_flows):
                 return handle(message)
             header = FlowHeader.of(message.headers)
             if header is None and self._passing.has_flows:
@@ -83,9 +85,9 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]
             if header is None or here:
                 # If flows are in the broker, the channel has moved what it could.
                 return handle(message)
-            if self._gate.is_idle:
+            if self._store_consumer.is_idle:
                 # It is the first one of a flow.
-                self._gate.start()
+                self._store_consumer.start()
             return self._inbox.add(message, header, handle)
 
         return on_message
@@ -93,14 +95,14 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def _with_sync(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def change(*args: Any, **options: Any) -> Any:
             found = method(*args, **options)
-            self._gate.sync()
+            self._store_consumer.sync()
             return found
 
         return change
 
 
-class GateInbox:
-    """Moves messages of the broker of *consumer* that belong to flows into their gate, in a thread.
+class FlowInbox:
+    """Moves messages of the broker of *consumer* that belong to flows into the store, in a thread.
 
     A dispatcher, or a worker that returned them, has sent them to the broker. A message is acknowledged after it was
     moved: one whose acknowledgement is lost is moved again. While the store is away it stays unacknowledged, and the
@@ -109,7 +111,7 @@ class GateInbox:
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
-        self._gate = Gate(consumer.app)
+        self._sender = FlowSender(consumer.app)
         self._arrived = threading.Condition()
         self._messages: deque[tuple[Any, FlowHeader, Callable[[Any], Any]]] = deque()
         self._stopped = threading.Event()
@@ -126,7 +128,7 @@ class GateInbox:
             if self._thread is None:
                 self._stopped = threading.Event()
                 self._thread = threading.Thread(
-                    target=self._work, args=(self._stopped,), name="redis-queue-gate-inbox", daemon=True
+                    target=self._work, args=(self._stopped,), name="redis-queue-flow-inbox", daemon=True
                 )
                 self._thread.start()
             self._arrived.notify()
@@ -165,11 +167,11 @@ class GateInbox:
         pauses = Backoff(first=0.1, cap=LONGEST_PAUSE)
         while True:
             try:
-                self._gate.send(Envelope.of_message(message), self._queue_of(message), header, is_new=False)
+                self._sender.send(Envelope.of_message(message), self._queue_of(message), header, is_new=False)
             except (StoreUnavailableError, StoreRefusedError) as error:
                 self._note_away(error)
             except Exception:
-                logger.exception("cannot move a task into its flow: it runs without", extra={"action": "gate_refused"})
+                logger.exception("cannot move a task into its flow: it runs without", extra={"action": "flow_refused"})
                 return False
             else:
                 self._is_away = False
@@ -183,7 +185,7 @@ class GateInbox:
                 return
             self._is_away = True
             self._hold(len(self._messages))
-        logger.warning("tasks of flows wait in the worker: %s", error, extra={"action": "gate_away"})
+        logger.warning("tasks of flows wait in the worker: %s", error, extra={"action": "flow_store_away"})
 
     def _hold(self, count: int) -> None:
         count = min(count, MOST_HELD - self._held)
@@ -232,6 +234,6 @@ class PassingMessages:
         with self._lock:
             counts, self._counts = self._counts, Counter()
         try:
-            StoredTasks.of(self._app).flow.count_ungated(counts)
+            StoredTasks.of(self._app).flow.count_passing(counts)
         except StoreError as error:
             logger.info("cannot count: %s", error, extra={"action": "count_failed"})

@@ -14,7 +14,7 @@ from django.conf import settings
 from django.core import checks
 
 from redis_queue.basics.options import nearest
-from redis_queue.celery.admission.sender import uses_gates
+from redis_queue.celery.admission.sender import uses_admission
 from redis_queue.celery.settings import NAMESPACE, CelerySettings
 from redis_queue.celery.store import ATTRIBUTE, Store
 from redis_queue.celery.worker import check_flows, unknown_flow_queues
@@ -55,7 +55,7 @@ def _wrong_flows(app: Celery) -> Iterator[checks.CheckMessage]:
         return
     try:
         with _nothing_kept(app):
-            has_flows = uses_gates(app)
+            has_flows = uses_admission(app)
         if has_flows:
             with _skipped_checks():
                 app.loader.import_default_modules()

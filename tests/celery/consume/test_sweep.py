@@ -13,7 +13,7 @@ from celery import Celery
 from kombu.connection import Connection
 
 from redis_queue.celery import TaskLeases
-from redis_queue.celery.admission.admission import GateKeys
+from redis_queue.celery.admission.admission import AdmissionKeys
 from redis_queue.celery.fetch.settlement import InFlightRecords
 from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.leases import qos
@@ -141,7 +141,7 @@ def test_a_message_is_recorded_and_settled_without_scripts(
     client.script_flush()
     try:
         with redis_server.client(username="plain", password="pw") as plain:
-            records = InFlightRecords(plain, GateKeys(InFlightKeys.of(channel), FlowKeys("redis_queue")))
+            records = InFlightRecords(plain, AdmissionKeys(InFlightKeys.of(channel), FlowKeys("redis_queue")))
             before = client.time()[0]
             score = records.add("tag", "[]")
             assert before <= score <= client.time()[0] + 1

@@ -14,7 +14,7 @@ from kombu.asynchronous import Hub
 
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.leases.leases import WorkerLeases
-from redis_queue.celery.store_consumer.connection import HubGuard, gate_connection
+from redis_queue.celery.store_consumer.connection import HubGuard, store_connection
 from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -27,7 +27,7 @@ def connection_of(url: str, **settings: Any) -> Any:
     """Return an unopened connection of an app whose store has *url*."""
     app = Celery("tests", broker="amqp://", set_as_current=False)
     app.conf.update(redis_queue_url=url, **settings)
-    return gate_connection(app)
+    return store_connection(app)
 
 
 def check(connection: Any, database: int) -> None:

@@ -10,7 +10,7 @@ from celery import Celery
 
 from redis_queue import Flow
 from redis_queue.celery import DelayedTasks
-from redis_queue.celery.admission.sender import Gate
+from redis_queue.celery.admission.sender import FlowSender
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import InvalidValueError
 from redis_queue.flow.flows import Flows
@@ -104,9 +104,9 @@ def test_a_prepared_message_is_sent_once(
 ) -> None:
     with flow_app(server) as app:
         calls = []
-        prepare = Gate.prepare
+        prepare = FlowSender.prepare
         monkeypatch.setattr(
-            Gate, "prepare", lambda *args, **options: calls.append(found := prepare(*args, **options)) or found
+            FlowSender, "prepare", lambda *args, **options: calls.append(found := prepare(*args, **options)) or found
         )
         app.tasks["sync"].delay("a")
         (call,) = calls

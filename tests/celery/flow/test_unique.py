@@ -23,7 +23,7 @@ from redis_queue import (
     StoreUnavailableError,
 )
 from redis_queue.celery import DelayedTasks
-from redis_queue.celery.admission.sender import Gate
+from redis_queue.celery.admission.sender import FlowSender
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader, UniqueHeader
 from redis_queue.celery.message_store import MessageWriter
@@ -120,7 +120,7 @@ class TestDuplicate:
             message = Envelope.unpack(entry.payload, entry.id, entry.headers)
             header = FlowHeader.of(message.headers)
             assert header is not None
-            Gate(app).send(message, QUEUE, header, is_new=False)
+            FlowSender(app).send(message, QUEUE, header, is_new=False)
             assert taken(taker) == []
             stored.run_now(first)
             dispatch(app)
@@ -430,9 +430,9 @@ class TestReplacement:
         self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with app_of(server) as app, taking(server) as taker:
-            prepare = Gate.prepare
+            prepare = FlowSender.prepare
 
-            def failing(self: Gate, *args: Any, **options: Any) -> Callable[[], bool]:
+            def failing(self: FlowSender, *args: Any, **options: Any) -> Callable[[], bool]:
                 send_message = prepare(self, *args, **options)
 
                 def fail() -> bool:
@@ -445,7 +445,7 @@ class TestReplacement:
             interrupt(
                 monkeypatch,
                 OperationalError,
-                {(Gate, "prepare"): failing},
+                {(FlowSender, "prepare"): failing},
                 lambda: app.tasks["latest"].apply_async((7, "b"), retry=False),
             )
             assert taken(taker) == [[7, "b"]]
@@ -600,7 +600,7 @@ class TestEndsOfKeys:
 
 class TestOtherBroker:
     @pytest.mark.parametrize("task", ["end", "latest"])
-    def test_a_message_that_another_broker_delivers_goes_into_the_gate(
+    def test_a_message_that_another_broker_delivers_waits_for_admission(
         self, server: RedisServer, client: redis.Redis, task: str
     ) -> None:
         with app_of(server) as app, taking(server) as taker:
@@ -615,7 +615,7 @@ class TestOtherBroker:
             if task == "latest":
                 assert send(app, task, 7, "new") == first
                 dispatch(app)
-            assert Gate(app).send(envelope, QUEUE, header, is_new=False)
+            assert FlowSender(app).send(envelope, QUEUE, header, is_new=False)
             assert taken(taker) == [[7, "new" if task == "latest" else "old"]]
             taker.settle()
             assert not traces(client)

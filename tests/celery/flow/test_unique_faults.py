@@ -17,7 +17,7 @@ from celery.exceptions import Retry
 from kombu.exceptions import EncodeError
 
 from redis_queue import Unique
-from redis_queue.celery.admission.sender import Gate
+from redis_queue.celery.admission.sender import FlowSender
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.stored_tasks import StoredTasks
@@ -66,7 +66,7 @@ def arrive(app: Celery, entry: Entry) -> None:
     message = Envelope.unpack(entry.payload, entry.id, entry.headers)
     header = FlowHeader.of(message.headers)
     assert header is not None
-    assert Gate(app).send(message, QUEUE, header, is_new=False)
+    assert FlowSender(app).send(message, QUEUE, header, is_new=False)
 
 
 @contextmanager

@@ -273,7 +273,7 @@ def test_what_a_producer_without_flows_sends_is_counted(
         fleet.wait_for("leave", 5)
         flows = StoredTasks.of(app).flow
 
-        def ungated() -> dict[str, int]:
-            return {state.name: state.ungated for state in flows.list()}
+        def uncounted() -> dict[str, int]:
+            return {state.name: state.uncounted for state in flows.list()}
 
-        wait_until(lambda: ungated() == {LIMIT: 4, SYNC: 1}, description="the messages to be counted")
+        wait_until(lambda: uncounted() == {LIMIT: 4, SYNC: 1}, description="the messages to be counted")

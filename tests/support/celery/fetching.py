@@ -11,7 +11,7 @@ from kombu.connection import Connection
 from kombu.entity import Queue
 from kombu.messaging import Consumer
 
-from redis_queue.celery.admission.admission import GateKeys, Gates
+from redis_queue.celery.admission.admission import Admission, AdmissionKeys
 from redis_queue.celery.fetch.channel import FetchingChannel
 from redis_queue.celery.fetch.fetch import Asked, Fetch
 from redis_queue.celery.fetch.settlement import InFlightRecords, Settlement
@@ -36,8 +36,8 @@ class Taker:
         self.channel = connection.default_channel
         # Messages that it has not got yet hold leases as well, but no process.
         held, received = self.leases.held, self.channel._received
-        self.leases.gates.processes = lambda: self.leases.processes - len(held) + len(received)
-        self.leases.settle_alone = InFlightRecords(client_of(self.channel), self.leases.gates.keys).settle
+        self.leases.admission.processes = lambda: self.leases.processes - len(held) + len(received)
+        self.leases.settle_alone = InFlightRecords(client_of(self.channel), self.leases.admission.keys).settle
         assert isinstance(self.channel, FetchingChannel)
         self.consumer = Consumer(
             self.channel,
@@ -140,10 +140,12 @@ class FakeLeases:
         self.held: dict[str, float] = {}
         self.lease = in_flight.lease
         self.loop_has_ended = False
-        self.gates = Gates(GateKeys(in_flight, FlowKeys("redis_queue")), lambda: self.processes - len(self.held))
+        self.admission = Admission(
+            AdmissionKeys(in_flight, FlowKeys("redis_queue")), lambda: self.processes - len(self.held)
+        )
         #: How many messages can run at once.
         self.processes = 1
-        self.settlement = Settlement(self.gates.keys, self)
+        self.settlement = Settlement(self.admission.keys, self)
         self.lost: list[str] = []
         self.unread: list[Asked] = []
         self.settle_alone: Callable[[list[str]], list[bytes]] = lambda _: []

@@ -76,7 +76,7 @@ def taken(taker: Taker) -> list[Any]:
         fetch = taker.channel._fetch
         if fetch is None or fetch.asked or fetch.commands._unanswered or taker.channel.has_messages:
             return False
-        return not fetch.is_due or taker.leases.gates.capacity(0).free <= 0
+        return not fetch.is_due or taker.leases.admission.capacity(0).free <= 0
 
     wait_until(quiet, description="the consumer to have taken all")
     return [json.loads(message.body)[0] for message in taker.messages]

@@ -1,4 +1,4 @@
-"""The gate: messages of flows wait in their groups, and a consumer takes what the limits admit."""
+"""Admission: messages of flows wait in their groups, and a consumer takes what the limits admit."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class TestLimit:
             send(app, *(("plain", number) for number in range(20)))
             send(app, *((str(number),) for number in range(5)), task="sync")
             taker = Taker(connection, [QUEUE], 4)
-            taker.leases.gates.in_use = True
+            taker.leases.admission.in_use = True
             seen = []
             while len(seen) < 12:
                 seen += taken(taker)
@@ -169,7 +169,7 @@ class TestLimit:
             with flow_app(server) as app, connected(server) as connection:
                 send(app, *(("k", number) for number in range(20)), task="sync")
                 taker = Taker(connection, [QUEUE], 1)
-                taker.leases.gates.in_use = True
+                taker.leases.admission.in_use = True
                 assert taken(taker)
                 before = scripts()
                 for _ in range(18):
@@ -182,7 +182,7 @@ class TestLimit:
         # One for each task instead of two.
         assert spent[0.0] - spent[1000.0] >= 15
 
-    def test_lists_that_were_left_out_are_looked_at_when_the_gates_have_nothing(
+    def test_lists_that_were_left_out_are_looked_at_when_flows_have_nothing(
         self, server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("redis_queue.celery.fetch.fetch.LISTS_WITHIN", 1000.0)
@@ -190,11 +190,11 @@ class TestLimit:
             send(app, ("k", 1), ("k", 2), task="sync")
             taker, other = Taker(one, [QUEUE], 1), Taker(two, [QUEUE], 2)
             for each in (taker, other):
-                each.leases.gates.in_use = True
+                each.leases.admission.in_use = True
             taker.take(1)
             other.take(1)
             # It expects the message that the other one has.
-            assert taker.leases.gates.left
+            assert taker.leases.admission.left
             taker.settle()
             send(app, ("plain", 3))
             assert taker.take(2)[1][0] == ["plain", 3]
@@ -325,7 +325,7 @@ class TestPause:
             flows = StoredTasks.of(app).flow
             flows.pause(f"queue:{QUEUE}")
             send(app, ("plain",))
-            send(app, ("gated",), task="sync")
+            send(app, ("of a flow",), task="sync")
             taker = Taker(connection, [QUEUE], 100)
             taker.leases.processes = 2
             assert taken(taker) == []
@@ -392,11 +392,11 @@ class TestRedelivery:
             assert header is not None
             move = Move(tag.decode(), "id", json.dumps(message).encode(), QUEUE, 0, header)
             records = taker.channel.qos._records
-            assert [records.restore_gated(move, record, last=False) for _ in range(2)] == [True, False]
+            assert [records.return_waiting(move, record, last=False) for _ in range(2)] == [True, False]
             assert counts(client) == {"waiting": {"queue:flows": 1, "sync": 1}}
             taker.leases.held.clear()
 
-    def test_a_message_that_a_stock_worker_returned_goes_into_its_gate(
+    def test_a_message_that_a_stock_worker_returned_waits_for_admission(
         self, server: RedisServer, client: redis.Redis
     ) -> None:
         with flow_app(server) as app, connected(server) as connection:
@@ -422,7 +422,7 @@ class TestRedelivery:
             assert counts(client) == {}
             assert not client.exists(QUEUE)
 
-    def test_a_delayed_task_goes_into_its_gate_when_it_is_due(self, server: RedisServer, client: redis.Redis) -> None:
+    def test_a_delayed_task_waits_for_admission_when_it_is_due(self, server: RedisServer, client: redis.Redis) -> None:
         with flow_app(server) as app, connected(server) as connection:
             send(app, ("a", 1), task="sync")
             send(app, ("a", 2), task="sync", countdown=0.001)

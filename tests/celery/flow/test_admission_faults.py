@@ -1,4 +1,4 @@
-"""The gate under load, faults and changes: nothing is stuck, mixed up or lost."""
+"""Admission under load, faults and changes: nothing is stuck, mixed up or lost."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_script_that_redis_does_not_know_mixes_up_no_tags(server: RedisServer,
     with flow_app(server, {f"queue:{QUEUE}": {"limit": 50}}) as app, connected(server) as connection:
         taker = Taker(connection, [QUEUE], 100)
         taker.leases.processes = 3
-        taker.leases.gates.in_use = True
+        taker.leases.admission.in_use = True
         wait_until_idle(taker)
         client.script_flush()
         client.script_load(load("held/fetch").source)
@@ -197,7 +197,7 @@ def test_workers_of_another_broker_keep_their_places(server: RedisServer, client
         client.hset(KEYS.held.decode(), mapping={"flow-there-001": "0\0flows\0\0\0", "flow-gone-001": "0\0flows\0\0\0"})
         client.zadd(f"{KEYS.taken}unacked_index", {"flow-there-001": 1})
         assert app
-        assert taker.leases.gates.orphans(client) == ["flow-gone-001"]
+        assert taker.leases.admission.orphans(client) == ["flow-gone-001"]
 
 
 def test_a_place_that_many_cannot_use_goes_to_one_that_can(server: RedisServer, client: redis.Redis) -> None:
