@@ -19,7 +19,7 @@ from redis_queue.celery.publish.send import seconds_of
 from redis_queue.celery.store import ATTRIBUTE
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.celery.task_leases import TaskLeases
-from redis_queue.celery.tracing import trace_runs
+from redis_queue.celery.tracing import describe_runs
 from redis_queue.celery.worker import install_worker
 from redis_queue.store.chunks import CHUNK
 
@@ -53,7 +53,7 @@ class DelayedTasks(StoredTasks):
         self._capture.wrap_calls()
         install_worker(app)
         wrap_control(self)
-        trace_runs()
+        describe_runs()
         restore_requests()
         wait_in_outages()
         if not _is_amqp_in_creation(app):

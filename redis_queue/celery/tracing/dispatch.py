@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import PARENT
-from redis_queue.celery.tracing.attributes import (
-    PUBLISH,
+from redis_queue.celery.tracing.spans import (
     TEXT_LENGTH,
+    context_of,
+    current_tracer,
     describe,
     lateness,
+    log_errors,
     operation,
     queue_of,
     short_name,
 )
-from redis_queue.celery.tracing.context import context_of
-from redis_queue.celery.tracing.provider import current_tracer, log_errors
 
 with suppress(ImportError):
     from opentelemetry import context as contexts
@@ -76,7 +76,7 @@ class _DispatchSpan:
             start_time=self.started,
             attributes={
                 **describe(self.envelope.task, entry.id, queue_of(self.envelope)),
-                **operation("dispatch", PUBLISH),
+                **operation("dispatch"),
                 **lateness(entry.due_at, ended / 1e9),
                 "redis_queue.waited": round(max(0.0, ended / 1e9 - entry.put_at.timestamp()), 3),
             },

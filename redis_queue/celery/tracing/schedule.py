@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING, Any
 from redis_queue.basics.times import Seconds
 from redis_queue.celery.message.entry import TaskCall
 from redis_queue.celery.message.envelope import Due, Envelope
-from redis_queue.celery.tracing.attributes import PUBLISH, TASK, describe, operation, queue_of
-from redis_queue.celery.tracing.context import context_of, with_context
-from redis_queue.celery.tracing.provider import current_tracer, fail, log_errors
+from redis_queue.celery.tracing.spans import (
+    TASK,
+    context_of,
+    current_tracer,
+    describe,
+    fail,
+    log_errors,
+    operation,
+    queue_of,
+    with_context,
+)
 
 with suppress(ImportError):
     from opentelemetry import trace
@@ -73,7 +81,7 @@ def _schedule(
             kind=trace.SpanKind.PRODUCER,
             attributes={
                 **described,
-                **operation("schedule", PUBLISH),
+                **operation("schedule"),
                 "redis_queue.due_at": due_at.isoformat(),
                 "redis_queue.delay.queue": round(max(0.0, wait), 3),
             },

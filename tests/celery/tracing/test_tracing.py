@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher, push_task
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.tracing import DUE_AT
+from redis_queue.celery.message.headers import DUE_AT
 from tests.support.celery.brokers import Broker
 from tests.support.celery.delaying_names import NOTE, STUBBORN
 from tests.support.celery.processes import CeleryProcess
@@ -101,56 +101,70 @@ def about(span: SpanRow, *names: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("broker", "pool"),
-    [("redis", "prefork"), ("another redis", "threads"), ("rabbitmq", "threads")],
+    ("broker", "pool", "kind"),
+    [("redis", "prefork", "links"), ("another redis", "threads", "parent"), ("rabbitmq", "threads", "links")],
     indirect=["broker"],
 )
 def test_run_is_linked_to_its_schedule(
-    redis_server: RedisServer, broker: Broker, pool: str, spans: Recorder, tmp_path: Path
+    redis_server: RedisServer, broker: Broker, spans: Recorder, tmp_path: Path, *, pool: str, kind: str
 ) -> None:
     app, path = app_of(redis_server, broker), tmp_path / "spans"
     DelayedTasks(app)
-    with trace.get_tracer("tests").start_as_current_span("request"):
-        noted = app.send_task(NOTE, countdown=SOON)
-    app.send_task(STUBBORN, args=(1, SOON), countdown=SOON)
+    with instrumented():
+        with trace.get_tracer("tests").start_as_current_span("request"):
+            noted = app.send_task(NOTE, countdown=SOON)
+        app.send_task(STUBBORN, args=(1, SOON), countdown=SOON)
     app.send_task(AGAIN, countdown=SOON)
     app.send_task(NOTE)
-    with serve(redis_server, broker, app, path, pool=pool):
-        run = one(named(path, f"run {NOTE}"))
-        first, second = named(path, f"run {STUBBORN}", 2)
-        once = one(named(path, f"run {AGAIN}"))
+    with serve(redis_server, broker, app, path, instrumented=kind, pool=pool):
+        at_once, run = sorted(named(path, f"run/{NOTE}", 2), key=lambda span: "redis_queue.due_at" in span.attributes)
+        first, second = named(path, f"run/{STUBBORN}", 2)
+        stored, not_stored = named(path, f"run/{AGAIN}", 2)
         app.send_task(FAILING, countdown=SOON)
-        failed = one(named(path, f"run {FAILING}"))
+        failed = one(named(path, f"run/{FAILING}"))
+
+    def origin(span: SpanRow) -> str:
+        """Return the context to which the span of a run points."""
+        assert (span.parent == "") is (kind == "links")
+        found = [span.parent] if kind == "parent" else span.links
+        assert len(found) == 1
+        return found[0]
 
     request, scheduled = one(spans.named("request")), one(spans.named(f"schedule {NOTE}"))
-    assert (scheduled.kind, scheduled.parent) == ("PRODUCER", request.context)
-    assert (run.kind, run.parent, run.links) == ("CONSUMER", "", [scheduled.context])
-    assert run.trace_id != scheduled.trace_id
-    for span, operation in ((scheduled, "schedule"), (run, "run")):
-        assert about(
-            span, "messaging.system", "messaging.operation.name", "messaging.message.id", "celery.task_name"
-        ) == {
-            "messaging.system": "redis_queue",
-            "messaging.operation.name": operation,
-            "messaging.message.id": noted.id,
-            "celery.task_name": NOTE,
-        }
-        assert span.attributes["messaging.destination.name"] == app.conf.task_default_queue
-    assert run.attributes["redis_queue.due_at"] == scheduled.attributes["redis_queue.due_at"]
+    published = one(spans.named(f"apply_async/{NOTE}"))
+    assert (scheduled.kind, scheduled.parent, published.parent) == ("PRODUCER", published.context, request.context)
+    assert (run.kind, origin(run), run.trace_id == scheduled.trace_id) == (
+        "CONSUMER",
+        scheduled.context,
+        kind == "parent",
+    )
+    assert about(
+        scheduled, "messaging.system", "messaging.operation.name", "messaging.message.id", "celery.task_name"
+    ) == {
+        "messaging.system": "redis_queue",
+        "messaging.operation.name": "schedule",
+        "messaging.message.id": noted.id,
+        "celery.task_name": NOTE,
+    }
+    assert scheduled.attributes["messaging.destination.name"] == app.conf.task_default_queue
     assert scheduled.attributes["redis_queue.delay.queue"] == SOON
+    assert run.attributes["redis_queue.due_at"] == scheduled.attributes["redis_queue.due_at"]
     assert 0 <= run.attributes["redis_queue.lateness"] < 60
     assert (run.status, run.attributes["celery.state"]) == ("UNSET", "SUCCESS")
     assert (failed.status, failed.events) == ("ERROR", ["exception"])
+    assert "redis_queue.due_at" not in at_once.attributes
 
     # The first attempt schedules the second one, which is linked to it.
     worker = read(path)
+    assert origin(first) == one(spans.named(f"schedule {STUBBORN}")).context
+    retried = one([span for span in worker if span.name == f"apply_async/{STUBBORN}"])
     again = one([span for span in worker if span.name == f"schedule {STUBBORN}"])
-    assert first.links == [one(spans.named(f"schedule {STUBBORN}")).context]
-    assert (again.parent, second.links) == (first.context, [again.context])
+    assert (origin(second), again.parent, retried.parent) == (again.context, retried.context, first.context)
     # A retry that was not stored has no schedule, although Celery copies the headers of the first attempt.
-    assert once.attributes["celery.state"] == "RETRY"
-    assert one([span for span in worker if span.name == f"run {AGAIN}"]) == once
-    assert not {span.name.split()[0] for span in worker} - {"schedule", "dispatch", "run"}
+    assert stored.attributes["celery.state"] == "RETRY"
+    assert "redis_queue.due_at" in stored.attributes
+    assert "redis_queue.due_at" not in not_stored.attributes
+    assert not [span for span in worker if span.name == f"schedule {AGAIN}"]
 
     dispatched = [span for span in worker if span.name == f"dispatch {NOTE}"]
     if pool == "prefork":
@@ -163,35 +177,6 @@ def test_run_is_linked_to_its_schedule(
     assert sent.attributes["redis_queue.waited"] >= sent.attributes["redis_queue.lateness"] >= 0
     late = run.attributes["redis_queue.lateness"] - sent.attributes["redis_queue.lateness"]
     assert late > -0.1, "expected the run after the dispatch"
-
-
-@pytest.mark.parametrize("broker", ["redis"], indirect=True)
-@pytest.mark.parametrize("kind", ["parent", "links"])
-def test_celery_instrumentation_keeps_its_single_span_of_a_run(
-    redis_server: RedisServer, broker: Broker, kind: str, spans: Recorder, tmp_path: Path
-) -> None:
-    app, path = app_of(redis_server, broker), tmp_path / "spans"
-    DelayedTasks(app)
-    with instrumented():
-        app.send_task(NOTE, countdown=SOON)
-        app.send_task(STUBBORN, args=(1, SOON), countdown=SOON)
-    published, scheduled = one(spans.named(f"apply_async/{NOTE}")), one(spans.named(f"schedule {NOTE}"))
-    assert scheduled.parent == published.context
-    with serve(redis_server, broker, app, path, instrumented=kind):
-        run = one(named(path, f"run/{NOTE}"))
-        first, second = named(path, f"run/{STUBBORN}", 2)
-    expected = (scheduled.context, []) if kind == "parent" else ("", [scheduled.context])
-    assert (run.parent, run.links) == expected
-    assert (run.trace_id == scheduled.trace_id) is (kind == "parent")
-    assert run.attributes["redis_queue.due_at"] == scheduled.attributes["redis_queue.due_at"]
-    assert run.attributes["redis_queue.lateness"] >= 0
-    # If the task is registered, the publish span is the parent of the schedule span.
-    worker = read(path)
-    retried = one([span for span in worker if span.name == f"apply_async/{STUBBORN}"])
-    again = one([span for span in worker if span.name == f"schedule {STUBBORN}"])
-    assert (again.parent, retried.parent) == (retried.context, first.context)
-    assert again.context in (second.parent, *second.links)
-    assert len(worker) == 5
 
 
 # The other tests need no worker.

@@ -1,7 +1,7 @@
 """The delaying app in workers that write their spans to the file SPANS.
 
-INSTRUMENTED says whether and when OpenTelemetry's own instrumentation of Celery is installed: "" (not), "links" (before
-the app is created, with its span links) or "parent" (after that).
+INSTRUMENTED says when OpenTelemetry's own instrumentation of Celery is installed: "links" (before the app is created,
+with its span links) or "parent" (after that).
 """
 
 from __future__ import annotations
