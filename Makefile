@@ -128,7 +128,7 @@ bench-scripts: setup ## measure how long each script blocks Redis, with 500 reco
 bench-queue: setup ## RedisQueue against kombu's SimpleQueue, ratios of one run
 	$(BIN)/python -m benchmarks.queue $(ARGS)
 
-bench-delay: $(BENCH)/.ready ## DelayedTasks against Celery's native countdown, ratios of one run; ARGS=--small for less
+bench-delay: $(BENCH)/.ready ## DurableTasks against Celery's native countdown, ratios of one run; ARGS=--small for less
 	$(BENCH)/bin/python -m benchmarks.delay $(ARGS)
 
 bench-worker: setup ## a worker with leases and with atomic fetch against a stock worker: CPU, rate, wake-ups, latency; ARGS=--small for less

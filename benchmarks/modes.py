@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from celery import Celery
 
-from redis_queue.celery import TaskLeases
+from redis_queue.celery import DurableTasks
 
 STOCK: Final = "stock"
 LEASES: Final = "leases"
@@ -34,5 +34,5 @@ def make_app(url: str, mode: str, **options: Any) -> Celery:
         redis_queue_monitor=mode != UNOBSERVED,
     )
     if mode != STOCK:
-        TaskLeases(app)
+        DurableTasks(app, delays=False)
     return app

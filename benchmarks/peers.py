@@ -31,7 +31,7 @@ from benchmarks.server import private_redis
 NATIVE = "Celery countdown"
 PEERS = {
     NATIVE: "celery_app",
-    "Celery with DelayedTasks": "delayed_app",
+    "Celery with DurableTasks": "delayed_app",
     "RQ": "rq_app",
     "Huey": "huey_app",
     "Dramatiq": "dramatiq_app",

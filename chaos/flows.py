@@ -20,7 +20,7 @@ from chaos.flow_runs import LEASE, MOVE, RunLog, death_of_worker
 from chaos.holds import now_ms
 from chaos.progress import Progress
 from chaos.workload import PRODUCER, Post, Step
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.celery.admission.sender import FlowSender
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.errors import StoreError
@@ -78,7 +78,7 @@ class Flows:
         self._progress = Progress()
         self._was_done = False
         self._client = redis.Redis.from_url(store)
-        self._delayed = DelayedTasks(self._app())
+        self._delayed = DurableTasks(self._app(), leases=False)
 
     def begin(self, role: str, post: Post) -> Step:
         """Return the step that a process of *role* repeats: send tasks, or work until the end."""
@@ -135,7 +135,7 @@ class Flows:
             **(self._of_rabbitmq() if self._is_elsewhere else self._of_redis()),
             **self._settings(),
         )
-        DelayedTasks(app, leases=True)
+        DurableTasks(app)
         return app
 
     def _of_redis(self) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""The workload of a Celery app with DelayedTasks and TaskLeases: producers, and workers of the solo pool."""
+"""The workload of a Celery app with DurableTasks: producers, and workers of the solo pool."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kombu.exceptions import OperationalError
 from chaos.kill_points import Dice
 from chaos.progress import Progress
 from chaos.workload import PRODUCER, Post, Step, note_cancel
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.errors import StoreError
 from redis_queue.validation.history import Event, History
 
@@ -66,7 +66,7 @@ class Tasks:
         self._options = {"confirm_publish": True} if broker.startswith("amqp") else dict(options)
         self._settings = settings
         self._progress = Progress()
-        self._delayed = DelayedTasks(self._app())
+        self._delayed = DurableTasks(self._app(), leases=False)
 
     def begin(self, role: str, post: Post) -> Step:
         """Return the step that a process of *role* repeats: send a task, or work until the end."""
@@ -113,11 +113,11 @@ class Tasks:
         if role == POPPING:
             app.conf.redis_queue_atomic_fetch = False
         if role != STOCK:
-            DelayedTasks(app, leases=True)
+            DurableTasks(app)
         return app
 
     def _produce(self, app: Celery, history: History, post: Post) -> Step:
-        delayed, dice, labels = DelayedTasks(app), random.Random(post.seed), iter(post.labels)
+        delayed, dice, labels = DurableTasks(app, leases=False), random.Random(post.seed), iter(post.labels)
 
         def send(label: str, **options: Any) -> None:
             due = round(time.time() * 1000 + options.get("countdown", 0) * 1000)

@@ -2,8 +2,8 @@
 
 from celery import Celery
 
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 
 app = Celery("tasks")
 app.config_from_object("celeryconfig")
-delayed = DelayedTasks(app)
+durable = DurableTasks(app)

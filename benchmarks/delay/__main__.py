@@ -1,4 +1,4 @@
-"""DelayedTasks against Celery's native countdown, on the same private Redis, in alternating rounds.
+"""DurableTasks against Celery's native countdown, on the same private Redis, in alternating rounds.
 
 Prints progress, a table with the target values, and as its last line one JSON object with the figures.
 """

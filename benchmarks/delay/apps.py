@@ -1,4 +1,4 @@
-"""The Celery apps to compare: a stock one, and one with DelayedTasks."""
+"""The Celery apps to compare: a stock one, and one with DurableTasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from celery import Celery
 
 from benchmarks import recording
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 
 TASK = "benchmarks.hit"
 ARGUMENT = "x" * 200
@@ -18,9 +18,9 @@ ARGUMENT = "x" * 200
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where tasks wait and run: stock Celery if *store* is None, else DelayedTasks there with the queue *entries*.
+    """Where tasks wait and run: stock Celery if *store* is None, else DurableTasks there with the queue *entries*.
 
-    With *atomic_fetch*, DelayedTasks with TaskLeases and atomic fetch.
+    With *atomic_fetch*, DurableTasks with leases and atomic fetch.
     """
 
     broker: str
@@ -71,7 +71,7 @@ def make_app(place: Place) -> Celery:
     if place.store is not None:
         app.conf.update(redis_queue_url=place.store, redis_queue_delay_queue=place.entries)
         app.conf.redis_queue_atomic_fetch = place.atomic_fetch
-        DelayedTasks(app, leases=place.atomic_fetch)
+        DurableTasks(app, leases=place.atomic_fetch)
     return app
 
 

@@ -56,7 +56,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """The seconds that a worker needs in one round: a stock one, one with DelayedTasks, one with atomic fetch, too."""
+    """The seconds that a worker needs in one round: a stock one, one with DurableTasks, one with atomic fetch, too."""
 
     undelayed: float
     delayed: float

@@ -23,7 +23,7 @@ def save(path: Path, native: Quantiles, delayed: Mapping[int, Quantiles]) -> Non
         ranges = [getattr(delayed[level], f"{name}_range") for level in levels]
         below = [value - low for value, (low, _) in zip(values, ranges, strict=True)]
         above = [high - value for value, (_, high) in zip(values, ranges, strict=True)]
-        axes.errorbar(places, values, (below, above), marker=marker, capsize=4, label=f"DelayedTasks {name}")
+        axes.errorbar(places, values, (below, above), marker=marker, capsize=4, label=f"DurableTasks {name}")
         axes.axhline(getattr(native, name), linestyle=":", color="grey")
         axes.annotate(f"native countdown {name}", (0.01, getattr(native, name)), xycoords=("axes fraction", "data"))
     axes.set_xticks(places, [f"{level:,}" for level in levels])

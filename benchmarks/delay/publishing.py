@@ -11,7 +11,7 @@ from kombu.connection import Connection
 
 from benchmarks.delay.apps import ARGUMENT, Place, make_app, task_of
 from benchmarks.delay.site import Site
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.store.chunks import CHUNK
 
@@ -49,7 +49,7 @@ def seconds_to_publish(site: Site) -> float:
 def _message(site: Site) -> Envelope:
     app = make_app(Place(site.rabbitmq, "bench", site.url))
     try:
-        delayed = DelayedTasks(app)
+        delayed = DurableTasks(app, leases=False)
         sample = task_of(app).apply_async((datetime.now(timezone.utc).timestamp(), ARGUMENT), countdown=FAR).id
         entry = delayed.queue.get(sample)
         delayed.cancel(sample)

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.delay.apps import ARGUMENT, make_app, task_of
 from benchmarks.delay.site import Site
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 
 HOUR = 3600
 WARM_UP = 200
@@ -22,7 +22,7 @@ def singly(task: Any, count: int, **options: Any) -> float:
     return count / (time.perf_counter() - started)
 
 
-def in_bulk(delayed: DelayedTasks, task: Any, count: int) -> float:
+def in_bulk(delayed: DurableTasks, task: Any, count: int) -> float:
     """Return how many tasks per second push_many stores, including the creation of signatures."""
     started = time.perf_counter()
     delayed.push_many((task.s(0.0, ARGUMENT) for _ in range(count)), countdown=HOUR)
@@ -36,7 +36,7 @@ def rates(site: Site) -> dict[str, float]:
     contests: dict[str, Callable[[], float]] = {
         "native": lambda: singly(task_of(stock), scale.sent_singly, countdown=HOUR),
         "delayed": lambda: singly(task_of(delaying), scale.sent_singly, countdown=HOUR),
-        "bulk": lambda: in_bulk(DelayedTasks(delaying), task_of(delaying), scale.sent_in_bulk),
+        "bulk": lambda: in_bulk(DurableTasks(delaying, leases=False), task_of(delaying), scale.sent_in_bulk),
     }
     for app in (stock, delaying):
         singly(task_of(app), WARM_UP, countdown=HOUR)
@@ -51,11 +51,11 @@ def rates(site: Site) -> dict[str, float]:
 
 
 def sizes(site: Site) -> dict[str, float]:
-    """Return the bytes per task, pending with DelayedTasks and undelayed in a Celery list."""
+    """Return the bytes per task, pending with DurableTasks and undelayed in a Celery list."""
     count = site.scale.sent_in_bulk
     stock, delaying = make_app(site.stock()), make_app(site.delayed())
     contests: dict[str, Callable[[int], float]] = {
-        "pending": lambda many: in_bulk(DelayedTasks(delaying), task_of(delaying), many),
+        "pending": lambda many: in_bulk(DurableTasks(delaying, leases=False), task_of(delaying), many),
         "undelayed": lambda many: singly(task_of(stock), many),
     }
     found: dict[str, float] = {}

@@ -47,7 +47,7 @@ class Site:
         return Place(self.url)
 
     def delayed(self, entries: str = "bench", *, atomic_fetch: bool = False) -> Place:
-        """Return the place of an app with DelayedTasks in the delay queue *entries*, and leases with *atomic_fetch*."""
+        """Return the place of an app with DurableTasks in the delay queue *entries*, and leases with *atomic_fetch*."""
         return Place(self.url, store=self.url, entries=entries, atomic_fetch=atomic_fetch)
 
     def used_memory(self) -> int:

@@ -1,4 +1,4 @@
-"""A Celery worker process, stock or with DelayedTasks."""
+"""A Celery worker process, stock or with DurableTasks."""
 
 from __future__ import annotations
 

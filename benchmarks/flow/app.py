@@ -11,7 +11,7 @@ from celery import Celery
 from celery.signals import worker_ready
 from kombu.entity import Queue
 
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 
 BROKER = "BENCHMARK_BROKER"
 READY = "BENCHMARK_READY"
@@ -41,8 +41,8 @@ redis.call('RPUSH', KEYS[1], ARGV[1] .. ' ' .. string.format('%.0f', time[1] * 1
 _clients: dict[int, redis.Redis] = {}
 
 
-def make_app(url: str) -> tuple[Celery, DelayedTasks]:
-    """Return an app with the two tasks, and its DelayedTasks."""
+def make_app(url: str) -> tuple[Celery, DurableTasks]:
+    """Return an app with the two tasks, and its DurableTasks."""
     made = Celery("benchmarks", broker=url, set_as_current=False)
     made.conf.update(
         task_default_queue=PLAIN,
@@ -53,7 +53,7 @@ def make_app(url: str) -> tuple[Celery, DelayedTasks]:
         redis_queue_monitor=False,
     )
     made.conf.task_queues = [Queue(name, routing_key=name) for name in (PLAIN, LIMITED, KEYED, RATED, FAIR)]
-    delayed = DelayedTasks(made, leases=True)
+    delayed = DurableTasks(made)
     made.task(nothing, name=NOTHING, shared=False)
     made.task(tell, name=TELL, shared=False)
     return made, delayed

@@ -1,4 +1,4 @@
-"""Celery on Redis: stock, and with DelayedTasks and TaskLeases."""
+"""Celery on Redis: stock, and with DurableTasks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from celery import Celery
 
 from benchmarks.kills.peer import TIMEOUT, Execute, Peer
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 
 TASK = "kills"
 
@@ -58,5 +58,5 @@ class DelayedPeer(CeleryPeer):
         """Return a new app."""
         app = super().app()
         app.conf.update(redis_queue_atomic_fetch=True, redis_queue_max_deliveries=1000, redis_queue_url=self.url)
-        DelayedTasks(app, leases=True)
+        DurableTasks(app)
         return app

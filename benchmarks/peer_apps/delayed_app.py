@@ -1,4 +1,4 @@
-"""Celery with DelayedTasks."""
+"""Celery with DurableTasks."""
 
 from __future__ import annotations
 

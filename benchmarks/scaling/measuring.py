@@ -14,7 +14,7 @@ import redis
 from celery import Celery
 
 from redis_queue import DelayQueue
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.delay.model import Push
 
 ARGUMENT = "x" * 200
@@ -102,7 +102,7 @@ def steps(url: str, most: int) -> Iterator[Step]:
     client: redis.Redis = redis.Redis.from_url(url)
     app = Celery("scaling", broker=url.replace("unix://", "redis+socket://"), set_as_current=False)
     app.conf.redis_queue_url = url
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     id_ = app.send_task("shop.remind", (ARGUMENT,), countdown=DAY).id
     entry = delayed.queue.get(id_)
     assert entry is not None

@@ -29,7 +29,7 @@ SOURCES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "api-doctor": ("redis_queue.doctor", ()),
     "api-web": ("redis_queue.web", ()),
     "api-testing": ("redis_queue.testing", ()),
-    "api-flask": ("redis_queue.contrib.flask", ("FlaskDelayedTasks",)),
+    "api-flask": ("redis_queue.contrib.flask", ("FlaskDurableTasks",)),
 }
 
 WIDTH: Final = 90

@@ -9,8 +9,8 @@ from celery import Celery, Task
 from flask import Flask, Response, abort, current_app, jsonify, request, session
 
 from examples.notifications.mail import send_mail
-from redis_queue.celery import DelayedTasks
-from redis_queue.contrib.flask import FlaskDelayedTasks
+from redis_queue.celery import DurableTasks
+from redis_queue.contrib.flask import FlaskDurableTasks
 
 
 def celery_init_app(app: Flask) -> Celery:
@@ -41,7 +41,7 @@ def create_app(**config: Any) -> Flask:
     app.config.update(config)
     celery = celery_init_app(app)
     send = celery.task(send_mail, name="notifications.send_mail", shared=False)
-    FlaskDelayedTasks(
+    FlaskDurableTasks(
         app, dashboard="/queues", user=lambda: session.get("user"), may_write=lambda: session.get("user") == "admin"
     )
 
@@ -55,8 +55,8 @@ def create_app(**config: Any) -> Flask:
     @app.delete("/notifications/<id_>")
     def withdraw(id_: str) -> Response:
         """Cancel a mail that was not sent yet."""
-        delayed: DelayedTasks = current_app.extensions["redis_queue"]
-        if not delayed.cancel(id_):
+        durable: DurableTasks = current_app.extensions["redis_queue"]
+        if not durable.cancel(id_):
             abort(404, "It was sent, withdrawn, or never planned.")
         return jsonify(withdrawn=id_)
 

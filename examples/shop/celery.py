@@ -6,11 +6,11 @@ import os
 
 from celery import Celery
 
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "examples.shop.settings")
 
 app = Celery("shop")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks(["examples.shop.orders"])
-DelayedTasks(app)
+DurableTasks(app)

@@ -1,10 +1,10 @@
 """The extension of Celery: the only package of redis_queue that imports Celery and kombu."""
 
-from redis_queue.celery.delayed_tasks import DelayedAMQP, DelayedTasks
-from redis_queue.celery.dispatch.beat import beat_schedule, install, register_delay_dispatch, register_putback
+from redis_queue.celery.dispatch.beat import add_beat_entries, beat_schedule, register_delay_dispatch, register_putback
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.loop import DispatchLoop
 from redis_queue.celery.dispatch.outcome import Dispatched
+from redis_queue.celery.durable_tasks import DelayedAMQP, DurableTasks
 from redis_queue.celery.leases.poison import MaxDeliveriesExceededError, task_poisoned
 from redis_queue.celery.leases.step import lease_lost
 from redis_queue.celery.message.entry import TaskCall
@@ -12,22 +12,20 @@ from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.message_store import push_task
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
-from redis_queue.celery.task_leases import TaskLeases
 
 __all__ = [
     "CelerySettings",
     "DelayedAMQP",
-    "DelayedTasks",
     "DispatchLoop",
     "Dispatched",
     "Dispatcher",
+    "DurableTasks",
     "MaxDeliveriesExceededError",
     "Store",
     "TaskCall",
     "TaskEntry",
-    "TaskLeases",
+    "add_beat_entries",
     "beat_schedule",
-    "install",
     "lease_lost",
     "push_task",
     "register_delay_dispatch",

@@ -14,7 +14,7 @@ from celery.worker import state
 from redis_queue.basics.logs import logger_of
 from redis_queue.celery.control.revokes import RevokeStep
 from redis_queue.celery.fetch.channel import FetchingChannel
-from redis_queue.celery.leases.connections import ATTRIBUTE
+from redis_queue.celery.leases.connections import LIMIT
 from redis_queue.celery.leases.poison import DeliveryLimitStep
 from redis_queue.celery.message.headers import ETA, OWN
 from redis_queue.celery.monitor.step import MonitorStep
@@ -55,7 +55,7 @@ class IntakeStep(bootsteps.StartStopStep):  # type: ignore[misc]
         make = consumer.create_task_handler
         # It is called when the consumer starts, after all boot steps were created.
         consumer.create_task_handler = lambda *args, **options: _chain(consumer, make(*args, **options))
-        if ATTRIBUTE in vars(consumer.app):
+        if LIMIT in vars(consumer.app):
             StartGuard(consumer)
 
 
@@ -171,7 +171,7 @@ def _free_process(worker: Any) -> None:
 
 
 def restore_requests() -> None:
-    """Restore the eta in requests of delayed tasks, for apps with DelayedTasks; no-op if already installed."""
+    """Restore the eta in requests of delayed tasks, for apps with DurableTasks; no-op if already installed."""
     signals.task_prerun.connect(_restore, weak=False, dispatch_uid="redis_queue_restore_request")
 
 

@@ -109,14 +109,14 @@ class CelerySettings:
     dispatch_lease: Seconds = 60.0
     #: Policy for long overdue entries: "run", "spread:<number per second>" or "skip:<seconds>".
     overdue: str = "run"
-    #: With TaskLeases: how often a task that takes its worker down is started, 1 to 1000, before it becomes a dead
+    #: With leases: how often a task that takes its worker down is started, 1 to 1000, before it becomes a dead
     #: letter. A task's own ``max_deliveries`` has precedence.
     max_deliveries: int = 5
-    #: With TaskLeases: how long (seconds or timedelta, 2 to 3600) a worker leases the messages that it holds; it renews
+    #: With leases: how long (seconds or timedelta, 2 to 3600) a worker leases the messages that it holds; it renews
     #: while it lives. Tasks of a killed worker start again within one and a half times as long. At most
     #: ``visibility_timeout`` of the broker.
     task_lease: Seconds = LEASE
-    #: With TaskLeases on a Redis broker: whether workers fetch and settle messages in batches, and record each as in
+    #: With leases on a Redis broker: whether workers fetch and settle messages in batches, and record each as in
     #: flight in the step that takes it out of its queue. kombu records it afterwards, and a worker killed in between
     #: loses it. Needs kombu 5.7; with other versions workers log what they lack, and consume without it.
     atomic_fetch: bool = True

@@ -20,8 +20,8 @@ from redis_queue.store.settings import Settings
 if TYPE_CHECKING:
     from celery import Celery
 
-ATTRIBUTE: Final = "delayed_tasks"
-"""Attribute of an app that holds its DelayedTasks."""
+ATTRIBUTE: Final = "durable_tasks"
+"""Attribute of an app that holds its DurableTasks."""
 
 MAX_BODY: Final = 64 * 1024 * 1024
 """Largest message in bytes: a message that the broker accepts must not be refused for its delay alone."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.times import Seconds, duration_ms, to_ms
@@ -36,9 +36,9 @@ CACHED: Final = "redis_queue_stored_tasks"
 
 
 def delayed_of(app: Celery) -> StoredTasks | None:
-    """Return the DelayedTasks of *app*; None if none is installed."""
-    found: StoredTasks | None = vars(app).get(ATTRIBUTE)
-    return found
+    """Return the DurableTasks of *app*; None if it has none, or one without delays."""
+    found: Any = vars(app).get(ATTRIBUTE)
+    return found if found is not None and found.delays else None
 
 
 class StoredTasks:
@@ -52,8 +52,8 @@ class StoredTasks:
 
     @classmethod
     def of(cls, app: Celery) -> StoredTasks:
-        """Return the StoredTasks of *app*, always the same; its DelayedTasks if installed."""
-        found = delayed_of(app) or vars(app).get(CACHED)
+        """Return the StoredTasks of *app*, always the same; its DurableTasks if it has them."""
+        found: StoredTasks | None = vars(app).get(ATTRIBUTE) or vars(app).get(CACHED)
         if found is None:
             found = vars(app)[CACHED] = StoredTasks(app)
         return found

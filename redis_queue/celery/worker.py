@@ -19,7 +19,7 @@ from redis_queue.celery.intake import IntakeStep
 from redis_queue.celery.kombu.internals import lacking, versions
 from redis_queue.celery.kombu.keys import lease_of
 from redis_queue.celery.leases.connections import (
-    ATTRIBUTE,
+    LIMIT,
     active_defaults,
     disabled_settings,
     low_visibility_timeout,
@@ -128,8 +128,8 @@ def check_flows(app: Celery) -> None:
     if not policy.all() and not unique.all():
         return
     # First: without leases, acks_late is off, which the checks of tasks would report instead.
-    if ATTRIBUTE not in vars(app) or delayed_of(app) is None:
-        raise ConfigurationError("flow control needs DelayedTasks(app, leases=True)")
+    if LIMIT not in vars(app) or delayed_of(app) is None:
+        raise ConfigurationError("flow control needs DurableTasks(app) with delays and leases")
     policy.check()
     unique.check()
     check_admission(app)
@@ -158,11 +158,11 @@ def warn_of_flows(app: Celery) -> None:
 def describe(app: Celery, *, dispatches: bool) -> str:
     """Return one line that describes what the extension does in a worker of *app*."""
     store = Store.of(app)
-    parts = [f"store {redact(store.url)}"]
-    if delayed_of(app) is not None:
+    delays, leases = delayed_of(app) is not None, LIMIT in vars(app)
+    parts = [f"store {redact(store.url)}", f"delays {_on(delays)}"]
+    if delays:
         parts += [f"delay queue {store.delay_queue_name}", f"dispatching {_on(dispatches)}"]
-    leases = ATTRIBUTE in vars(app)
-    parts += [f"leases {_on(leases)}"]
+    parts += [f"reports {_on(store.settings.monitor)}", f"leases {_on(leases)}"]
     if leases:
         parts += [f"{name} on by default" for name in active_defaults(app)]
         parts += [f"{name} off: a killed worker loses its tasks" for name in disabled_settings(app)]

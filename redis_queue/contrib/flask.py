@@ -12,7 +12,7 @@ from celery import Celery
 from flask import Flask, g
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
-from redis_queue.celery.delayed_tasks import DelayedTasks
+from redis_queue.celery.durable_tasks import DurableTasks
 from redis_queue.errors import ConfigurationError
 from redis_queue.operate.permissions import PERMISSIONS
 from redis_queue.web import dashboard
@@ -24,12 +24,12 @@ SETTING: Final = "REDIS_QUEUE_"
 Ask = Callable[[], Any]
 
 
-class FlaskDelayedTasks:
-    """DelayedTasks for the Celery app of a Flask application, *celery* or ``app.extensions["celery"]``.
+class FlaskDurableTasks:
+    """DurableTasks for the Celery app of a Flask application, *celery* or ``app.extensions["celery"]``.
 
     Settings ``REDIS_QUEUE_*`` of ``app.config`` become ``redis_queue_*`` of the Celery app; settings of the Celery app
-    take precedence. ``FlaskDelayedTasks(app)`` and ``FlaskDelayedTasks().init_app(app)`` do the same. With *leases* the
-    Celery app gets :class:`redis_queue.celery.TaskLeases` as well.
+    take precedence. ``FlaskDurableTasks(app)`` and ``FlaskDurableTasks().init_app(app)`` do the same. *delays* and
+    *leases* turn parts of :class:`redis_queue.celery.DurableTasks` on or off.
 
     *dashboard* is the path of the dashboard, such as "/queues". *user* is called within a request context and returns
     the name of the user, or None (or another false value) to refuse. *may* takes a verb and tells whether this user may
@@ -42,7 +42,8 @@ class FlaskDelayedTasks:
         app: Flask | None = None,
         *,
         celery: Celery | None = None,
-        leases: bool = False,
+        delays: bool = True,
+        leases: bool = True,
         dashboard: str | None = None,
         user: Ask | None = None,
         may: Callable[[str], Any] | None = None,
@@ -55,7 +56,7 @@ class FlaskDelayedTasks:
         if dashboard is not None and (not dashboard.startswith("/") or dashboard.rstrip("/") == ""):
             raise ConfigurationError(f"dashboard={dashboard!r}: must be a path such as '/queues'")
         self._celery = celery
-        self._leases = leases
+        self._parts = {"delays": delays, "leases": leases}
         self._path = dashboard and dashboard.rstrip("/")
         self._user = user
         self._may = may
@@ -64,11 +65,11 @@ class FlaskDelayedTasks:
             self.init_app(app)
 
     def init_app(self, app: Flask) -> None:
-        """Install DelayedTasks in the Celery app of *app*. Raises ConfigurationError if there is none."""
+        """Install DurableTasks in the Celery app of *app*. Raises ConfigurationError if there is none."""
         celery = self._celery or app.extensions.get("celery")
         if not isinstance(celery, Celery):
             raise ConfigurationError(
-                "no Celery app: set app.extensions['celery'] first, or use FlaskDelayedTasks(celery=...)"
+                "no Celery app: set app.extensions['celery'] first, or use FlaskDurableTasks(celery=...)"
             )
         options = {name.lower(): value for name, value in app.config.items() if name.startswith(SETTING)}
         # Only get() adds the namespace to names; None may be a set value.
@@ -76,7 +77,7 @@ class FlaskDelayedTasks:
         celery.conf.update(
             {name: value for name, value in options.items() if celery.conf.get(name, missing) is missing}
         )
-        app.extensions[EXTENSION] = DelayedTasks(celery, leases=self._leases)
+        app.extensions[EXTENSION] = DurableTasks(celery, **self._parts)
         if self._path is not None:
             self._mount(app, celery, self._path)
 

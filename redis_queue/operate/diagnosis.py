@@ -17,7 +17,7 @@ from redis_queue.basics.times import span_text
 from redis_queue.celery.admission.admission import task_id_of
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import InFlightKeys
-from redis_queue.celery.leases.connections import ATTRIBUTE, disabled_settings, low_visibility_timeout
+from redis_queue.celery.leases.connections import LIMIT, disabled_settings, low_visibility_timeout
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.queues.open import connected, on_redis
 from redis_queue.delay.queue import DelayQueue
@@ -88,12 +88,12 @@ def _dispatchers(state: AppState) -> Iterator[Finding]:
         more = f" and {len(names) - NAMED:,} more" if names[NAMED:] else ""
         found = f"{what} none of the running workers dispatches: {', '.join(names[:NAMED])}{more}"
         advice = (
-            "put DelayedTasks(app) into the module that the workers load, or remove --without-dispatch or "
+            "put DurableTasks(app) into the module that the workers load, or remove --without-dispatch or "
             "redis_queue_dispatch=False, and restart them; or run celery -A app redis-queue dispatch"
         )
     else:
         found = f"{what} no dispatcher was seen within the last minute"
-        advice = "start a worker whose app has DelayedTasks(app), or run celery -A app redis-queue dispatch"
+        advice = "start a worker whose app has DurableTasks(app), or run celery -A app redis-queue dispatch"
     yield say(f"delay {queue.name}: {found}", advice)
 
 
@@ -101,7 +101,7 @@ def _lease_settings(app: Any) -> Iterator[Finding]:
     """Check that with leases, tasks of a killed worker are redelivered."""
     if low := low_visibility_timeout(app):
         yield warning(*low)
-    for name in disabled_settings(app) if ATTRIBUTE in vars(app) else ():
+    for name in disabled_settings(app) if LIMIT in vars(app) else ():
         yield warning(f"{name} is off: a task whose worker is killed is lost", f"leave {name} out, or set it to True")
 
 
@@ -317,7 +317,7 @@ def bare_workers(in_flight: InFlight) -> Iterator[Finding]:
     yield warning(
         f"workers without leases consume beside workers with leases{who}{held}. If they are killed, their tasks come "
         f"back only by kombu's visibility timeout{timeout}; tasks that run for longer than it run twice",
-        "start these workers from an app with DelayedTasks(app, leases=True), or with TaskLeases(app)",
+        "start these workers from an app with DurableTasks(app)",
     )
 
 

@@ -181,7 +181,7 @@ def flow_workers(access: Access) -> Iterator[Finding]:
             yield warning(
                 f"Celery queue {queue}: {_waits(count)} for a place in a flow, and no worker that reports leases "
                 "consumes it: other workers do not see them",
-                f"start a worker of an app with DelayedTasks(app, leases=True) and -Q {queue}",
+                f"start a worker of an app with DurableTasks(app) and -Q {queue}",
             )
 
     yield from first(

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from celery import Celery, _state
 
-from redis_queue.celery.delayed_tasks import DelayedTasks
+from redis_queue.celery.durable_tasks import DurableTasks
 from redis_queue.celery.store import ATTRIBUTE, Store
+from redis_queue.celery.stored_tasks import delayed_of
 from redis_queue.delay.model import Conflict, Push
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.delay.shards import Shards
@@ -143,7 +144,7 @@ def install(
     after_send: Callable[[], None],
     before_wait: Callable[[str], None],
     flow_sender: Any,
-) -> DelayedTasks:
+) -> DurableTasks:
     """Let *app* store delayed tasks in the Redis *url* by *clock*, without a broker and a result backend.
 
     Messages that are sent at once go to *take*, those of flows to *flow_sender*. *patches* keeps the state of the app.
@@ -151,24 +152,24 @@ def install(
     """
     _configure(app, patches, url)
     attributes = vars(app)
-    before = type(app.amqp)  # read first: this may install DelayedTasks
-    if ATTRIBUTE not in attributes:
+    before = type(app.amqp)  # read first: this may install DurableTasks
+    if delayed_of(app) is None:
         _remember_parts(app, patches)
     patches.put(attributes, "amqp", capture_amqp(app, before, take, now))
     patches.put(attributes, "_pool", None)
     patches.put(attributes, "_backend_cache", MemoryResults(app, before_wait))
     patches.put(attributes, "redis_queue_store", TravelStore(app, clock))
     patches.put(attributes, "send_task", _followed(app.send_task, after_send))
-    delayed = DelayedTasks(app)
+    durable = DurableTasks(app, leases=False)
     for name in ("settings", "queue", "writer", "flow", "unique"):
-        patches.drop(vars(delayed), name)
-    patches.put(vars(delayed), "flow_sender", flow_sender)
-    delayed.attach(app.amqp)
+        patches.drop(vars(durable), name)
+    patches.put(vars(durable), "flow_sender", flow_sender)
+    durable.attach(app.amqp)
     # Shared tasks belong to the current app, which the fixture celery_app of Celery does not set.
     patches.put(vars(_state._tls), "current_app", app)
     # Threads without a current app use the default app.
     patches.put(vars(_state), "default_app", app)
-    return delayed
+    return durable
 
 
 def _configure(app: Celery, patches: Patches, url: str) -> None:
@@ -188,7 +189,7 @@ def _configure(app: Celery, patches: Patches, url: str) -> None:
 
 
 def _remember_parts(app: Celery, patches: Patches) -> None:
-    """Remember the parts of the app that DelayedTasks replaces."""
+    """Remember the parts of the app that DurableTasks replaces."""
     patches.keep(app.steps["worker"])
     patches.keep(app.steps["consumer"])
     patches.keep(app.user_options["worker"])

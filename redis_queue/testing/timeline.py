@@ -12,7 +12,7 @@ from celery.exceptions import TimeoutError as NoResultError
 
 from redis_queue.basics.times import Seconds, duration_ms, from_ms, point_ms
 from redis_queue.celery.admission.sender import uses_admission
-from redis_queue.celery.delayed_tasks import DelayedTasks
+from redis_queue.celery.durable_tasks import DurableTasks
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.store import Store
@@ -60,11 +60,11 @@ class Timeline:
         self._flows = TravelSender(app, lambda: self.eager, self._note)
         self._runner: int | None = None
         self._kept: set[str] = set()
-        self._delayed: DelayedTasks | None = None
+        self._durable: DurableTasks | None = None
 
     def __enter__(self) -> Self:
         try:
-            self._delayed = install(
+            self._durable = install(
                 self.app,
                 self._patches,
                 url=self._url,
@@ -88,15 +88,15 @@ class Timeline:
             self._patches.undo()
 
     @property
-    def delayed(self) -> DelayedTasks:
-        """The app's DelayedTasks: cancel, reschedule, get."""
-        if self._delayed is None:
+    def durable(self) -> DurableTasks:
+        """The app's DurableTasks: cancel, reschedule, get."""
+        if self._durable is None:
             raise InvalidValueError("this Timeline is closed: use it within its with block")
-        return self._delayed
+        return self._durable
 
     @property
     def _queue(self) -> TravelQueue:
-        return cast("TravelQueue", self.delayed.queue)
+        return cast("TravelQueue", self.durable.queue)
 
     @property
     def now(self) -> datetime:

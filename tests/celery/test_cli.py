@@ -15,7 +15,7 @@ import redis
 from celery import Celery
 from click.testing import CliRunner, Result
 
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.celery.migrate import adopt
 from redis_queue.cli import celery as cli
 from redis_queue.store.chunks import CHUNK
@@ -97,7 +97,7 @@ class TestEveryCommand:
 def test_dispatch_sends_due_tasks_until_it_is_stopped(
     number: signal.Signals, environment: dict[str, str], client: redis.Redis, app: Celery
 ) -> None:
-    DelayedTasks(app)
+    DurableTasks(app, leases=False)
     with start_command("dispatch", "--json", **environment) as process:
         app.send_task("shop.remind", countdown=0.01, task_id="the-task")
         app.send_task("shop.remind", countdown=3600)
@@ -132,7 +132,7 @@ class TestAdopt:
         assert done.stdout == "1 adopted, 0 taken out that were stored already, 0 left in the broker\n"
 
     def test_exits_with_1_and_the_reason_if_tasks_remain(self, app: Celery) -> None:
-        DelayedTasks(app)
+        DurableTasks(app, leases=False)
         app.send_task("shop.remind", [1], eta=LATER, task_id="the-task")
         stock(app).send_task("shop.remind", [2], eta=LATER, task_id="the-task")
 
@@ -184,7 +184,7 @@ class TestReleaseAll:
     @pytest.fixture(autouse=True)
     def waiting(self, app: Celery) -> None:
         """One task that is due and one that is not."""
-        DelayedTasks(app)
+        DurableTasks(app, leases=False)
         app.send_task("shop.remind", eta=datetime(2020, 1, 1, tzinfo=timezone.utc), task_id="due")
         app.send_task("shop.remind", eta=LATER, task_id="later")
 
@@ -252,7 +252,7 @@ class TestHostileNames:
         self, app: Celery, client: redis.Redis, verb: str, name: str
     ) -> None:
         if verb == "release-all":
-            DelayedTasks(app)
+            DurableTasks(app, leases=False)
         app.send_task(f"task {name}", eta=LATER, task_id="the-task")
 
         done = run(app, verb, "--dry-run")
@@ -265,7 +265,7 @@ class TestHostileNames:
         assert as_json["tasks"][0]["task"] == f"task {name}"
 
     def test_may_be_an_id_that_is_not_utf_8(self, app: Celery, client: redis.Redis) -> None:
-        delayed = DelayedTasks(app)
+        delayed = DurableTasks(app, leases=False)
         app.send_task("shop.remind", eta=LATER, task_id="the-task")
         keys = Keys("redis_queue", "delay", "scheduled", 0)
         client.hset(keys.records, b"\xff\x1b", client.hget(keys.records, "the-task") or b"")
@@ -278,7 +278,7 @@ class TestHostileNames:
         assert delayed.cancel_matching(due_after=datetime(2029, 1, 1, tzinfo=timezone.utc)) == 1
 
     def test_are_escaped_in_a_reason(self, app: Celery) -> None:
-        DelayedTasks(app)
+        DurableTasks(app, leases=False)
         app.send_task("shop.remind", [1], eta=LATER, task_id="x" * 9)
         stock(app).send_task("shop.remind", eta=LATER, task_id="bad\x1b[2J")
 
@@ -304,7 +304,7 @@ class TestProcess:
     @pytest.fixture(autouse=True)
     def waiting(self, app: Celery) -> None:
         """Waiting tasks, one with a name that is not ASCII."""
-        DelayedTasks(app)
+        DurableTasks(app, leases=False)
         for number in range(5):
             app.send_task("лавка.№", eta=LATER, task_id=f"the-task-{number}")
 
@@ -328,7 +328,7 @@ class TestProcess:
     def test_ctrl_c_leaves_every_task_stored_or_released(
         self, environment: dict[str, str], app: Celery, client: redis.Redis
     ) -> None:
-        DelayedTasks(app).push_many([app.signature("shop.remind") for _ in range(20_000)], countdown=3600)
+        DurableTasks(app, leases=False).push_many([app.signature("shop.remind") for _ in range(20_000)], countdown=3600)
         with start_command("release-all", "--json", **environment) as process:
             wait_until(lambda: client.llen("celery") > 2 * CHUNK, description="two batches in their queue")
             process.send_signal(signal.SIGINT)

@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 from django.db import transaction
 
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from tests.support.celery.brokers import Broker
 
 pytestmark = [
@@ -18,10 +18,10 @@ pytestmark = [
 
 
 @pytest.fixture
-def delayed(broker: Broker, redis_url: str) -> Iterator[DelayedTasks]:
+def delayed(broker: Broker, redis_url: str) -> Iterator[DurableTasks]:
     app = Celery("shop", task_cls="celery.contrib.django.task:DjangoTask", set_as_current=False)
     app.conf.update(broker.settings(redis_queue_url=redis_url))
-    yield DelayedTasks(app)
+    yield DurableTasks(app, leases=False)
     app.close()
 
 
@@ -29,7 +29,7 @@ def remind() -> None:
     """Do nothing."""
 
 
-def test_task_is_stored_on_commit(delayed: DelayedTasks) -> None:
+def test_task_is_stored_on_commit(delayed: DurableTasks) -> None:
     task = delayed.app.task(remind, name="shop.remind", shared=False)
     with transaction.atomic():
         task.apply_async_on_commit(countdown=60)
@@ -37,7 +37,7 @@ def test_task_is_stored_on_commit(delayed: DelayedTasks) -> None:
     assert [entry.task for entry in delayed.list()] == ["shop.remind"]
 
 
-def test_task_is_not_stored_after_a_rollback(delayed: DelayedTasks) -> None:
+def test_task_is_not_stored_after_a_rollback(delayed: DurableTasks) -> None:
     task = delayed.app.task(remind, name="shop.remind", shared=False)
     with transaction.atomic():
         task.apply_async_on_commit(countdown=60)

@@ -11,7 +11,7 @@ import redis
 from celery import Celery
 from kombu.exceptions import OperationalError
 
-from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher
+from redis_queue.celery import Dispatched, Dispatcher, DurableTasks
 from tests.support.celery.brokers import Broker
 from tests.support.celery.full_names import ADD, AGAIN, RAN
 from tests.support.celery.processes import CeleryProcess
@@ -54,8 +54,8 @@ def app(server: RedisServer) -> Iterator[Celery]:
 
 
 @pytest.fixture
-def delayed(app: Celery) -> DelayedTasks:
-    return DelayedTasks(app)
+def delayed(app: Celery) -> DurableTasks:
+    return DurableTasks(app, leases=False)
 
 
 def nothing() -> None:
@@ -63,7 +63,7 @@ def nothing() -> None:
 
 
 class TestProducer:
-    def calls(self, delayed: DelayedTasks) -> list[Any]:
+    def calls(self, delayed: DurableTasks) -> list[Any]:
         """Return the ways to send a task."""
         task: Any = delayed.app.task(nothing, name=ADD, shared=False)
         return [
@@ -75,7 +75,7 @@ class TestProducer:
         ]
 
     @pytest.mark.parametrize("declared", [True, False])
-    def test_is_told_what_to_do(self, delayed: DelayedTasks, client: redis.Redis, *, declared: bool) -> None:
+    def test_is_told_what_to_do(self, delayed: DurableTasks, client: redis.Redis, *, declared: bool) -> None:
         calls = self.calls(delayed)
         if declared:
             for call in calls:
@@ -92,7 +92,7 @@ class TestProducer:
             call()
 
 
-def test_due_tasks_are_moved_into_the_queue(app: Celery, delayed: DelayedTasks, client: redis.Redis) -> None:
+def test_due_tasks_are_moved_into_the_queue(app: Celery, delayed: DurableTasks, client: redis.Redis) -> None:
     ids = [app.send_task(ADD, countdown=60).id for _ in range(20)]
     for id_ in ids:
         assert delayed.run_now(id_)
@@ -106,7 +106,7 @@ def test_due_tasks_are_moved_into_the_queue(app: Celery, delayed: DelayedTasks, 
 @pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
 def test_due_tasks_are_sent_to_another_broker(broker: Broker, server: RedisServer, client: redis.Redis) -> None:
     app = broker.app(redis_queue_url=server.url)
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     ids = [app.send_task(ADD, countdown=60).id for _ in range(20)]
     for id_ in ids:
         assert delayed.run_now(id_)
@@ -120,7 +120,7 @@ def test_due_tasks_are_sent_to_another_broker(broker: Broker, server: RedisServe
     ("fetch", "pool"), [("0", "solo"), ("1", "prefork"), *thorough(("0", "prefork"), ("1", "solo"))]
 )
 def test_running_worker_drains_everything(
-    delayed: DelayedTasks, client: redis.Redis, notes: RedisServer, *, pool: str, fetch: str
+    delayed: DurableTasks, client: redis.Redis, notes: RedisServer, *, pool: str, fetch: str
 ) -> None:
     app = delayed.app
     environment = {

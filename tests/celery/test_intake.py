@@ -24,7 +24,7 @@ from celery.worker.strategy import proto1_to_proto2
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from redis_queue import CancelOutcome
-from redis_queue.celery import DelayedTasks, Dispatcher, intake, push_task
+from redis_queue.celery import Dispatcher, DurableTasks, intake, push_task
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import CALL, ETA
 from tests.support.celery.brokers import Broker
@@ -33,11 +33,11 @@ PROCESSES = 30
 
 WORKER = """
 from celery import Celery
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 
 app = Celery("tests", broker="redis://localhost:1", set_as_current=False)
 app.conf.redis_queue_url = "redis://localhost:1"
-DelayedTasks(app, leases=True)
+DurableTasks(app)
 handler = app.Worker(pool="solo").consumer.create_task_handler()
 while "handle" in handler.__code__.co_freevars:
     print(handler.__module__.split("redis_queue.")[1])
@@ -161,9 +161,9 @@ def make(broker: Broker, redis_url: str) -> Iterator[Callable[..., Celery]]:
 
 @pytest.fixture
 def app(make: Callable[..., Celery]) -> Celery:
-    """An app with DelayedTasks."""
+    """An app with DurableTasks."""
     app = make()
-    DelayedTasks(app)
+    DurableTasks(app, leases=False)
     return app
 
 
@@ -183,7 +183,7 @@ def run(app: Celery, message: Any) -> dict[str, Any]:
 
 def due(app: Celery, broker: Broker) -> list[Any]:
     """Make all entries due, dispatch them and return the messages."""
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     for entry in delayed.list():
         assert delayed.run_now(entry.id)
     dispatcher = Dispatcher(app, delayed.queue)
@@ -194,7 +194,10 @@ def due(app: Celery, broker: Broker) -> list[Any]:
 
 def stored(app: Celery) -> dict[str, Envelope]:
     """Return the stored calls by the id of their entry."""
-    return {entry.id: Envelope.unpack(entry.payload, entry.id, entry.headers) for entry in DelayedTasks(app).queue}
+    return {
+        entry.id: Envelope.unpack(entry.payload, entry.id, entry.headers)
+        for entry in DurableTasks(app, leases=False).queue
+    }
 
 
 class TestEta:
@@ -205,7 +208,7 @@ class TestEta:
     ) -> None:
         options = {"eta": ETA_OF_TEST, "expires": ETA_OF_TEST + timedelta(days=1), "headers": headers}
         stock, app = make(task_protocol=protocol), make(task_protocol=protocol)
-        DelayedTasks(app)
+        DurableTasks(app, leases=False)
         stock.send_task("shop.note", **options)
         app.send_task("shop.note", **options)
 
@@ -235,7 +238,7 @@ class TestEta:
         assert bool({ETA, CALL} & set(second.headers)) is (again > 0)
 
     def test_of_a_stored_call_is_its_due_time(self, app: Celery, broker: Broker) -> None:
-        push_task(DelayedTasks(app).queue, "shop.note", due_at=datetime(2020, 1, 1, tzinfo=timezone.utc))
+        push_task(DurableTasks(app, leases=False).queue, "shop.note", due_at=datetime(2020, 1, 1, tzinfo=timezone.utc))
         (message,) = due(app, broker)
         assert run(app, message)["eta"][:4] in ("2020", str(datetime.now(timezone.utc).year))
 
@@ -294,7 +297,7 @@ class TestRetry:
         (message,) = due(app, broker)
         app.send_task("shop.note", task_id="order-42", countdown=HOUR)
         run(app, message)
-        assert DelayedTasks(app).cancel("order-42")
+        assert DurableTasks(app, leases=False).cancel("order-42")
         assert stored(app) == {}
 
     def test_is_removed_by_a_cancel_and_a_dispatched_call_may_run(self, app: Celery, broker: Broker) -> None:
@@ -302,7 +305,7 @@ class TestRetry:
         (message,) = due(app, broker)
         app.send_task("shop.note", task_id="order-42", countdown=60)
         run(app, message)
-        delayed = DelayedTasks(app)
+        delayed = DurableTasks(app, leases=False)
         assert delayed.run_now("order-42")
         assert Dispatcher(app, delayed.queue).run().sent == 1
         assert delayed.cancel("order-42") is CancelOutcome.MAYBE_SENT
@@ -312,7 +315,7 @@ class TestRetry:
         app.send_task("shop.note", (HOUR,), task_id="order-42", countdown=60)
         (message,) = due(app, broker)
         app.send_task("shop.note", task_id="order-42", countdown=HOUR)
-        queue = DelayedTasks(app).queue
+        queue = DurableTasks(app, leases=False).queue
         (entry,) = queue.moves.claim_batch(early=True).entries
         queue.release(entry, dead=True, reason="no queue")
         run(app, message)

@@ -13,7 +13,7 @@ import redis
 from celery import Celery
 
 from redis_queue import ConfigurationError, InvalidNameError
-from redis_queue.celery import CelerySettings, DelayedTasks
+from redis_queue.celery import CelerySettings, DurableTasks
 
 DEFAULTS = {
     "url": None,
@@ -164,7 +164,7 @@ def test_unknown_time_zone_is_reported(form: str) -> None:
 
     with pytest.raises(ConfigurationError, match="timezone='Europe/Berln'"):
         CelerySettings.of(app)
-    DelayedTasks(app)
+    DurableTasks(app, leases=False)
     with pytest.raises(ConfigurationError, match="timezone='Europe/Berln'"):
         app.send_task("shop.remind", countdown=60)
 
@@ -172,7 +172,7 @@ def test_unknown_time_zone_is_reported(form: str) -> None:
 @pytest.mark.parametrize("value", [5, True, b"redis://localhost", {"url": 1}, ["redis://a", 5]], ids=repr)
 def test_url_of_another_type_is_refused_and_not_shown(value: Any) -> None:
     app = app_with("plain", url=value)
-    DelayedTasks(app)
+    DurableTasks(app, leases=False)
 
     with pytest.raises(ConfigurationError, match="redis_queue_url of type") as caught:
         app.send_task("shop.remind", countdown=60)
@@ -192,7 +192,7 @@ def test_url_of_another_type_is_refused_and_not_shown(value: Any) -> None:
 )
 def test_name_that_is_invalid_in_a_key_is_refused(name: str, value: str, redis_url: str, client: redis.Redis) -> None:
     app = app_with("plain", **{name: value, "url": redis_url})
-    DelayedTasks(app)
+    DurableTasks(app, leases=False)
 
     with pytest.raises((ConfigurationError, InvalidNameError), match="printable characters"):
         app.send_task("shop.remind", countdown=60)
@@ -203,7 +203,7 @@ def test_name_that_is_invalid_in_a_key_is_refused(name: str, value: str, redis_u
 def test_a_prefix_with_any_printable_characters_works(value: str, redis_url: str, client: redis.Redis) -> None:
     app = app_with("plain", prefix=value, delay_queue=value, url=redis_url)
     app.conf.broker_url = "memory://"
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     app.send_task("shop.remind", countdown=60, task_id="order-42")
 
     assert [entry.id for entry in delayed.list()] == ["order-42"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from redis_queue.celery import DelayedTasks, TaskLeases
+from redis_queue.celery import DurableTasks
 from redis_queue.celery.kombu.internals import lacking
 from redis_queue.celery.leases.connections import SAFE, low_visibility_timeout
 from redis_queue.celery.store import Store
@@ -62,7 +62,7 @@ def app() -> Iterator[Celery]:
 
 class TestSafeSettings:
     def test_are_on_by_default(self, app: Celery) -> None:
-        DelayedTasks(app, leases=True)
+        DurableTasks(app)
         app.conf.task_serializer = "json"
         task = app.task(nothing, name="tests.nothing", shared=False)
         own = app.task(nothing, name="tests.own", shared=False, acks_late=False)
@@ -72,25 +72,25 @@ class TestSafeSettings:
     @pytest.mark.parametrize("order", ["before", "after"])
     @pytest.mark.parametrize("way", WAYS)
     def test_do_not_override_those_of_the_app(self, app: Celery, way: str, order: str) -> None:
-        steps = [TaskLeases, WAYS[way]]
+        steps = [DurableTasks, WAYS[way]]
         for step in steps if order == "before" else reversed(steps):
             step(app)
         assert [app.conf[name] for name in SAFE] == [False, False]
         assert [finding.found.split()[0] for finding in _lease_settings(app)] == list(SAFE)
 
     def test_do_not_override_old_names(self, app: Celery) -> None:
-        TaskLeases(app)
+        DurableTasks(app, delays=False)
         app.config_from_object(SETTINGS["old names"])
         assert [app.conf[name] for name in SAFE] == [False, False]
 
     def test_are_on_by_default_in_an_app_with_old_names(self, app: Celery) -> None:
-        TaskLeases(app)
+        DurableTasks(app, delays=False)
         app.config_from_object({"CELERY_TASK_SERIALIZER": "json"})
         assert [app.conf[name] for name in SAFE] == [True, True]
 
     def test_of_an_app_without_leases_are_those_of_celery(self, app: Celery) -> None:
-        TaskLeases(Celery("other", broker="redis://localhost:1", set_as_current=False))
-        DelayedTasks(app)
+        DurableTasks(Celery("other", broker="redis://localhost:1", set_as_current=False), delays=False)
+        DurableTasks(app, leases=False)
         assert [app.conf[name] for name in SAFE] == [False, None]
         assert list(_lease_settings(app)) == []
 
@@ -101,7 +101,7 @@ class TestSafeSettings:
         given = {} if timeout is None else {"visibility_timeout": timeout}
         app.conf.broker_transport_options = given
         assert low_visibility_timeout(app) is None
-        TaskLeases(app)
+        DurableTasks(app, delays=False)
         assert app.conf.broker_transport_options == given
         found = [f"{finding.found}: {finding.advice}" for finding in _lease_settings(app)]
         assert len(found) == low
@@ -111,20 +111,24 @@ class TestSafeSettings:
 class TestLogLine:
     def test_lists_the_active_features(self, app: Celery) -> None:
         app.conf.broker_url = "redis://:secret@localhost:1"
-        DelayedTasks(app, leases=True)
+        DurableTasks(app)
         app.conf.task_acks_late = False
         assert describe(app, dispatches=False) == (
-            "redis_queue: store redis://***@localhost:1, delay queue scheduled, dispatching off, leases on, "
+            "redis_queue: store redis://***@localhost:1, delays on, delay queue scheduled, dispatching off, "
+            "reports on, leases on, "
             "task_reject_on_worker_lost on by default, task_acks_late off: a killed worker loses its tasks, "
             f"task_lease 60 s, atomic fetch {'off' if lacking() else 'on'}"
         )
 
     def test_is_short_without_leases_or_delays(self, app: Celery) -> None:
-        DelayedTasks(app)
-        assert describe(app, dispatches=True).endswith("delay queue scheduled, dispatching on, leases off")
+        DurableTasks(app, leases=False)
+        assert describe(app, dispatches=True).endswith(
+            "delays on, delay queue scheduled, dispatching on, reports on, leases off"
+        )
         other = Celery("other", broker="redis://localhost:1", set_as_current=False)
-        TaskLeases(other)
-        assert "delay queue" not in describe(other, dispatches=True)
+        DurableTasks(other, delays=False)
+        other.conf.redis_queue_monitor = False
+        assert ", delays off, reports off, leases on" in describe(other, dispatches=True)
 
     def test_is_logged_once_by_a_worker(self) -> None:
         with fleet_on_one_redis() as fleet:
@@ -134,7 +138,7 @@ class TestLogLine:
                 worker.wait_for_output("maxmemory-policy=allkeys-lru: must be noeviction")
                 worker.wait_for_output("ready.")
                 assert worker.output.count("redis_queue: store ") == 1
-                assert "delay queue scheduled, dispatching off, leases off" in worker.output
+                assert "delay queue scheduled, dispatching off, reports on, leases off" in worker.output
 
 
 @pytest.mark.parametrize(
@@ -145,7 +149,7 @@ def test_eviction_policy_of_the_store_is_a_warning(policy: str, said: str, caplo
         client.config_set("maxmemory-policy", policy)
         client.config_set("maxmemory", "1gb")
         with closing(Celery("startup", broker=f"redis+socket://{server.socket}", set_as_current=False)) as app:
-            DelayedTasks(app)
+            DurableTasks(app, leases=False)
             StartupStep(SimpleNamespace(app=app)).start(SimpleNamespace(app=app))
             wait_until(lambda: said in caplog.text, description="the warning")
             assert [record.levelno for record in caplog.records if said in record.message] == [logging.WARNING]
@@ -154,7 +158,7 @@ def test_eviction_policy_of_the_store_is_a_warning(policy: str, said: str, caplo
 def test_worker_starts_without_the_store(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with closing(Celery("startup", broker="redis://localhost:1", set_as_current=False)) as app:
-        DelayedTasks(app)
+        DurableTasks(app, leases=False)
         StartupStep(SimpleNamespace(app=app)).start(SimpleNamespace(app=app))
         wait_until(lambda: "the store cannot be checked" in caplog.text, description="the answer")
         assert Store.of(app).url in caplog.text

@@ -11,7 +11,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from redis_queue import DelayQueue, StoreUnavailableError
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.store.keys import Keys
 from redis_queue.store.script_files import load
 from tests.support.celery.brokers import Broker
@@ -42,7 +42,7 @@ def delay(app: Celery, task_id: str, countdown: float) -> str:
 class Call(NamedTuple):
     """A call, its script, and its error while the store is unavailable."""
 
-    do: Callable[[DelayedTasks], Any]
+    do: Callable[[DurableTasks], Any]
     script: str
     error: type[Exception] = StoreUnavailableError
 
@@ -83,10 +83,10 @@ def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
 
 
 @pytest.fixture
-def delayed(broker: Broker, proxy: FaultProxy) -> Iterator[DelayedTasks]:
+def delayed(broker: Broker, proxy: FaultProxy) -> Iterator[DurableTasks]:
     """Two waiting tasks in a store that is reached through the proxy, in an app with short timeouts."""
     app = broker.app(redis_queue_url=f"{proxy.url}?socket_timeout=0.3", result_backend="disabled://")
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     delay(app, "first", 60)
     delay(app, "second", 120)
     with delayed.store.client:
@@ -101,7 +101,7 @@ def stored(client: redis.Redis) -> tuple[dict[str, Any], dict[bytes, bytes]]:
     return waiting, client.hgetall(Keys("redis_queue", "delay", "scheduled", 0).meta)
 
 
-def done(client: redis.Redis, delayed: DelayedTasks, call: Call) -> tuple[Any, Any]:
+def done(client: redis.Redis, delayed: DurableTasks, call: Call) -> tuple[Any, Any]:
     """Return the reply of *call* and its effect, and restore everything."""
     load_scripts(client)
     copy = Copy(client)
@@ -114,7 +114,7 @@ def done(client: redis.Redis, delayed: DelayedTasks, call: Call) -> tuple[Any, A
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("cut", CUTS)
 def test_call_has_one_effect_and_the_correct_reply(
-    client: redis.Redis, proxy: FaultProxy, delayed: DelayedTasks, name: str, cut: str
+    client: redis.Redis, proxy: FaultProxy, delayed: DurableTasks, name: str, cut: str
 ) -> None:
     call = CALLS[name]
     answer, after = done(client, delayed, call)
@@ -134,7 +134,7 @@ def test_call_has_one_effect_and_the_correct_reply(
 
 @pytest.mark.parametrize("name", CALLS)
 def test_call_that_never_arrives_is_an_error_and_works_afterwards(
-    client: redis.Redis, proxy: FaultProxy, delayed: DelayedTasks, name: str
+    client: redis.Redis, proxy: FaultProxy, delayed: DurableTasks, name: str
 ) -> None:
     call = CALLS[name]
     answer, after = done(client, delayed, call)

@@ -13,7 +13,7 @@ import redis
 from celery import Celery
 
 from redis_queue import CancelOutcome
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.celery.stored_tasks import StoredTasks
 from tests.support.servers import RedisServer
 
@@ -83,9 +83,9 @@ from redis_queue.celery.migrate.adopt import Adoption
 assert list(Adoption(app).find()) == []
 """,
     # Proves that the snapshot detects installed hooks.
-    "DelayedTasks": """
-from redis_queue.celery import DelayedTasks
-DelayedTasks(app, leases=True)
+    "DurableTasks": """
+from redis_queue.celery import DurableTasks
+DurableTasks(app)
 """,
 }
 
@@ -94,7 +94,7 @@ DelayedTasks(app, leases=True)
 def test_using_it_installs_nothing_in_the_app(use: str, redis_server: RedisServer, client: redis.Redis) -> None:
     url = f"redis+socket://{redis_server.socket}"
     sender = Celery("sender", broker=url, set_as_current=False)
-    DelayedTasks(sender)
+    DurableTasks(sender, leases=False)
     sender.send_task("shop.remind", countdown=3600, task_id="order-1")
 
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, url, USES[use]]
@@ -104,7 +104,7 @@ def test_using_it_installs_nothing_in_the_app(use: str, redis_server: RedisServe
     before, after = json.loads(done.stdout)
     changed = {name for name in before if before[name] != after[name]}
     installed = {"app.amqp", "app.control", "app.control.broadcast", "app.steps", "app.user_options", "settings"}
-    if use == "DelayedTasks":
+    if use == "DurableTasks":
         assert changed >= {*installed, "signals"}
     else:
         assert changed == set()
@@ -112,10 +112,10 @@ def test_using_it_installs_nothing_in_the_app(use: str, redis_server: RedisServe
 
 @pytest.fixture
 def stored(redis_server: RedisServer, client: redis.Redis) -> StoredTasks:
-    """The StoredTasks of an app without DelayedTasks, with three waiting tasks."""
+    """The StoredTasks of an app without DurableTasks, with three waiting tasks."""
     url = f"redis+socket://{redis_server.socket}"
     sender, reader = (Celery(name, broker=url, set_as_current=False) for name in ("sender", "reader"))
-    DelayedTasks(sender)
+    DurableTasks(sender, leases=False)
     for number, task in enumerate(["shop.remind", "shop.report", "bank.report"]):
         options: dict[str, Any] = {"queue": task.partition(".")[0], "task_id": f"{task}-{number}"}
         sender.send_task(task, countdown=3600 * (number + 1), **options)
@@ -157,7 +157,7 @@ def test_an_unknown_condition_is_refused_at_once(stored: StoredTasks) -> None:
 
 def test_app_has_one_instance(stored: StoredTasks) -> None:
     assert StoredTasks.of(stored.app) is stored
-    delayed = DelayedTasks(stored.app)
+    delayed = DurableTasks(stored.app, leases=False)
     assert StoredTasks.of(stored.app) is delayed
     assert delayed.cancel("shop.remind-0") is CancelOutcome.CANCELLED
     assert [task.id for task in delayed.list()] == [task.id for task in stored.list()]

@@ -18,7 +18,7 @@ from click.testing import Result
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.basics.histogram import Histogram
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.packing import pack
 from redis_queue.cli import celery as celery_cli
 from redis_queue.cli import group
@@ -179,7 +179,7 @@ def app(redis_server: RedisServer, client: redis.Redis, clock: Clock) -> Iterato
 @pytest.fixture
 def tasks(app: Celery, client: redis.Redis, clock: Clock) -> DelayQueue:
     """The DelayQueue of the app, with two tasks and an entry that is not a task."""
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     delayed.queue = DelayQueue("scheduled", client, clock=clock)
     app.send_task("shop.remind", ["secret"], eta=DUE, task_id="00000000-0000-4000-8000-000000000001")
     app.send_task("shop.cancel", [2], eta=DUE.replace(hour=3), task_id="task-2", queue="slow")

@@ -14,7 +14,7 @@ from celery import Celery
 from click.testing import Result
 from kombu.entity import Queue
 
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.cli import celery as celery_cli
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.audit import Audit
@@ -28,7 +28,7 @@ from tests.support.servers import RedisServer
 def mail(app: Celery, client: redis.Redis) -> redis.Redis:
     """The queues "mail" with five messages, and "slow"."""
     app.conf.task_queues = [Queue("mail"), Queue("slow")]
-    DelayedTasks(app)
+    DurableTasks(app, leases=False)
     for number in range(5):
         task = "shop.remind" if number % 2 else "shop.mail"
         app.send_task(task, [number, "secret"], queue="mail", task_id=f"task-{number}", priority=3 * (number == 4))

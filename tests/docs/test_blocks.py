@@ -57,7 +57,7 @@ def check(words: list[str]) -> None:
     command: click.Command = group
     if words[0] == "celery":
         command, words = (worker, words[4:]) if words[3] == "worker" else (celery_cli.group, words[4:])
-        # Options that an app with DelayedTasks adds.
+        # Options that an app with DurableTasks adds.
         words = [word for word in words if word not in ("--without-dispatch", "--beat", "-B")]
         parent = click.Context(click.Command("celery"), obj=SimpleNamespace(app=Celery(set_as_current=False)))
     else:

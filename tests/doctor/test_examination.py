@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
 from redis_queue.doctor import Finding
 from redis_queue.operate.access import AppAccess
@@ -25,13 +25,13 @@ def fleet() -> Iterator[Fleet]:
         yield fleet
 
 
-def found(delayed: DelayedTasks, *, ask: bool = False) -> dict[str, Finding]:
+def found(delayed: DurableTasks, *, ask: bool = False) -> dict[str, Finding]:
     """Return the findings about dispatchers and tasks."""
     findings = examine(AppAccess(delayed.app), ask=ask)
     return {finding.check: finding for finding in findings if finding.check in ("dispatchers", "tasks")}
 
 
-def wait_for_answer(delayed: DelayedTasks) -> None:
+def wait_for_answer(delayed: DurableTasks) -> None:
     """Wait until a worker answers; it is ready a little earlier."""
     wait_until(lambda: delayed.app.control.ping(timeout=0.5), description="an answer of the worker")
 
@@ -76,7 +76,7 @@ def test_a_worker_that_does_not_dispatch_is_named(fleet: Fleet) -> None:
     assert said.severity == "error"
     assert "none of the running workers dispatches: " in said.found
     assert "@" in said.found
-    assert "DelayedTasks(app)" in said.advice
+    assert "DurableTasks(app, leases=False)" in said.advice
     assert "start a worker" not in said.advice
 
 
@@ -93,7 +93,7 @@ def test_workers_are_asked_for_their_tasks(fleet: Fleet) -> None:
         assert "shop.gone (1)" in found(delayed, ask=True)["tasks"].found
 
 
-def unread(delayed: DelayedTasks, *, ask: bool = True) -> list[Finding]:
+def unread(delayed: DurableTasks, *, ask: bool = True) -> list[Finding]:
     """Return the findings about queues that nobody consumes."""
     return [finding for finding in examine(AppAccess(delayed.app), ask=ask) if finding.check == "queue_unread"]
 

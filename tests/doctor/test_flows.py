@@ -124,7 +124,7 @@ class TestWorkers:
         assert len(texts) == count
         if count:
             assert texts[0][0].startswith("Celery queue mail: 2 tasks wait for a place in a flow, and no worker that ")
-            assert texts[0][1] == "start a worker of an app with DelayedTasks(app, leases=True) and -Q mail"
+            assert texts[0][1] == "start a worker of an app with DurableTasks(app) and -Q mail"
 
     def test_a_task_with_a_flow_waits_in_a_queue_without_one(self, app: Celery, client: redis.Redis) -> None:
         app.tasks["sync"].apply_async(("key",), queue="plain")

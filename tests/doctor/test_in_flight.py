@@ -185,7 +185,7 @@ class TestBareWorkers:
             "they are killed, their tasks come back only by kombu's visibility timeout (1 h); tasks that run for "
             "longer than it run twice"
         )
-        assert said.advice.endswith("an app with DelayedTasks(app, leases=True), or with TaskLeases(app)")
+        assert said.advice.endswith("an app with DurableTasks(app)")
         assert len(found(None, client, BARE)) == 1
         for tag in client.hkeys("unacked"):
             lease(client, tag.decode(), 60)

@@ -14,7 +14,7 @@ import redis
 from celery import Celery
 from kombu.entity import Queue
 
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.destinations import ForbiddenDestinationError
 from redis_queue.celery.queues.contents import REACH, QueueContents
 from redis_queue.celery.queues.message import Element
@@ -44,7 +44,7 @@ def app(redis_server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
     """An app with the queues "mail" and "slow" in the shared Redis."""
     app = Celery("tests", broker=f"redis+socket://{redis_server.socket}", set_as_current=False)
     app.conf.update(redis_queue_url=redis_server.url, task_queues=[Queue("mail"), Queue("slow")])
-    DelayedTasks(app)
+    DurableTasks(app, leases=False)
     yield app
     app.close()
 
@@ -275,7 +275,7 @@ class TestRemove:
         with RedisServer() as server, server.client() as client:
             app = Celery("tests", broker=f"redis+socket://{server.socket}", set_as_current=False)
             app.conf.update(redis_queue_url=server.url, task_queues=[Queue("mail"), Queue("slow")])
-            DelayedTasks(app)
+            DurableTasks(app, leases=False)
             for number in range(10):
                 app.send_task("shop.mail", [number], queue="mail")
             client.config_set("maxmemory", "1")
@@ -363,7 +363,7 @@ class TestPermissions:
         with RedisServer(tcp=True) as server, server.client() as client:
             app = Celery("tests", broker=server.url, set_as_current=False)
             app.conf.update(redis_queue_url=server.url, task_queues=[Queue("mail"), Queue("slow")])
-            DelayedTasks(app)
+            DurableTasks(app, leases=False)
             for number in range(9):
                 app.send_task("shop.mail", [number], queue="mail", priority=number)
             access = AppAccess(app)

@@ -13,7 +13,7 @@ from celery import Celery
 from kombu.entity import Exchange, Queue
 
 from redis_queue.basics.times import from_ms
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.errors import ConfigurationError, InvalidNameError
 from redis_queue.monitor.model import WorkerRow
@@ -45,7 +45,7 @@ def make_app(redis_server: RedisServer, client: redis.Redis) -> Iterator[Callabl
         url = f"redis+socket://{redis_server.socket}"
         app = Celery("tests", set_as_current=False)
         app.conf.update({"broker_url": url, "redis_queue_url": redis_server.url, **settings})
-        DelayedTasks(app)
+        DurableTasks(app, leases=False)
         made.append(app)
         return app
 

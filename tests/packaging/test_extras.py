@@ -51,10 +51,10 @@ TRACED = """
 import os
 from celery import Celery
 from opentelemetry.instrumentation.celery import CeleryInstrumentor
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 
 app = Celery("traced", broker=os.environ["REDIS_URL"])
-DelayedTasks(app)
+DurableTasks(app, leases=False)
 CeleryInstrumentor().instrument(use_span_links=True)
 
 

@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 
 CALLS = """
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.web import dashboard
 
 RedisQueue("orders", "redis://", max_deliveries=5, lease=30)
@@ -22,7 +22,7 @@ RedisQueue("orders", "redis://", max_delivery=5)  # wrong
 RedisQueue("orders", "redis://", max_deliveries="5")  # wrong
 DelayQueue("later", "redis://", shards=4)
 DelayQueue("later", "redis://", shard=4)  # wrong
-def look(delayed: DelayedTasks) -> None:
+def look(delayed: DurableTasks) -> None:
     delayed.list(task="shop.remind", limit=5)[0]
     delayed.list(tasks="shop.remind")  # wrong
     delayed.scan(task="shop.remind")[0]  # wrong

@@ -13,7 +13,8 @@ import redis
 from celery import Celery
 
 from redis_queue import DelayQueue, Lock, RedisQueue, StoreRefusedError, StoreUnavailableError
-from redis_queue.celery import DelayedTasks, DispatchLoop, TaskLeases
+from redis_queue.celery import DispatchLoop, DurableTasks
+from redis_queue.celery.leases.poison import DeliveryLimit
 from redis_queue.delay.model import Push
 from redis_queue.operate.audit import Audit
 from redis_queue.store.script_cache import load_scripts, missing_scripts
@@ -281,19 +282,19 @@ def app_of(redis_server: RedisServer, client: redis.Redis) -> Iterator[AppOf]:
         load_scripts(client)
         app = Celery("tests", broker=f"redis+socket://{socket}", set_as_current=False)
         app.conf.update(redis_queue_url=f"unix://{user}:pw@{socket}", **settings)
-        DelayedTasks(app)
+        DurableTasks(app, leases=False)
         apps.append(app)
         return app
 
     yield make
     for app in apps:
         app.close()
-        client.execute_command("ACL", "DELUSER", DelayedTasks(app).store.url.split("//")[1].split(":")[0])
+        client.execute_command("ACL", "DELUSER", DurableTasks(app, leases=False).store.url.split("//")[1].split(":")[0])
 
 
 def test_a_producer_can_send_and_change_the_tasks_of_an_app(app_of: AppOf) -> None:
     app = app_of("producer")
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     results = [app.send_task("shop.remind", countdown=60) for _ in range(3)]
     many = delayed.push_many([app.signature("shop.remind") for _ in range(2)], countdown=60)
     assert delayed.get(results[0].id) is not None
@@ -305,11 +306,11 @@ def test_a_producer_can_send_and_change_the_tasks_of_an_app(app_of: AppOf) -> No
 
 
 def test_a_producer_that_counts_needs_the_rules_of_the_dashboard(app_of: AppOf) -> None:
-    producer = DelayedTasks(app_of("producer"))
+    producer = DurableTasks(app_of("producer"), leases=False)
     for look in (producer.count, lambda: list(producer.list()), producer.forecast):
         with pytest.raises(StoreRefusedError):
             look()
-    combined = DelayedTasks(app_of("producer", "dashboard"))
+    combined = DurableTasks(app_of("producer", "dashboard"), leases=False)
     assert (combined.count(), list(combined.list()), sum(count for _, count in combined.forecast())) == (0, [], 0)
 
 
@@ -321,7 +322,7 @@ def test_a_dispatcher_sends_a_task_after_a_wake_up(
     if elsewhere:
         app.conf.broker_url += "?virtual_host=1"
     loop = DispatchLoop(app)
-    (channel,) = DelayedTasks(app).queue.moves.wake_channels()
+    (channel,) = DurableTasks(app, leases=False).queue.moves.wake_channels()
     thread = threading.Thread(target=loop.run)
     thread.start()
     try:
@@ -341,9 +342,9 @@ def test_a_dispatcher_sends_a_task_after_a_wake_up(
 def test_a_worker_with_leases_needs_a_few_more_commands(app_of: AppOf) -> None:
     (more,) = re.findall(r"A worker with leases .*?needs\s+`([^`]+)`", DOCUMENT.read_text(), re.DOTALL)
     app = app_of("dispatcher", more=more)
-    limit = TaskLeases(app).limit
+    limit = DeliveryLimit(app)
     limit.add_start("task")
     assert len(limit.starts("task")) == 1
     limit.forget("task")
     assert limit.starts("task") == []
-    DelayedTasks(app).queue.foreign.bury(Push(b"x", id="task"), reason="its worker died", deliveries=5)
+    DurableTasks(app).queue.foreign.bury(Push(b"x", id="task"), reason="its worker died", deliveries=5)

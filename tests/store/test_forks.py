@@ -112,17 +112,17 @@ def test_a_child_can_open_the_store_when_a_thread_of_the_parent_was_opening_it(r
         import contextlib, socket, threading
         from celery import Celery
         from redis_queue import StoreUnavailableError
-        from redis_queue.celery import DelayedTasks, TaskLeases
+        from redis_queue.celery import DurableTasks
 
         def first_look(owner):
             with contextlib.suppress(StoreUnavailableError):
                 owner.queue
 
-        for kind in (DelayedTasks, TaskLeases):
+        for parts in ({"leases": False}, {"delays": False}):
             listener = socket.create_server(("127.0.0.1", 0))
             app = Celery(broker=f"redis://127.0.0.1:{listener.getsockname()[1]}", set_as_current=False)
             app.conf.broker_transport_options = {"socket_timeout": 0.5}
-            owner = kind(app)
+            owner = DurableTasks(app, **parts)
             thread = threading.Thread(target=first_look, args=[owner], daemon=True)
             thread.start()
             silent, _ = listener.accept()

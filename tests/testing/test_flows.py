@@ -14,7 +14,7 @@ from celery import Celery
 from celery.exceptions import TimeoutError as NoResultError
 
 from redis_queue import DuplicateTaskError, Flow, Unique
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.testing import Timeline
 
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -32,7 +32,7 @@ def shop(client: redis.Redis, redis_url: str) -> Iterator[Shop]:
         task_eager_propagates=True,
         redis_queue_flow={"queue:reports": {"rate": "1/m"}, "queue:closed": {"limit": 0}},
     )
-    DelayedTasks(app)
+    DurableTasks(app, leases=False)
     seen: list[Any] = []
     shop = SimpleNamespace(app=app, seen=seen)
 
@@ -99,7 +99,7 @@ def test_a_closed_queue_opens_by_a_change(shop: Shop) -> None:
     shop.plain.apply_async(queue="closed")
     shop.timeline.travel(hours=1)
     assert not shop.seen
-    shop.timeline.delayed.flow.set("queue:closed", limit=1)
+    shop.timeline.durable.flow.set("queue:closed", limit=1)
     shop.timeline.travel()
     assert len(shop.seen) == 1
 
@@ -151,10 +151,10 @@ def test_a_task_that_replaces_another_one_has_its_own_key(shop: Shop) -> None:
         raise self.replace(shop.invoice.s("8").set(countdown=60))
 
     first = replacer.delay("7")
-    owner = shop.timeline.delayed.unique.get("invoice", "8")
+    owner = shop.timeline.durable.unique.get("invoice", "8")
     assert owner is not None
     assert owner.task_id == first.id
-    assert shop.timeline.delayed.unique.get(replacer.name, "r:7") is None
+    assert shop.timeline.durable.unique.get(replacer.name, "r:7") is None
 
 
 def test_without_eager_mode_tasks_of_flows_are_only_noted(shop: Shop) -> None:
@@ -194,7 +194,7 @@ def test_without_eager_mode_rates_hold_for_delayed_tasks(shop: Shop) -> None:
         shop.plain.apply_async(queue="reports", countdown=60)
     shop.timeline.travel(seconds=70)
     assert len(shop.seen) == 1
-    assert shop.timeline.delayed.flow.find("queue:reports").waiting == 2
+    assert shop.timeline.durable.flow.find("queue:reports").waiting == 2
     shop.timeline.travel(hours=1)
     assert times(shop.timeline.runs) == [pytest.approx(60, abs=0.1)] * 2
 
@@ -205,10 +205,10 @@ def test_a_delayed_task_waits_in_a_closed_queue(eager: bool, shop: Shop) -> None
     result = shop.plain.apply_async(queue="closed", countdown=60)
     shop.timeline.travel(hours=1)
     assert not shop.seen
-    assert shop.timeline.delayed.flow.find("queue:closed").waiting == 1
+    assert shop.timeline.durable.flow.find("queue:closed").waiting == 1
     with pytest.raises(NoResultError, match="waits for its limits"):
         result.get()
-    shop.timeline.delayed.flow.set("queue:closed", limit=1)
+    shop.timeline.durable.flow.set("queue:closed", limit=1)
     shop.timeline.travel()
     assert [run.id for run in shop.timeline.runs] == [result.id]
 

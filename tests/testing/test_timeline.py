@@ -22,7 +22,7 @@ from celery.signals import task_postrun, task_revoked
 from kombu.exceptions import ContentDisallowed
 
 from redis_queue import InvalidDelayError, InvalidValueError, Lock, LockTakenError
-from redis_queue.celery import DelayedTasks, push_task
+from redis_queue.celery import DurableTasks, push_task
 from redis_queue.testing import Timeline
 from redis_queue.testing.installation import find_app
 
@@ -44,7 +44,7 @@ def make_app(**options: Any) -> Celery:
 def app() -> Celery:
     """An app in eager mode, whose broker and backend are unreachable."""
     app = make_app()
-    DelayedTasks(app)
+    DurableTasks(app, leases=False)
     return app
 
 
@@ -110,7 +110,7 @@ def timeline(shop: Shop, redis_url: str, client: redis.Redis) -> Iterator[Timeli
         yield timeline
 
 
-class TestDelayedTasks:
+class TestDurableTasks:
     """A delayed task waits, whichever part of Celery sends it; plain eager Celery would run it at once."""
 
     def test_countdown(self, shop: Shop, timeline: Timeline) -> None:
@@ -165,8 +165,8 @@ class TestDelayedTasks:
         assert shop.seen == [42]
 
     def test_push_many_and_push_task(self, shop: Shop, timeline: Timeline) -> None:
-        timeline.delayed.push_many([shop.remind.s(1), shop.remind.s(2)], countdown=60)
-        push_task(timeline.delayed.queue, shop.remind, (3,), delay=60)
+        timeline.durable.push_many([shop.remind.s(1), shop.remind.s(2)], countdown=60)
+        push_task(timeline.durable.queue, shop.remind, (3,), delay=60)
         timeline.assert_scheduled(shop.remind, count=3, in_=60)
         timeline.travel(minutes=1)
         assert shop.seen == [1, 2, 3]
@@ -276,7 +276,7 @@ class TestTravel:
 
     def test_a_rescheduled_task_runs_at_its_new_time(self, shop: Shop, timeline: Timeline) -> None:
         result = shop.remind.apply_async((1,), countdown=60)
-        timeline.delayed.reschedule(result.id, countdown=7200)
+        timeline.durable.reschedule(result.id, countdown=7200)
         timeline.travel(hours=1)
         assert shop.seen == []
         timeline.travel(hours=1)
@@ -325,12 +325,12 @@ class TestTravel:
         @app.task(name="shop.bill", bind=True, shared=False, max_retries=None)
         def bill(self: Any, customer: int) -> None:
             try:
-                with Lock(f"customer:{customer}", timeline.delayed.store.client).hold():
+                with Lock(f"customer:{customer}", timeline.durable.store.client).hold():
                     seen.append(self.request.retries)
             except LockTakenError:
                 raise self.retry(countdown=30) from None
 
-        with Lock("customer:7", timeline.delayed.store.client).hold():
+        with Lock("customer:7", timeline.durable.store.client).hold():
             bill.delay(7)
             # More than the three retries of a task by default.
             timeline.travel(minutes=2)
@@ -564,14 +564,14 @@ class TestClock:
 
 
 class TestApp:
-    @pytest.mark.parametrize("kind", ["with DelayedTasks", "without", "by its AMQP", "used", "control used"])
+    @pytest.mark.parametrize("kind", ["with DurableTasks", "without", "by its AMQP", "used", "control used"])
     def test_is_restored_afterwards(self, kind: str, redis_url: str, client: redis.Redis) -> None:
         app = make_app(**({"amqp": "redis_queue.celery:DelayedAMQP"} if kind == "by its AMQP" else {}))
-        if kind in ("with DelayedTasks", "used"):
-            DelayedTasks(app)
+        if kind in ("with DurableTasks", "used"):
+            DurableTasks(app, leases=False)
         if kind == "used":
             app.conf.redis_queue_url = NOWHERE
-            assert DelayedTasks(app).settings.url == NOWHERE
+            assert DurableTasks(app, leases=False).settings.url == NOWHERE
         if kind == "control used":
             assert vars(app.control).get("broadcast") is None
         _ = app.amqp.send_task_message, app.conf.task_always_eager, app.tasks

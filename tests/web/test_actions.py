@@ -339,7 +339,7 @@ def test_the_search_is_kept_after_an_action(path: str, verb: str, kept: str, wri
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's own
 def test_actions_install_no_hooks_in_the_app(filled: redis.Redis, redis_server: RedisServer) -> None:
-    """Only processes that ask for DelayedTasks get its capture, worker steps and control."""
+    """Only processes that ask for DurableTasks get its capture, worker steps and control."""
     url = f"redis+socket://{redis_server.socket}"
     app = Celery("plain", broker=url, backend=url, set_as_current=False)
 

@@ -139,7 +139,7 @@ def beat_schedule(*, queue: str | None = None) -> dict[str, dict[str, Any]]:
     }
 
 
-def install(app: Celery, *, queue: str | None = None) -> None:
+def add_beat_entries(app: Celery, *, queue: str | None = None) -> None:
     """Register both tasks in *app* and add their beat entries, unless entries with these names exist."""
     register_putback(app)
     register_delay_dispatch(app)
@@ -147,7 +147,7 @@ def install(app: Celery, *, queue: str | None = None) -> None:
 
 
 def wait_in_outages() -> None:
-    """Let beat send a run that is due once its broker takes it, for apps with DelayedTasks; no-op if already done.
+    """Let beat send a run that is due once its broker takes it, for apps with DurableTasks; no-op if already done.
 
     Celery logs a stack trace for each run that it cannot send, and leaves it out.
     """

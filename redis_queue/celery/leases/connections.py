@@ -1,4 +1,4 @@
-"""Connections of an app with TaskLeases: they have timeouts, and only those of workers restore expired messages."""
+"""Connections of an app with leases: they have timeouts, and only those of workers restore expired messages."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SWEEP_LIMIT: Final = "unacked_restore_limit"
 LONG: Final = Channel.visibility_timeout
 """Visibility timeout of kombu in seconds, unless an app sets it."""
 
-ATTRIBUTE: Final = "task_leases"
-"""Attribute of an app that holds its TaskLeases."""
+LIMIT: Final = "delivery_limit"
+"""Attribute of an app with leases that holds its DeliveryLimit."""
 
 SAFE: Final = {
     "task_acks_late": "CELERY_ACKS_LATE",
@@ -64,7 +64,7 @@ def check_broker(app: Celery) -> None:
 def low_visibility_timeout(app: Celery) -> tuple[str, str] | None:
     """Return what is wrong, and what to do, if *app* has leases and a visibility timeout below kombu's default."""
     with app.connection_for_read() as connection:
-        if ATTRIBUTE not in vars(app) or connection.transport.driver_type != "redis":
+        if LIMIT not in vars(app) or connection.transport.driver_type != "redis":
             return None
         timeout = visibility_timeout_of(connection.transport_options)
     if timeout >= LONG:

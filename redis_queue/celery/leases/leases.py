@@ -240,7 +240,7 @@ Name = Literal["lost", "restored", "dead", "dropped"]
 
 @dataclass(frozen=True, slots=True)
 class LeaseCounters:
-    """Totals of all workers with TaskLeases since the broker's Redis was emptied.
+    """Totals of all workers with leases since the broker's Redis was emptied.
 
     Best effort: a count that a worker could not write at once is missing.
     """

@@ -20,7 +20,7 @@ from celery.worker.request import Request
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import END_OF_CALENDAR_MS
-from redis_queue.celery.leases.connections import ATTRIBUTE
+from redis_queue.celery.leases.connections import LIMIT
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import Attempt, counted_id, is_redelivered, sibling_id
 from redis_queue.celery.store import Store
@@ -172,7 +172,7 @@ class DeliveryLimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        limit: DeliveryLimit = getattr(consumer.app, ATTRIBUTE).limit
+        limit = limit_of(consumer.app)
         # Not only close(): a solo pool runs its task first, and SIGKILL may follow SIGTERM.
         signals.worker_shutting_down.connect(self.told_to_stop, weak=False, sender=consumer.hostname)
         worker = consumer.controller
@@ -297,14 +297,19 @@ def _stamp(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
+def limit_of(app: Celery) -> DeliveryLimit:
+    """Return the limit of *app*, which has leases."""
+    found: DeliveryLimit = vars(app)[LIMIT]
+    return found
+
+
 def _counted(app: Celery, delivery_info: Any) -> DeliveryLimit | None:
-    """Return the limit that counts a message with *delivery_info*: a redelivered one, of an app with TaskLeases."""
-    leases = vars(app).get(ATTRIBUTE) if is_redelivered(delivery_info) else None
-    return leases.limit if leases else None
+    """Return the limit that counts a message with *delivery_info*: a redelivered one, of an app with leases."""
+    return vars(app).get(LIMIT) if is_redelivered(delivery_info) else None
 
 
 def count_starts() -> None:
-    """Count the starts of redelivered tasks in this process, for apps with TaskLeases; no-op if already installed."""
+    """Count the starts of redelivered tasks in this process, for apps with leases; no-op if already installed."""
     signals.task_prerun.connect(_count_start, weak=False, dispatch_uid="redis_queue_count_start")
     signals.task_postrun.connect(_forget_starts, weak=False, dispatch_uid="redis_queue_forget_starts")
     signals.task_revoked.connect(_forget_revoked, weak=False, dispatch_uid="redis_queue_forget_revoked")

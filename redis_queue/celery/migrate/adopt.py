@@ -109,7 +109,7 @@ def ids_of(rows: Any) -> Iterator[str]:
     """Yield the task ids in the answer of one worker."""
     for row in rows if isinstance(rows, list) else ():
         request = row.get("request", row)
-        # Workers with DelayedTasks list stored tasks as well.
+        # Workers with DurableTasks list stored tasks as well.
         if not request.get("stored"):
             yield str(request.get("id"))
 
@@ -148,7 +148,7 @@ class Adoption:
     """Moves the delayed tasks that stock workers of *app* left in its Redis broker into the store.
 
     They are in the lists of the app's queues, and among the messages that workers fetched and never acknowledged. Each
-    task is stored as if it had just been sent through DelayedTasks. No task is lost or doubled: if broker and store are
+    task is stored as if it had just been sent through DurableTasks. No task is lost or doubled: if broker and store are
     one Redis, each task moves in one atomic step. Elsewhere it is stored first and then taken out of the broker; after
     a crash, the next run finds it stored and only takes it out. (A task that is dispatched between the crash and the
     next run, runs twice.)

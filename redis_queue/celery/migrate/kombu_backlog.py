@@ -155,7 +155,7 @@ def loads_element(data: bytes) -> Any:
 
 
 def envelope_and_eta(app: Celery, message: Mapping[str, Any], queue: str) -> tuple[Envelope, datetime | None]:
-    """Return a message of kombu's Redis transport as DelayedTasks would have stored it, and its due time.
+    """Return a message of kombu's Redis transport as DurableTasks would have stored it, and its due time.
 
     That is None if it has no eta. *queue* is the queue that it reached, "" if unknown.
     """

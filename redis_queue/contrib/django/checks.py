@@ -1,4 +1,4 @@
-"""System checks for ``manage.py check``: invalid settings, wrong flows, missing DelayedTasks. Connects to no server."""
+"""System checks for ``manage.py check``: invalid settings, wrong flows, missing DurableTasks. Connects to no server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from django.core import checks
 from redis_queue.basics.options import nearest
 from redis_queue.celery.admission.sender import uses_admission
 from redis_queue.celery.settings import NAMESPACE, CelerySettings
-from redis_queue.celery.store import ATTRIBUTE, Store
+from redis_queue.celery.store import Store
+from redis_queue.celery.stored_tasks import delayed_of
 from redis_queue.celery.worker import check_flows, unknown_flow_queues
 from redis_queue.contrib.django import CELERY_APP, celery_app
 from redis_queue.errors import ConfigurationError, InvalidValueError, RedisQueueError
@@ -142,11 +143,11 @@ def check_settings(app_configs: Any = None, **_: Any) -> Iterable[checks.CheckMe
     else:
         found += _wrong_flows(app)
     found += _ignored(app)
-    if ATTRIBUTE not in vars(app):
+    if delayed_of(app) is None:
         found.append(
             checks.Warning(
-                "The Celery app has no DelayedTasks, so delayed tasks wait in the memory of workers.",
-                hint="Add DelayedTasks(app) after the line that creates the Celery app.",
+                "The Celery app has no DurableTasks with delays, so delayed tasks wait in the memory of workers.",
+                hint="Add DurableTasks(app) after the line that creates the Celery app.",
                 id="redis_queue.W002",
             )
         )

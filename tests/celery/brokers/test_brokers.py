@@ -13,7 +13,7 @@ from celery import Celery
 from kombu.entity import Exchange, Queue, binding
 
 from redis_queue import DelayQueue
-from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher, push_task
+from redis_queue.celery import Dispatched, Dispatcher, DurableTasks, push_task
 from redis_queue.celery.brokers import open_broker
 from redis_queue.celery.brokers.amqp import AmqpBroker
 from redis_queue.celery.brokers.redis import RedisBroker
@@ -41,32 +41,32 @@ def app(broker: Broker, redis_url: str) -> Celery:
 
 
 @pytest.fixture
-def delayed(app: Celery) -> DelayedTasks:
-    return DelayedTasks(app)
+def delayed(app: Celery) -> DurableTasks:
+    return DurableTasks(app, leases=False)
 
 
 @pytest.fixture
-def work(app: Celery, delayed: DelayedTasks) -> Iterator[Dispatcher]:
+def work(app: Celery, delayed: DurableTasks) -> Iterator[Dispatcher]:
     dispatcher = Dispatcher(app, delayed.queue)
     yield dispatcher
     dispatcher.close()
 
 
-def of_another_app(broker: Broker, redis_url: str, **settings: Any) -> DelayedTasks:
-    """Return the DelayedTasks of another app, whose queues the dispatching app does not know."""
-    return DelayedTasks(broker.app(redis_queue_url=redis_url, **settings))
+def of_another_app(broker: Broker, redis_url: str, **settings: Any) -> DurableTasks:
+    """Return the DurableTasks of another app, whose queues the dispatching app does not know."""
+    return DurableTasks(broker.app(redis_queue_url=redis_url, **settings), leases=False)
 
 
 def dispatched(app: Celery) -> Dispatched:
     """Dispatch due entries."""
-    dispatcher = Dispatcher(app, DelayedTasks(app).queue)
+    dispatcher = Dispatcher(app, DurableTasks(app, leases=False).queue)
     try:
         return dispatcher.run()
     finally:
         dispatcher.close()
 
 
-def send_due(delayed: DelayedTasks, name: str = "shop.remind", **options: Any) -> str:
+def send_due(delayed: DurableTasks, name: str = "shop.remind", **options: Any) -> str:
     """Store a delayed task and make it due."""
     result = delayed.app.send_task(name, countdown=60, **options)
     assert delayed.run_now(result.id)
@@ -88,13 +88,13 @@ def test_broker_class_fits_the_kind_of_broker(app: Celery, broker: Broker, clien
 
 
 def test_dispatcher_does_not_change_the_queues_of_its_app(
-    app: Celery, broker: Broker, delayed: DelayedTasks, redis_url: str
+    app: Celery, broker: Broker, delayed: DurableTasks, redis_url: str
 ) -> None:
     other = broker.app(redis_queue_url=redis_url)
     before = dict(other.amqp.queues)
     elsewhere = broker.name("elsewhere")
     sent = send_due(delayed, queue=elsewhere)
-    dispatcher = Dispatcher(other, DelayedTasks(other).queue)
+    dispatcher = Dispatcher(other, DurableTasks(other, leases=False).queue)
     assert dispatcher.run() == Dispatched(sent=1)
     dispatcher.close()
     assert dict(other.amqp.queues) == before
@@ -118,7 +118,7 @@ def test_same_store_is_recognised_by_keys_under_its_prefix(
 
 
 def test_unroutable_message_becomes_a_dead_letter_and_blocks_no_others(
-    app: Celery, broker: Broker, delayed: DelayedTasks, work: Dispatcher
+    app: Celery, broker: Broker, delayed: DurableTasks, work: Dispatcher
 ) -> None:
     exchange = broker.name("topic")
     broker.bind(broker.name("other"), exchange, "orders.paid")
@@ -136,7 +136,7 @@ def test_unroutable_message_becomes_a_dead_letter_and_blocks_no_others(
 
 
 def test_missing_exchange_makes_a_dead_letter(
-    app: Celery, broker: Broker, delayed: DelayedTasks, work: Dispatcher
+    app: Celery, broker: Broker, delayed: DurableTasks, work: Dispatcher
 ) -> None:
     send_due(delayed, exchange=broker.name("missing"), routing_key="x", declare=[])
     good = [send_due(delayed) for _ in range(3)]
@@ -169,7 +169,7 @@ class TestAppsThatShareADelayQueue:
     @pytest.fixture
     def other(self, broker: Broker, redis_url: str) -> Iterator[Dispatcher]:
         app = broker.app(redis_queue_url=redis_url)
-        dispatcher = Dispatcher(app, DelayedTasks(app).queue)
+        dispatcher = Dispatcher(app, DurableTasks(app, leases=False).queue)
         yield dispatcher
         dispatcher.close()
 
@@ -179,7 +179,7 @@ class TestAppsThatShareADelayQueue:
         name = broker.name("urgent")
         queue = make_queue(name, make_exchange(name), routing_key=name, max_priority=5, max_length_bytes=10_000)
         app = broker.app(redis_queue_url=redis_url, task_queues=[queue])
-        delayed = DelayedTasks(app)
+        delayed = DurableTasks(app, leases=False)
         # Its workers have never run, so the queue does not exist.
         sent = send_due(delayed, queue=name)
 
@@ -200,7 +200,7 @@ class TestAppsThatShareADelayQueue:
         app = broker.app(redis_queue_url=redis_url, task_queues=[queue])
         with app.connection_for_write() as connection:
             queue(connection.default_channel).declare()
-        delayed = DelayedTasks(app)
+        delayed = DurableTasks(app, leases=False)
         # The same state as in the process of another app, which has declared no exchange.
         broker.forget_exchanges()
         sent = send_due(delayed, queue=name, exchange=events, routing_key="order.late")
@@ -236,7 +236,7 @@ def test_queue_object_is_bound_only_if_the_setting_allows_it(*, broker: Broker, 
 
 
 def test_queue_object_with_no_declare_is_not_declared(
-    broker: Broker, app: Celery, delayed: DelayedTasks, work: Dispatcher
+    broker: Broker, app: Celery, delayed: DurableTasks, work: Dispatcher
 ) -> None:
     name = broker.name("foreign")
     send_due(delayed, queue=make_queue(name, no_declare=True))
@@ -267,7 +267,7 @@ class TestAForbiddenDestination:
         *,
         broker: Broker,
         redis_url: str,
-        delayed: DelayedTasks,
+        delayed: DurableTasks,
         work: Dispatcher,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
@@ -289,7 +289,7 @@ class TestAForbiddenDestination:
         self, *, broker: Broker, redis_url: str, client: redis.Redis
     ) -> None:
         app = broker.app(redis_queue_url=redis_url, redis_queue_allowed_queues=[])
-        delayed = DelayedTasks(app)
+        delayed = DurableTasks(app, leases=False)
         push = late(app)
         keys = {"{redis_queue:queue:orders}:ready", "celery-task-meta-x", "elsewhere"}
         delayed.queue.push_many([replace(push, destination=key, id=key) for key in keys])
@@ -305,7 +305,7 @@ class TestAForbiddenDestination:
         assert not client.exists(*keys)
 
     def test_of_a_stored_call_is_refused_at_every_attempt(
-        self, app: Celery, delayed: DelayedTasks, work: Dispatcher, client: redis.Redis
+        self, app: Celery, delayed: DurableTasks, work: Dispatcher, client: redis.Redis
     ) -> None:
         for _ in range(2):
             push_task(delayed.queue, "shop.remind", id="bad", queue="redis_queue:audit")
@@ -332,7 +332,7 @@ class TestAForbiddenDestination:
 
     @pytest.mark.parametrize("as_call", [True, False], ids=["a call", "a message"])
     def test_is_reported_at_release_and_stays_stored(
-        self, *, app: Celery, broker: Broker, delayed: DelayedTasks, redis_url: str, as_call: bool
+        self, *, app: Celery, broker: Broker, delayed: DurableTasks, redis_url: str, as_call: bool
     ) -> None:
         if as_call:
             id_ = push_task(delayed.queue, "shop.remind", delay=60, queue="redis_queue:audit")
@@ -351,7 +351,7 @@ def test_queue_of_the_configuration_may_have_any_name(broker: Broker, redis_url:
     name = f"{broker.name('unusual')}.pidbox"
     broker.forget_later(name)
     app = broker.app(redis_queue_url=redis_url, task_queues=[make_queue(name, routing_key=name)])
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     sent = send_due(delayed, queue=name)
 
     assert dispatched(app) == Dispatched(sent=1)
@@ -363,7 +363,7 @@ def test_refusing_queue_is_retried_with_backoff_and_blocks_no_others(
     *,
     broker: Broker,
     app: Celery,
-    delayed: DelayedTasks,
+    delayed: DurableTasks,
     work: Dispatcher,
     client: redis.Redis,
     caplog: pytest.LogCaptureFixture,
@@ -399,7 +399,7 @@ def test_refusing_queue_is_retried_with_backoff_and_blocks_no_others(
 
 
 def test_many_messages_arrive_in_order_and_once(
-    app: Celery, broker: Broker, delayed: DelayedTasks, work: Dispatcher
+    app: Celery, broker: Broker, delayed: DurableTasks, work: Dispatcher
 ) -> None:
     signatures = [app.signature("shop.remind", (number,)) for number in range(1200)]
     ids = [result.id for result in delayed.push_many(signatures, countdown=0.001)]
@@ -410,7 +410,7 @@ def test_many_messages_arrive_in_order_and_once(
 
 
 def test_an_entry_of_a_later_version_is_left_alone(
-    app: Celery, delayed: DelayedTasks, work: Dispatcher, broker: Broker, caplog: pytest.LogCaptureFixture
+    app: Celery, delayed: DurableTasks, work: Dispatcher, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     delayed.queue.push(b"\x02later", id="later", destination=app.conf.task_default_queue)
     good = send_due(delayed)
@@ -440,7 +440,7 @@ def damaged(packed: bytes) -> dict[str, tuple[bytes, bytes, dict[str, Any] | Non
 
 @pytest.mark.parametrize("what", damaged(b""))
 def test_edited_entry_becomes_a_dead_letter_with_its_bytes_and_blocks_no_others(
-    *, app: Celery, delayed: DelayedTasks, work: Dispatcher, broker: Broker, client: redis.Redis, what: str
+    *, app: Celery, delayed: DurableTasks, work: Dispatcher, broker: Broker, client: redis.Redis, what: str
 ) -> None:
     default, keys = app.conf.task_default_queue, Keys("redis_queue", "delay", "scheduled", 0)
     good = [send_due(delayed), send_due(delayed)]
@@ -464,7 +464,7 @@ def test_edited_entry_becomes_a_dead_letter_with_its_bytes_and_blocks_no_others(
 
 
 def test_task_that_expired_before_its_due_time_is_sent_and_revoked_by_the_worker(
-    app: Celery, broker: Broker, delayed: DelayedTasks, work: Dispatcher
+    app: Celery, broker: Broker, delayed: DurableTasks, work: Dispatcher
 ) -> None:
     id_ = send_due(delayed, expires=0.001)
     assert work.run() == Dispatched(sent=1)
@@ -476,13 +476,13 @@ def test_task_that_expired_before_its_due_time_is_sent_and_revoked_by_the_worker
 class TestOverdue:
     def test_run_sends_all_entries(self, broker: Broker, redis_url: str) -> None:
         app = broker.app(redis_queue_url=redis_url)
-        delayed = DelayedTasks(app)
+        delayed = DurableTasks(app, leases=False)
         delayed.queue.push_many([late(app) for _ in range(30)])
         assert dispatched(app) == Dispatched(sent=30)
 
     def test_skip_makes_dead_letters_of_overdue_entries(self, broker: Broker, redis_url: str) -> None:
         app = broker.app(redis_queue_url=redis_url, redis_queue_overdue="skip:3600")
-        delayed = DelayedTasks(app)
+        delayed = DurableTasks(app, leases=False)
         old = ManualClock()
         old.advance(-7200)
         DelayQueue("scheduled", redis_url, clock=old).push_many([late(app) for _ in range(3)])
@@ -497,7 +497,7 @@ class TestOverdue:
         self, broker: Broker, redis_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         app = broker.app(redis_queue_url=redis_url, redis_queue_overdue="spread:10")
-        delayed = DelayedTasks(app)
+        delayed = DurableTasks(app, leases=False)
         old = ManualClock()
         old.advance(-60)
         DelayQueue("scheduled", redis_url, clock=old).push_many([late(app) for _ in range(50)])

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from amqp.transport import TCPTransport
 
-from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher
+from redis_queue.celery import Dispatched, Dispatcher, DurableTasks
 from redis_queue.celery.brokers.amqp import PIECE
 from redis_queue.celery.brokers.amqp_frames import FRAME_OVERHEAD, frames, serialize_properties
 from tests.support.celery.brokers import Broker
@@ -15,7 +15,7 @@ from tests.support.celery.brokers import Broker
 pytestmark = pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
 
 
-def send_due(delayed: DelayedTasks, **options: object) -> str:
+def send_due(delayed: DurableTasks, **options: object) -> str:
     """Store a delayed task and make it due."""
     result = delayed.app.send_task("shop.remind", countdown=60, **options)
     assert delayed.run_now(result.id)
@@ -24,7 +24,7 @@ def send_due(delayed: DelayedTasks, **options: object) -> str:
 
 def test_deleted_exchange_refuses_only_its_own_messages(broker: Broker, redis_url: str, client: object) -> None:
     app = broker.app(redis_queue_url=redis_url)
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     work = Dispatcher(app, delayed.queue)
     exchange, bound = broker.name("gone"), broker.name("bound")
     broker.bind(bound, exchange, "x")
@@ -44,7 +44,7 @@ def test_deleted_exchange_refuses_only_its_own_messages(broker: Broker, redis_ur
 
 def test_deleted_queue_is_declared_again(broker: Broker, redis_url: str, client: object) -> None:
     app = broker.app(redis_queue_url=redis_url)
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     work = Dispatcher(app, delayed.queue)
     brief = broker.name("brief")
     send_due(delayed, queue=brief)
@@ -61,7 +61,7 @@ def test_deleted_queue_is_declared_again(broker: Broker, redis_url: str, client:
 
 def test_headers_larger_than_a_frame_refuse_only_their_message(broker: Broker, redis_url: str) -> None:
     app = broker.app(redis_queue_url=redis_url)
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     work = Dispatcher(app, delayed.queue)
     first = send_due(delayed)
     # RabbitMQ would close the connection, which looks like an outage to a client.
@@ -78,7 +78,7 @@ def test_headers_larger_than_a_frame_refuse_only_their_message(broker: Broker, r
 
 def test_header_of_a_type_that_amqp_lacks_refuses_only_its_message(broker: Broker, redis_url: str) -> None:
     app = broker.app(redis_queue_url=redis_url)
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     work = Dispatcher(app, delayed.queue)
     first = send_due(delayed)
     refused = send_due(delayed, headers={"order": UUID(int=1)})
@@ -94,7 +94,7 @@ def test_header_of_a_type_that_amqp_lacks_refuses_only_its_message(broker: Broke
 
 def test_large_message_is_sent_in_pieces(broker: Broker, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     app = broker.app(redis_queue_url=redis_url)
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     work = Dispatcher(app, delayed.queue)
     sizes: list[int] = []
     write = TCPTransport.write

@@ -1,4 +1,4 @@
-"""TaskLeases with wrong clocks, of the Redis host or of the workers: only a killed worker loses its tasks."""
+"""Leases with wrong clocks, of the Redis host or of the workers: only a killed worker loses its tasks."""
 
 from __future__ import annotations
 

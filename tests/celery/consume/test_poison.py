@@ -15,9 +15,9 @@ from celery import Celery
 from celery.worker.request import Request
 from kombu.connection import Connection
 
-from redis_queue.celery import DelayedTasks, MaxDeliveriesExceededError, TaskLeases
+from redis_queue.celery import DurableTasks, MaxDeliveriesExceededError
 from redis_queue.celery.leases.leases import read_counters
-from redis_queue.celery.leases.poison import DeliveryLimit, DeliveryLimitStep
+from redis_queue.celery.leases.poison import DeliveryLimit, DeliveryLimitStep, limit_of
 from redis_queue.celery.message.headers import CALL, Attempt, counted_id, sibling_id
 from redis_queue.delay.model import Push
 from redis_queue.store.keys import Keys, PrefixKeys
@@ -140,7 +140,7 @@ class TestTaskThatKillsItsWorker:
                 one_redis.wait_for_starts(starts)
                 one_redis.wait_for_leases(2)
                 worker.kill()
-        limit = one_redis.leases().limit
+        limit = limit_of(one_redis.leases().app)
         again = one_redis.started[-1]
         (waited,) = set(ids) - {again}
         assert len(limit.starts(again)) == 1
@@ -175,7 +175,7 @@ class TestTaskWhoseWorkerIsStopped:
         if how == "soft":
             one_redis.settings["worker_soft_shutdown_timeout"] = 0.5
         id_ = one_redis.send(WAIT).id
-        limit = one_redis.leases().limit
+        limit = limit_of(one_redis.leases().app)
         for number in range(1, 4):
             with one_redis.worker(f"worker{number}", pool=pool) as worker:
                 one_redis.wait_for_starts(number, timeout=60)
@@ -218,14 +218,14 @@ class TestTaskWhoseWorkerIsStopped:
 
 class TestBury:
     def test_keeps_a_waiting_entry_with_the_same_id(self, one_redis: Leasing) -> None:
-        delayed = DelayedTasks(one_redis.app())
+        delayed = DurableTasks(one_redis.app(), leases=False)
         later = delayed.app.send_task(WAIT, countdown=600, task_id="again")
         assert not delayed.queue.foreign.bury(Push(b"old", id=later.id), reason="died", deliveries=5)
         assert delayed.queue.dead_letters() == []
         assert delayed.count() == 1
 
     def test_replaces_a_dead_letter_with_the_same_id(self, one_redis: Leasing) -> None:
-        queue = DelayedTasks(one_redis.app()).queue
+        queue = DurableTasks(one_redis.app(), leases=False).queue
         for number in (1, 2):
             assert queue.foreign.bury(Push(f"{number}", id="same"), reason=f"reason {number}", deliveries=number)
         (letter,) = queue.dead_letters()
@@ -305,7 +305,7 @@ class TestTaskAtItsLimit:
     def meet(self, one_redis: Leasing) -> Callable[..., tuple[list[Any], list[str]]]:
         """Let a worker receive a message; return the started tasks and the counters."""
 
-        def meet(delayed: DelayedTasks, message: Any, lost: str = "") -> tuple[list[Any], list[str]]:
+        def meet(delayed: DurableTasks, message: Any, lost: str = "") -> tuple[list[Any], list[str]]:
             started: list[Any] = []
             counted: list[str] = []
             leases = SimpleNamespace(count=counted.append, is_ours=lambda tag: tag != lost)
@@ -317,9 +317,9 @@ class TestTaskAtItsLimit:
     def test_becomes_a_dead_letter_beside_a_newer_call_with_its_id(
         self, one_redis: Leasing, connection: Connection, meet: Any
     ) -> None:
-        delayed = DelayedTasks(one_redis.app(), leases=True)
+        delayed = DurableTasks(one_redis.app())
         message = redelivered(delayed.app, connection, "order-42")
-        TaskLeases(delayed.app).limit.add_start("order-42")
+        limit_of(delayed.app).add_start("order-42")
         delayed.app.send_task("tests.nothing", ("newer",), task_id="order-42", countdown=600)
 
         assert meet(delayed, message) == ([], ["dead"])
@@ -329,16 +329,16 @@ class TestTaskAtItsLimit:
         (letter,) = delayed.queue.dead_letters()
         assert letter.id.startswith("order-42~")
         assert delayed.app.AsyncResult("order-42").state == "FAILURE"
-        assert TaskLeases(delayed.app).redrive([letter.id]) == 1
+        assert delayed.redrive([letter.id]) == 1
         again = delayed.app.amqp.queues["leasing"].bind(connection.default_channel).get()
         assert again.headers["id"] == "order-42"
 
     def test_is_no_dead_letter_if_another_worker_has_it_by_now(
         self, one_redis: Leasing, connection: Connection, meet: Any
     ) -> None:
-        delayed = DelayedTasks(one_redis.app(), leases=True)
+        delayed = DurableTasks(one_redis.app())
         message = redelivered(delayed.app, connection, "order-42")
-        TaskLeases(delayed.app).limit.add_start("order-42")
+        limit_of(delayed.app).add_start("order-42")
         # The start guard drops it.
         assert meet(delayed, message, lost=message.delivery_tag) == ([message], [])
         assert delayed.queue.dead_letters() == []
@@ -348,9 +348,9 @@ class TestTaskAtItsLimit:
     def test_is_started_again_if_no_dead_letter_can_be_stored(
         self, one_redis: Leasing, connection: Connection, meet: Any, trouble: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        delayed = DelayedTasks(one_redis.app(), leases=True)
+        delayed = DurableTasks(one_redis.app())
         message = redelivered(delayed.app, connection, "order-42")
-        TaskLeases(delayed.app).limit.add_start("order-42")
+        limit_of(delayed.app).add_start("order-42")
         ids = ["order-42", sibling_id("order-42", Attempt.of(message.headers, None).call)]
         if trouble == "taken":
             delayed.queue.push_many([Push(b"other", id=id_, delay=600) for id_ in ids])
@@ -365,8 +365,8 @@ class TestTaskAtItsLimit:
     def test_does_not_count_for_a_newer_call_with_its_id(
         self, one_redis: Leasing, connection: Connection, meet: Any
     ) -> None:
-        delayed = DelayedTasks(one_redis.app(), leases=True)
-        TaskLeases(delayed.app).limit.add_start(counted_id("order-42", {CALL: "the-call-one"}))
+        delayed = DurableTasks(one_redis.app())
+        limit_of(delayed.app).add_start(counted_id("order-42", {CALL: "the-call-one"}))
         message = redelivered(delayed.app, connection, "order-42", headers={CALL: "the-call-two"})
         assert meet(delayed, message) == ([message], [])
 
@@ -376,7 +376,7 @@ class TestRevokedTask:
         self, one_redis: Leasing, caplog: pytest.LogCaptureFixture
     ) -> None:
         app = one_redis.app()
-        TaskLeases(one_redis.app())
+        DurableTasks(one_redis.app(), delays=False)
 
         expire(app, "some")
 
@@ -384,19 +384,19 @@ class TestRevokedTask:
 
     def test_is_no_longer_counted(self, one_redis: Leasing, caplog: pytest.LogCaptureFixture) -> None:
         leases = one_redis.leases()
-        leases.limit.add_start("some")
+        limit_of(leases.app).add_start("some")
 
         expire(leases.app, "some")
 
-        assert leases.limit.starts("some") == []
+        assert limit_of(leases.app).starts("some") == []
         assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def test_limit_of_the_task_overrides_that_of_the_app() -> None:
     app = Celery("tests", broker="redis://localhost:1", set_as_current=False)
     app.conf.redis_queue_max_deliveries = 7
-    assert TaskLeases(app) is TaskLeases(app)
-    limit = TaskLeases(app).limit
+    assert DurableTasks(app, delays=False) is DurableTasks(app, delays=False)
+    limit = limit_of(app)
     assert limit.of(app.task(nothing, name="tests.plain", shared=False)) == 7
     assert limit.of(app.task(nothing, name="tests.own", shared=False, max_deliveries=2)) == 2
     assert issubclass(MaxDeliveriesExceededError, Exception)
@@ -411,7 +411,7 @@ def test_message_that_is_not_a_task_is_left_to_celery(headers: Any) -> None:
     message = SimpleNamespace(headers=headers, delivery_info={"redelivered": True})
     handled: list[Any] = []
 
-    TaskLeases(app)
+    DurableTasks(app, delays=False)
     intake(app, handled)(message)
 
     assert handled == [message]

@@ -15,7 +15,7 @@ from celery import Celery
 from kombu.entity import Queue
 from kombu.messaging import Consumer
 
-from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher, TaskLeases
+from redis_queue.celery import Dispatched, Dispatcher, DurableTasks
 from redis_queue.celery.brokers import amqp
 from redis_queue.celery.kombu import connection as kombu_connection
 from redis_queue.celery.leases.leases import WorkerLeases
@@ -64,7 +64,7 @@ def app_at(url: str, **options: Any) -> Celery:
     """Return an app with leases on this broker."""
     app = Celery("tests", broker=url, set_as_current=False)
     app.conf.broker_transport_options = {"visibility_timeout": TIMEOUT, **options}
-    TaskLeases(app)
+    DurableTasks(app, delays=False)
     return app
 
 
@@ -205,7 +205,7 @@ class TestDispatcher:
             app = broker.app(
                 broker_url=broker.url_at(proxy.port), redis_queue_url=redis_url, redis_queue_dispatch_lease=3
             )
-            delayed = DelayedTasks(app)
+            delayed = DurableTasks(app, leases=False)
             dispatcher = Dispatcher(app, delayed.queue)
             for number in range(2):
                 app.send_task("shop.remind", [number], countdown=0.001)

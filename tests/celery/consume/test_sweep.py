@@ -12,7 +12,7 @@ import redis
 from celery import Celery
 from kombu.connection import Connection
 
-from redis_queue.celery import TaskLeases
+from redis_queue.celery import DurableTasks
 from redis_queue.celery.admission.admission import AdmissionKeys
 from redis_queue.celery.fetch.settlement import InFlightRecords
 from redis_queue.celery.kombu.keys import InFlightKeys
@@ -160,7 +160,7 @@ def test_client_puts_nothing_back_by_its_own_clock(
     hold(client, "fresh", 0)
     app = Celery("tests", broker=f"redis+socket://{redis_server.socket}", set_as_current=False)
     app.conf.broker_transport_options = {"visibility_timeout": TIMEOUT}
-    TaskLeases(app)
+    DurableTasks(app, delays=False)
     now = time.time
     monkeypatch.setattr("kombu.transport.redis.time", lambda: now() + 90)
     # A Kubernetes probe does this.
@@ -172,7 +172,7 @@ def test_client_puts_nothing_back_by_its_own_clock(
 
 def test_app_sets_the_limit_of_a_sweep() -> None:
     app = Celery("tests", broker="redis://localhost:1", set_as_current=False)
-    TaskLeases(app)
+    DurableTasks(app, delays=False)
     assert worker_connection(app, None).transport_options[SWEEP_LIMIT] is None
     app.conf.broker_transport_options = {SWEEP_LIMIT: 7}
     assert worker_connection(app, None).transport_options[SWEEP_LIMIT] == 7

@@ -1,4 +1,4 @@
-"""TaskLeases: a living worker keeps its messages for any time; those of a dead worker are put back soon."""
+"""Leases: a living worker keeps its messages for any time; those of a dead worker are put back soon."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from tests.support.celery.fleet import Fleet, fleet_on_one_redis
 
 
@@ -18,6 +18,6 @@ def fleet() -> Iterator[Fleet]:
 
 
 @pytest.fixture
-def delayed(fleet: Fleet) -> DelayedTasks:
+def delayed(fleet: Fleet) -> DurableTasks:
     """The client of the app."""
     return fleet.delayed()

@@ -18,7 +18,7 @@ from celery.exceptions import ChordError
 from celery.result import GroupResult
 
 from redis_queue import InvalidDelayError, InvalidValueError
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.celery.control import panel as control
 from redis_queue.celery.dispatch.loop import answers
 from tests.support.celery.delaying_names import NOTE
@@ -28,7 +28,7 @@ from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
 
-def stamped(delayed: DelayedTasks, **stamps: Any) -> Any:
+def stamped(delayed: DurableTasks, **stamps: Any) -> Any:
     """Delay a note with stamped headers."""
     signature = delayed.app.signature(NOTE)
     signature.stamp(**stamps)
@@ -49,7 +49,7 @@ class TestRevokeWithNoWorkerAlive:
         ids=["result", "control", "several", "terminate", "group", "cancel"],
     )
     def test_cancels_and_sets_the_state(
-        self, delayed: DelayedTasks, revoke: Callable[[DelayedTasks, Any], Any]
+        self, delayed: DurableTasks, revoke: Callable[[DurableTasks, Any], Any]
     ) -> None:
         kept, result = send(delayed, 60), send(delayed, 60)
         assert result.state == "PENDING"
@@ -58,7 +58,7 @@ class TestRevokeWithNoWorkerAlive:
         assert [entry.id for entry in delayed.list()] == [kept.id]
         assert kept.state == "PENDING"
 
-    def test_by_stamped_headers(self, delayed: DelayedTasks) -> None:
+    def test_by_stamped_headers(self, delayed: DurableTasks) -> None:
         gone = [stamped(delayed, tenant="acme"), stamped(delayed, tenant=["acme", "other"])]
         kept = [stamped(delayed, tenant="else"), send(delayed, 60)]
         delayed.app.control.revoke_by_stamped_headers({"tenant": ["acme", "nobody"]})
@@ -66,7 +66,7 @@ class TestRevokeWithNoWorkerAlive:
         assert [result.state for result in gone] == ["REVOKED", "REVOKED"]
 
     def test_a_task_revoked_before_it_starts_never_runs_after_a_restart(
-        self, fleet: Fleet, delayed: DelayedTasks
+        self, fleet: Fleet, delayed: DurableTasks
     ) -> None:
         gone, kept = send(delayed, 0.3), send(delayed, 0.3)
         gone.revoke()
@@ -94,7 +94,7 @@ class TestRevokeWithNoWorkerAlive:
 class TestUnusualRequests:
     @pytest.mark.parametrize("odd", ["a\nb", "x" * 300, "\x00", "", 5, None])
     def test_id_that_cannot_be_stored_is_broadcast_to_workers(
-        self, fleet: Fleet, delayed: DelayedTasks, odd: Any
+        self, fleet: Fleet, delayed: DurableTasks, odd: Any
     ) -> None:
         result = send(delayed, 60)
         with fleet.client.pubsub() as heard:
@@ -125,7 +125,7 @@ class TestUnusualRequests:
         ids=str,
     )
     def test_of_a_foreign_client_keep_the_own_answer_of_the_worker(
-        self, delayed: DelayedTasks, monkeypatch: pytest.MonkeyPatch, command: str, arguments: dict[str, Any]
+        self, delayed: DurableTasks, monkeypatch: pytest.MonkeyPatch, command: str, arguments: dict[str, Any]
     ) -> None:
         own: Any = {"query_task": {}, "scheduled": []}.get(command, "own")
         wrapped = control._COMMANDS[command](lambda *_, **__: own)
@@ -136,7 +136,7 @@ class TestUnusualRequests:
         assert type(answer) is type(own)
         assert delayed.get(kept.id)
 
-    def test_do_not_block_a_worker_on_its_store(self, delayed: DelayedTasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_do_not_block_a_worker_on_its_store(self, delayed: DurableTasks, monkeypatch: pytest.MonkeyPatch) -> None:
         answered, asked = Event(), list[list[str]]()
 
         def revoke_many(ids: list[str]) -> None:
@@ -153,7 +153,7 @@ class TestUnusualRequests:
 
     @pytest.mark.parametrize(("store", "kept"), [("redis_queue:scheduled", 1), ("redis_queue:other", 0)])
     def test_of_a_client_that_has_cancelled_are_not_executed_twice(
-        self, delayed: DelayedTasks, store: str, kept: int
+        self, delayed: DurableTasks, store: str, kept: int
     ) -> None:
         state = SimpleNamespace(app=delayed.app)
         stamped(delayed, tenant="acme")
@@ -169,13 +169,13 @@ class TestUnusualRequests:
 class TestInspectReplyForTheStore:
     @pytest.mark.parametrize(("leader", "each"), [(None, True), ("host:1:abc", True), ("worker@host:1:abc", False)])
     def test_comes_from_the_leader_or_from_each_worker_without_a_leader(
-        self, delayed: DelayedTasks, leader: str | None, *, each: bool
+        self, delayed: DurableTasks, leader: str | None, *, each: bool
     ) -> None:
         if leader:
             delayed.queue.moves.lead(leader, 60)
         assert answers(delayed.app, delayed.queue) is each
 
-    def test_is_asked_without_another_look_at_the_registry(self, delayed: DelayedTasks) -> None:
+    def test_is_asked_without_another_look_at_the_registry(self, delayed: DurableTasks) -> None:
         wrapped = control._COMMANDS["scheduled"](lambda *_, **__: [])
         state = SimpleNamespace(app=delayed.app)
         send(delayed, 60)
@@ -189,7 +189,7 @@ class TestInspectReplyForTheStore:
 
 
 class TestWithAWorker:
-    def test_foreign_client_revokes_stored_tasks(self, fleet: Fleet, delayed: DelayedTasks) -> None:
+    def test_foreign_client_revokes_stored_tasks(self, fleet: Fleet, delayed: DurableTasks) -> None:
         with fleet.worker() as worker:
             worker.wait_for_output("ready.")
             fleet.wait_for_control()
@@ -199,7 +199,7 @@ class TestWithAWorker:
             wait_until(lambda: result.state == "REVOKED", description="the state REVOKED")
             wait_until(lambda: delayed.count() == 0, description="the store to be empty")
 
-    def test_the_command_line_revokes_too(self, fleet: Fleet, delayed: DelayedTasks) -> None:
+    def test_the_command_line_revokes_too(self, fleet: Fleet, delayed: DurableTasks) -> None:
         result = stamped(delayed, tenant="acme")
         with fleet.worker() as worker:
             worker.wait_for_output("ready.")
@@ -218,7 +218,7 @@ class TestWithAWorker:
             assert done.returncode == 0
             assert delayed.count() == 0
 
-    def test_inspect_shows_stored_tasks_in_pages(self, fleet: Fleet, delayed: DelayedTasks) -> None:
+    def test_inspect_shows_stored_tasks_in_pages(self, fleet: Fleet, delayed: DurableTasks) -> None:
         results = [send(delayed, 60 + number) for number in range(5)]
         with fleet.worker(name="one") as one, fleet.worker(name="two") as two:
             one.wait_for_output("ready.")
@@ -243,7 +243,7 @@ class TestWithAWorker:
 
 
 class TestReading:
-    def test_get_returns_all_fields(self, delayed: DelayedTasks) -> None:
+    def test_get_returns_all_fields(self, delayed: DurableTasks) -> None:
         result = delayed.app.send_task(NOTE, (1,), {"due": 2.0}, countdown=60, priority=3, queue="mail", expires=120)
         entry = delayed.get(result.id)
         assert entry is not None
@@ -255,9 +255,9 @@ class TestReading:
         assert delayed.get("unknown") is None
 
     def test_scan_takes_conditions_and_reads_page_after_page(
-        self, delayed: DelayedTasks, monkeypatch: pytest.MonkeyPatch
+        self, delayed: DurableTasks, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("redis_queue.celery.delayed_tasks.CHUNK", 2)
+        monkeypatch.setattr("redis_queue.celery.durable_tasks.CHUNK", 2)
         names = [f"order-{number}" for number in range(5)]
         for number, name in enumerate(names):
             delayed.app.send_task(f"shop.t{number % 2}", countdown=60 + number, task_id=name, queue=f"q{number % 3}")
@@ -270,7 +270,7 @@ class TestReading:
         assert delayed.count(due_before=middle) == 2
         assert sum(count for _, count in delayed.forecast(hours=1, buckets=6)) == 5
 
-    def test_list_is_a_page_for_tasks_and_for_entries(self, delayed: DelayedTasks) -> None:
+    def test_list_is_a_page_for_tasks_and_for_entries(self, delayed: DurableTasks) -> None:
         names = [f"order-{number}" for number in range(5)]
         for number, name in enumerate(names):
             delayed.app.send_task(f"shop.t{number % 2}", countdown=60 + number, task_id=name)
@@ -290,7 +290,7 @@ class TestReading:
         with pytest.raises(TypeError, match="tsk"):
             delayed.list(tsk="shop.t1")
 
-    def test_reschedule_and_run_now(self, delayed: DelayedTasks) -> None:
+    def test_reschedule_and_run_now(self, delayed: DurableTasks) -> None:
         result = send(delayed, 60)
         assert delayed.reschedule(result.id, countdown=600)
         assert delayed.count(due_before=datetime.now(timezone.utc) + timedelta(seconds=100)) == 0
@@ -301,7 +301,7 @@ class TestReading:
         with pytest.raises(InvalidDelayError, match="countdown= or eta="):
             delayed.reschedule(result.id)
 
-    def test_cancel_matching_counts_first_and_refuses_to_cancel_everything(self, delayed: DelayedTasks) -> None:
+    def test_cancel_matching_counts_first_and_refuses_to_cancel_everything(self, delayed: DurableTasks) -> None:
         results = [send(delayed, 60, queue=f"q{number % 2}") for number in range(6)]
         assert delayed.cancel_matching(queue="q1", dry_run=True) == 3
         assert delayed.count() == 6
@@ -313,7 +313,7 @@ class TestReading:
 
 def test_an_app_without_the_extension_is_untouched(fleet: Fleet) -> None:
     app: Celery = fleet.app()
-    assert "delayed_tasks" not in vars(app)
+    assert "durable_tasks" not in vars(app)
     assert "send_task_message" not in vars(app.amqp)
 
 
@@ -321,7 +321,7 @@ def test_an_app_without_the_extension_is_untouched(fleet: Fleet) -> None:
 def test_chord_fails_after_its_parts_were_cancelled(fleet: Fleet, redis_server: RedisServer) -> None:
     # On the shared server: Celery's results unsubscribe long after this test has ended.
     app = fleet.app(result_backend=f"redis+socket://{redis_server.socket}")
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     parts = [app.signature(NOTE, options={"countdown": 60}) for _ in range(2)]
     result = chord(parts, app=app)(app.signature(NOTE))
     assert delayed.cancel_matching(task=NOTE) == 2
@@ -331,7 +331,7 @@ def test_chord_fails_after_its_parts_were_cancelled(fleet: Fleet, redis_server: 
 
 
 def test_task_is_cancelled_without_a_result_backend(
-    delayed: DelayedTasks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    delayed: DurableTasks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     result = send(delayed, 60)
 

@@ -13,7 +13,7 @@ from celery.utils.collections import LimitedSet
 from celery.worker import state
 from redis.client import PubSub
 
-from redis_queue.celery import DelayedTasks, Dispatcher
+from redis_queue.celery import Dispatcher, DurableTasks
 from redis_queue.celery.control import panel as control
 from redis_queue.celery.control import revokes
 from redis_queue.celery.control.revokes import RevokeStep, obey
@@ -43,19 +43,19 @@ def revoked_ids() -> Iterator[None]:
     state.revoked.clear()
 
 
-def send(delayed: DelayedTasks, countdown: float = 600) -> Any:
+def send(delayed: DurableTasks, countdown: float = 600) -> Any:
     """Store a call with the shared id and return its result."""
     return delayed.app.send_task(NOTE, task_id=ORDER, countdown=countdown)
 
 
-def message(delayed: DelayedTasks) -> Any:
+def message(delayed: DurableTasks) -> Any:
     """Return the message of the stored call as a worker receives it."""
     (entry,) = delayed.queue.list()
     envelope = Envelope.unpack(entry.payload, entry.id, entry.headers)
     return SimpleNamespace(headers=dict(envelope.headers), properties=dict(envelope.properties))
 
 
-def handled(delayed: DelayedTasks, found: Any) -> bool:
+def handled(delayed: DurableTasks, found: Any) -> bool:
     """Let a worker with the revoked id receive *found*; return whether the id is still revoked afterwards."""
     state.revoked.add(ORDER)
     RevokeStep(SimpleNamespace(app=delayed.app, steps=[])).intake(lambda _: None)(found)
@@ -73,7 +73,7 @@ class TestCallThatNeverLeftTheStore:
         ids=["result", "control", "cancel"],
     )
     def test_is_not_broadcast_and_a_new_call_is_pending(
-        self, delayed: DelayedTasks, broadcasts: PubSub, revoke: Callable[[DelayedTasks, Any], Any]
+        self, delayed: DurableTasks, broadcasts: PubSub, revoke: Callable[[DurableTasks, Any], Any]
     ) -> None:
         result = send(delayed)
         revoke(delayed, result)
@@ -86,7 +86,7 @@ class TestCallThatNeverLeftTheStore:
         assert ORDER.encode() not in data
 
     def test_is_broadcast_if_a_worker_must_terminate_it_or_reply(
-        self, delayed: DelayedTasks, broadcasts: PubSub
+        self, delayed: DurableTasks, broadcasts: PubSub
     ) -> None:
         send(delayed)
         delayed.app.control.revoke(ORDER, terminate=True)
@@ -97,7 +97,7 @@ class TestCallThatNeverLeftTheStore:
 
     @pytest.mark.parametrize("before", ["a retry", "a delivery"])
     def test_a_call_that_may_be_in_a_worker_is_broadcast(
-        self, delayed: DelayedTasks, broadcasts: PubSub, before: str
+        self, delayed: DurableTasks, broadcasts: PubSub, before: str
     ) -> None:
         if before == "a retry":
             delayed.app.send_task(NOTE, task_id=ORDER, countdown=600, retries=1)
@@ -111,20 +111,20 @@ class TestCallThatNeverLeftTheStore:
 
 
 class TestNewerCall:
-    def test_is_not_discarded_by_a_worker_with_the_revoked_id(self, delayed: DelayedTasks) -> None:
+    def test_is_not_discarded_by_a_worker_with_the_revoked_id(self, delayed: DurableTasks) -> None:
         delayed.app.control.revoke(ORDER)
         send(delayed)
         assert not handled(delayed, message(delayed))
 
     @pytest.mark.parametrize("on_conflict", ["replace", "keep", "error"])
-    def test_is_not_discarded_after_its_dispatch(self, delayed: DelayedTasks, fleet: Fleet, on_conflict: Any) -> None:
+    def test_is_not_discarded_after_its_dispatch(self, delayed: DurableTasks, fleet: Fleet, on_conflict: Any) -> None:
         delayed.app.control.revoke(ORDER)
         push_task(delayed.queue, NOTE, id=ORDER, on_conflict=on_conflict)
         assert Dispatcher(delayed.app, delayed.queue).run().sent == 1
         (element,) = fleet.client.lrange(delayed.app.conf.task_default_queue, 0, -1)
         assert not handled(delayed, SimpleNamespace(**json.loads(element)))
 
-    def test_leaves_the_older_call_revoked(self, delayed: DelayedTasks) -> None:
+    def test_leaves_the_older_call_revoked(self, delayed: DurableTasks) -> None:
         send(delayed)
         older = message(delayed)
         delayed.app.control.revoke(ORDER, terminate=True)
@@ -132,14 +132,14 @@ class TestNewerCall:
         assert handled(delayed, older)
         assert not handled(delayed, message(delayed))
 
-    def test_can_be_revoked(self, delayed: DelayedTasks) -> None:
+    def test_can_be_revoked(self, delayed: DurableTasks) -> None:
         delayed.app.control.revoke(ORDER)
         send(delayed)
         newer = message(delayed)
         wait_until(lambda: delayed.app.control.revoke(ORDER) or handled(delayed, newer), description="a later ms")
 
     @pytest.mark.parametrize("headers", [None, {}, {CALL: 5}, {CALL: "x"}, {CALL: "unknown-call"}, {"id": [ORDER]}])
-    def test_is_not_mistaken_for_a_message_without_its_name(self, delayed: DelayedTasks, headers: Any) -> None:
+    def test_is_not_mistaken_for_a_message_without_its_name(self, delayed: DurableTasks, headers: Any) -> None:
         delayed.app.control.revoke(ORDER)
         send(delayed)
         found = message(delayed)
@@ -147,7 +147,7 @@ class TestNewerCall:
         assert handled(delayed, found)
 
     def test_is_revoked_if_the_store_is_unavailable(
-        self, delayed: DelayedTasks, fleet: Fleet, caplog: pytest.LogCaptureFixture
+        self, delayed: DurableTasks, fleet: Fleet, caplog: pytest.LogCaptureFixture
     ) -> None:
         delayed.app.control.revoke(ORDER)
         send(delayed)
@@ -156,7 +156,7 @@ class TestNewerCall:
         assert handled(delayed, found)
         assert "newer than its revoke" in caplog.text
 
-    def test_in_a_worker_is_not_revoked_by_a_late_broadcast(self, delayed: DelayedTasks) -> None:
+    def test_in_a_worker_is_not_revoked_by_a_late_broadcast(self, delayed: DurableTasks) -> None:
         delayed.app.control.revoke(ORDER)
         send(delayed)
         state.requests[ORDER] = SimpleNamespace(request_dict=message(delayed).headers)
@@ -173,7 +173,7 @@ class TestNewerCall:
         result = delayed.app.AsyncResult
         wait_until(lambda: result(ORDER).state == "PENDING", description="the state to be cleared")
 
-    def test_runs_on_workers_started_before_and_after(self, fleet: Fleet, delayed: DelayedTasks) -> None:
+    def test_runs_on_workers_started_before_and_after(self, fleet: Fleet, delayed: DurableTasks) -> None:
         with fleet.worker(name="one", mingle=True) as one:
             one.wait_for_output("ready.")
             fleet.wait_for_control()
@@ -191,7 +191,7 @@ class TestNewerCall:
 class TestWaitingCall:
     """A task that waits in the broker, revoked before a worker takes it."""
 
-    def test_is_discarded_by_workers_that_start_later(self, fleet: Fleet, delayed: DelayedTasks) -> None:
+    def test_is_discarded_by_workers_that_start_later(self, fleet: Fleet, delayed: DurableTasks) -> None:
         delayed.app.send_task(NOTE, task_id=ORDER)
         delayed.app.control.revoke(ORDER)
         delayed.app.send_task(NOTE, task_id="next")
@@ -200,7 +200,7 @@ class TestWaitingCall:
             assert [task["id"] for task in fleet.wait_for(1)] == ["next"]
 
     def test_is_discarded_if_a_process_without_redis_queue_revokes_it(
-        self, fleet: Fleet, delayed: DelayedTasks
+        self, fleet: Fleet, delayed: DurableTasks
     ) -> None:
         with fleet.worker() as one:
             one.wait_for_output("ready.")
@@ -213,7 +213,7 @@ class TestWaitingCall:
         with fleet.worker(name="two") as two:
             two.wait_for_output(f"Discarding revoked task: {NOTE}[{ORDER}]")
 
-    def test_is_discarded_if_the_ids_of_the_worker_are_pushed_out(self, delayed: DelayedTasks) -> None:
+    def test_is_discarded_if_the_ids_of_the_worker_are_pushed_out(self, delayed: DurableTasks) -> None:
         later = time.monotonic() + 1e6
         state.revoked.update({f"id-{number}": later for number in range(state.revoked.maxlen)})
         command = control._COMMANDS["revoke"](lambda _, task_id, **__: state.revoked.update(task_id))
@@ -236,7 +236,7 @@ class TestWaitingCall:
         assert "id-4" not in state.revoked
         assert "later" in state.revoked
 
-    def test_is_discarded_once_a_store_that_was_away_answers(self, fleet: Fleet, delayed: DelayedTasks) -> None:
+    def test_is_discarded_once_a_store_that_was_away_answers(self, fleet: Fleet, delayed: DurableTasks) -> None:
         calls: list[Any] = []
         timer = SimpleNamespace(call_after=lambda *call: calls.append(call))
         consumer = SimpleNamespace(app=delayed.app, timer=timer)
@@ -251,7 +251,7 @@ class TestWaitingCall:
         assert ORDER in state.revoked
 
 
-def test_records_of_revoked_ids_expire_after_a_day(delayed: DelayedTasks, fleet: Fleet) -> None:
+def test_records_of_revoked_ids_expire_after_a_day(delayed: DurableTasks, fleet: Fleet) -> None:
     queue = delayed.queue
     queue.calls.note_revoked(f"id-{number}" for number in range(600))
     key = queue._shards[0].keys.revoked

@@ -18,10 +18,10 @@ from celery.schedules import schedule
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.celery import (
-    DelayedTasks,
+    DurableTasks,
     Store,
+    add_beat_entries,
     beat_schedule,
-    install,
     push_task,
     register_delay_dispatch,
     register_putback,
@@ -61,7 +61,7 @@ class TestInstall:
         app = Celery("shop", broker="memory://", set_as_current=False)
         app.conf.beat_schedule = {"report": {"task": "shop.report", "schedule": 60}}
 
-        install(app, queue="ticks")
+        add_beat_entries(app, queue="ticks")
 
         assert periodic_tasks(app) == {PUTBACK, DELAY_DISPATCH}
         assert set(app.conf.beat_schedule) == {"report", *beat_schedule()}
@@ -72,14 +72,14 @@ class TestInstall:
         mine = {"task": DELAY_DISPATCH, "schedule": 0.2}
         app.conf.beat_schedule = {"redis-queue-delay-dispatch": mine}
 
-        install(app)
+        add_beat_entries(app)
 
         assert app.conf.beat_schedule["redis-queue-delay-dispatch"] == mine
 
     def test_does_not_change_the_tasks_of_other_apps(self) -> None:
         app, other = (Celery("shop", broker="memory://", set_as_current=False) for _ in range(2))
 
-        install(app)
+        add_beat_entries(app)
 
         assert periodic_tasks(other) == set()
 
@@ -189,7 +189,7 @@ class TestInAWorker:
         def remind(self: Any, *args: Any, **kwargs: Any) -> None:
             done.add(self.request, *args, **kwargs)
 
-        install(celery_app, queue=queues["ticks"])
+        add_beat_entries(celery_app, queue=queues["ticks"])
         return done
 
     @pytest.fixture
@@ -302,7 +302,7 @@ class TestOutage:
     def test_a_run_is_sent_once_the_broker_takes_it(self, refusal: str, caplog: pytest.LogCaptureFixture) -> None:
         with RedisServer() as server, server.client() as client, ThreadPoolExecutor(1) as pool:
             app = Celery("beats", broker=f"redis+socket://{server.socket}", set_as_current=False)
-            DelayedTasks(app)
+            DurableTasks(app, leases=False)
             app.conf.task_publish_retry = False
             service = Service(app, scheduler_cls=Scheduler)
             signals.beat_init.send(sender=service)
@@ -324,7 +324,7 @@ class TestOutage:
 
     def test_other_errors_are_those_of_celery(self, caplog: pytest.LogCaptureFixture) -> None:
         app = Celery("beats", broker="memory://", set_as_current=False)
-        DelayedTasks(app)
+        DurableTasks(app, leases=False)
         service = Service(app, scheduler_cls=Scheduler)
         signals.beat_init.send(sender=service)
         entry = service.scheduler.Entry("tick", "shop.tick", schedule=schedule(60), app=app, args=(object(),))

@@ -13,7 +13,7 @@ import pytest
 import redis
 from celery import Celery
 
-from redis_queue.celery import DelayedTasks, DispatchLoop
+from redis_queue.celery import DispatchLoop, DurableTasks
 from redis_queue.celery.dispatch.loop import new_name
 from redis_queue.store.keys import Keys
 from tests.support.wait import wait_until
@@ -32,7 +32,7 @@ def make(redis_url: str, client: redis.Redis) -> Iterator[Make]:
         def make() -> DispatchLoop:
             app = Celery("tests", broker=redis_url.replace("unix", "redis+socket"), set_as_current=False)
             app.conf.update(redis_queue_url=redis_url)
-            DelayedTasks(app)
+            DurableTasks(app, leases=False)
             stack.callback(app.close)
             return DispatchLoop(app, kind="worker@")
 

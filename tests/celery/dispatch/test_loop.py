@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue
-from redis_queue.celery import DelayedTasks, Dispatcher, DispatchLoop
+from redis_queue.celery import Dispatcher, DispatchLoop, DurableTasks
 from redis_queue.celery.dispatch.outcome import Dispatched
 from tests.support.celery.brokers import Broker, ManualClock
 from tests.support.wait import wait_until
@@ -22,7 +22,7 @@ def test_entries_of_a_dead_dispatcher_are_sent_without_the_beat_task(
     broker: Broker, redis_url: str, client: object
 ) -> None:
     app = broker.app(redis_queue_url=redis_url)
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     result = app.send_task("shop.remind", countdown=60)
     assert delayed.run_now(result.id)
     past = ManualClock()
@@ -45,7 +45,7 @@ def test_broken_shard_does_not_block_other_shards(
     broker: Broker, redis_url: str, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = broker.app(redis_queue_url=redis_url, redis_queue_shards=3)
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     ids = {app.send_task("shop.remind", countdown=60).id for _ in range(20)}
     shards = delayed.queue._shards
     broken = {id_ for id_ in ids if delayed.queue._shards.of(id_) is shards[0]}
@@ -75,7 +75,7 @@ def test_run_that_ends_at_its_time_limit_is_followed_by_another_at_once(
 
     monkeypatch.setattr(Dispatcher, "run", run)
     app = broker.app(redis_queue_url=redis_url, redis_queue_dispatch_batch=1, redis_queue_dispatch_interval=60)
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     ids = {app.send_task("shop.remind", countdown=60).id for _ in range(5)}
     for id_ in ids:
         assert delayed.run_now(id_)

@@ -12,7 +12,7 @@ import redis
 
 from redis_queue import DelayQueue
 from redis_queue.basics.histogram import Histogram
-from redis_queue.celery import DelayedTasks, DispatchLoop, TaskLeases
+from redis_queue.celery import DispatchLoop, DurableTasks
 from redis_queue.celery.dispatch.beat import dispatch_due
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.outcome import Dispatched, DispatchReport
@@ -44,7 +44,7 @@ def running(*loops: DispatchLoop) -> Iterator[None]:
 class TestEachDispatcher:
     def test_loop_counts_sent_entries_and_is_listed(self, broker: Broker, redis_url: str, client: redis.Redis) -> None:
         app = broker.app(redis_queue_url=redis_url)
-        delayed = DelayedTasks(app)
+        delayed = DurableTasks(app, leases=False)
         queue = delayed.queue
         loop = DispatchLoop(app)
         with running(loop):
@@ -70,7 +70,7 @@ class TestEachDispatcher:
         self, broker: Broker, redis_url: str, client: redis.Redis
     ) -> None:
         app = broker.app(redis_queue_url=redis_url)
-        delayed = DelayedTasks(app)
+        delayed = DurableTasks(app, leases=False)
         result = app.send_task("shop.remind", countdown=60)
         assert delayed.run_now(result.id)
         assert dispatch_due(app) == {"sent": 1, "failed": 0}
@@ -80,7 +80,7 @@ class TestEachDispatcher:
 
     def test_lateness_is_counted_from_the_due_time(self, broker: Broker, redis_url: str, client: redis.Redis) -> None:
         app = broker.app(redis_queue_url=redis_url)
-        delayed = DelayedTasks(app)
+        delayed = DurableTasks(app, leases=False)
         result = app.send_task("shop.remind", countdown=60)
         past = ManualClock()
         assert delayed.reschedule(result.id, eta=past.after(-300))
@@ -92,7 +92,7 @@ class TestEachDispatcher:
 @one_place
 def test_delivered_and_published_entries_are_counted_like_moved_ones(broker: Broker, client: redis.Redis) -> None:
     app = broker.app()
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     ids = [app.send_task("shop.remind", countdown=60).id]
     # The destination is known only after the entry has been read.
     ids += [delayed.queue.push({"task": "shop.remind"}, delay=60) for _ in range(2)]
@@ -107,7 +107,7 @@ def test_delivered_and_published_entries_are_counted_like_moved_ones(broker: Bro
 @one_place
 def test_follower_is_listed_too(broker: Broker, redis_url: str, client: redis.Redis) -> None:
     app = broker.app()
-    queue = DelayedTasks(app).queue
+    queue = DurableTasks(app, leases=False).queue
     loops = DispatchLoop(app), DispatchLoop(app)
     with running(*loops):
         wait_until(lambda: len(queue.dispatch_log.dispatchers()) == 2, description="both dispatchers to be listed")
@@ -118,12 +118,12 @@ def test_follower_is_listed_too(broker: Broker, redis_url: str, client: redis.Re
 @one_place
 def test_redriven_entries_are_counted(broker: Broker, client: redis.Redis) -> None:
     app = broker.app()
-    delayed = DelayedTasks(app, leases=True)
+    delayed = DurableTasks(app)
     result = app.send_task("shop.remind", countdown=60)
     delayed.run_now(result.id)
     (entry,) = delayed.queue.claim()
     delayed.queue.release(entry, dead=True)
-    assert TaskLeases(app).redrive() == 1
+    assert delayed.redrive() == 1
     assert delayed.queue.dispatch_log.totals().sent == 1
     assert delayed.queue.dispatch_log.dispatchers() == []
 
@@ -162,7 +162,7 @@ def test_failed_write_stops_no_dispatch_and_is_logged_once(
     broker: Broker, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = broker.app()
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     client.set(KEYS.minutes, "not a hash")
     with caplog.at_level(logging.WARNING):
         for number in range(3):
@@ -180,7 +180,7 @@ def test_failed_write_stops_no_dispatch_and_is_logged_once(
 @pytest.mark.parametrize("broker", ["another redis"], indirect=True)
 def test_dispatcher_reports_an_unavailable_broker(client: redis.Redis, redis_url: str, broker: Broker) -> None:
     app = broker.app(redis_queue_url=redis_url)
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     result = app.send_task("shop.remind", countdown=60)
     app.conf.broker_url = app.conf.broker_write_url = "redis://127.0.0.1:1/0"
     assert delayed.run_now(result.id)

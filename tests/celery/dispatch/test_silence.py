@@ -13,7 +13,7 @@ import redis
 from celery import Celery
 from kombu.exceptions import OperationalError
 
-from redis_queue.celery import DelayedTasks, DispatchLoop
+from redis_queue.celery import DispatchLoop, DurableTasks
 from redis_queue.store.scripts import SILENT_ATTEMPTS
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
@@ -56,12 +56,12 @@ class TestPublish:
         return proxy.connections - before
 
     def test_fails_after_the_second_timeout(self, app: Celery, proxy: FaultProxy) -> None:
-        DelayedTasks(app)
+        DurableTasks(app, leases=False)
         app.send_task("shop.remind", countdown=60)
         assert self.publish(app, proxy) == SILENT_ATTEMPTS - 1
 
     def test_fails_in_the_same_way_if_it_is_the_first(self, app: Celery, proxy: FaultProxy) -> None:
-        DelayedTasks(app)
+        DurableTasks(app, leases=False)
         assert self.publish(app, proxy) == SILENT_ATTEMPTS
 
 
@@ -88,7 +88,7 @@ class TestWakeUpConnection:
         self, app: Celery, proxy: FaultProxy, client: redis.Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
         app.conf.redis_queue_dispatch_interval = 0.2
-        DelayedTasks(app)
+        DurableTasks(app, leases=False)
         others = listeners(client)
         proxy.mute_next(matching=b"SUBSCRIBE")
         with dispatching(app):
@@ -99,7 +99,7 @@ class TestWakeUpConnection:
 
     def test_is_kept_while_it_answers(self, app: Celery, client: redis.Redis) -> None:
         app.conf.redis_queue_dispatch_interval = 1.0
-        DelayedTasks(app)
+        DurableTasks(app, leases=False)
         others = listeners(client)
         with dispatching(app):
             first = wait_until(lambda: listeners(client) - others, description="the subscription")

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 import redis
 
-from redis_queue.celery import DelayedTasks, Dispatcher
+from redis_queue.celery import Dispatcher, DurableTasks
 from tests.support.celery.brokers import Broker
 from tests.support.wait import wait_until
 
@@ -18,7 +18,7 @@ def test_skew_of_an_hour_is_ignored(
     broker: Broker, redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
     app = broker.app(redis_queue_url=redis_url)
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     monkeypatch.setattr(app, "now", lambda: datetime.now(timezone.utc) + timedelta(hours=hours))
     soon, later = app.send_task("shop.remind", countdown=0.2), app.send_task("shop.remind", countdown=60)
 

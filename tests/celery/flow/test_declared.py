@@ -9,7 +9,7 @@ import redis
 from celery import Celery
 
 from redis_queue import Flow
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.celery.admission.sender import FlowSender
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import InvalidValueError
@@ -90,7 +90,7 @@ def test_a_call_whose_replies_are_lost_sends_one_message(server: RedisServer, cl
     with FaultProxy(str(server.socket)) as proxy:
         app = Celery("flows", broker=proxy.url, set_as_current=False)
         app.conf.update(task_default_queue=QUEUE, task_ignore_result=True, redis_queue_flow={"work": {"limit": 1}})
-        DelayedTasks(app, leases=True)
+        DurableTasks(app)
         app.send_task("work", ("first",))
         proxy.drop_next_reply(3, matching=load("flow/send").sha.encode())
         app.send_task("work", ("second",))

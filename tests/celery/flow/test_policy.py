@@ -13,7 +13,7 @@ from celery import Celery
 
 from redis_queue import Flow
 from redis_queue.basics.key_template import KeyTemplate
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.celery.admission.policy import FlowPolicy
 from redis_queue.celery.admission.task_keys import TaskKeys
 from redis_queue.celery.message.headers import FlowHeader
@@ -27,7 +27,7 @@ def make_app(flows: Any = None, *, broker: str = "redis://", leases: bool = True
     """Make an app with one task; it connects to nothing."""
     app = Celery("flows", broker=broker, set_as_current=False)
     app.conf.update(redis_queue_flow=flows, task_default_queue="mail", **settings)
-    DelayedTasks(app, leases=leases)
+    DurableTasks(app, leases=leases)
 
     @app.task(name="shop.sync", shared=False)  # type: ignore[untyped-decorator]
     def sync(shop_id: int, page: int = 1) -> None:
@@ -103,7 +103,7 @@ class TestStart:
     def test_tasks_without_arguments_are_named(self) -> None:
         app = Celery("flows", broker="redis://", set_as_current=False)
         app.conf.update(redis_queue_flow={"queue:mail": {"fair": "{tenant}"}}, task_default_queue="mail")
-        DelayedTasks(app, leases=True)
+        DurableTasks(app)
         check_flows(app)
 
         @app.task(name="mail.clean", shared=False)  # type: ignore[untyped-decorator]
@@ -116,7 +116,9 @@ class TestStart:
     def test_limits_need_leases_one_redis_and_a_known_broker(self) -> None:
         flows = {"queue:mail": {"limit": 1}}
         for each in (flows, {"shop.sync": {"limit": 1}}):
-            with pytest.raises(ConfigurationError, match=r"^flow control needs DelayedTasks\(app, leases=True\)$"):
+            with pytest.raises(
+                ConfigurationError, match=r"^flow control needs DurableTasks\(app\) with delays and leases$"
+            ):
                 check_flows(make_app(each, leases=False))
         check_flows(make_app(flows, broker="amqp://", redis_queue_url="redis://"))
         check_flows(make_app(flows, broker="redis://", redis_queue_url="redis:///1"))

@@ -22,7 +22,7 @@ from redis_queue import (
     InvalidValueError,
     StoreUnavailableError,
 )
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.celery.admission.sender import FlowSender
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader, UniqueHeader
@@ -654,7 +654,7 @@ class TestCanvas:
 
     def test_push_many_stores_each_key_once(self, server: RedisServer) -> None:
         with app_of(server) as app:
-            task, delayed = app.tasks["end"], DelayedTasks(app)
+            task, delayed = app.tasks["end"], DurableTasks(app, leases=False)
             results = delayed.push_many([task.s(number % 3) for number in range(9)], countdown=60)
             assert len({result.id for result in results}) == 3 == delayed.count()
             with pytest.raises(InvalidValueError, match="use push_many"):
@@ -665,7 +665,7 @@ class TestCanvas:
     ) -> None:
         # Else, a producer that dies in between leaves a key without a message.
         with app_of(server) as app:
-            task, delayed, stored = app.tasks["end"], DelayedTasks(app), list[int]()
+            task, delayed, stored = app.tasks["end"], DurableTasks(app, leases=False), list[int]()
             confirm = Owners.confirm
 
             def look(self: Owners, *args: Any, **options: Any) -> bool:

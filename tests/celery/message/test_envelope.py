@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kombu.utils.json import dumps, register_type
 
 from redis_queue import DelayQueue, InvalidValueError
-from redis_queue.celery import DelayedTasks, Dispatcher
+from redis_queue.celery import Dispatcher, DurableTasks
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import CALL, ETA
 from redis_queue.celery.message.packing import (
@@ -208,7 +208,7 @@ def test_a_message_that_a_worker_received_is_stored_and_sent_unchanged(
     broker: Broker, redis_url: str, client: redis.Redis, options: Any
 ) -> None:
     app = broker.app(redis_queue_url=redis_url, accept_content=["json", "pickle"])
-    delayed, queue = DelayedTasks(app), app.conf.task_default_queue
+    delayed, queue = DurableTasks(app, leases=False), app.conf.task_default_queue
     app.send_task(
         "shop.remind",
         ("é", 1),

@@ -303,12 +303,13 @@ class TestConfiguration:
 
 
 class NoStore:
-    """A DelayedTasks without a store, for readers of requests: it asserts that ids are valid."""
+    """A DurableTasks without a store, for readers of requests: it asserts that ids are valid."""
 
     def cancel_many(self, ids: list[str]) -> None:
         """Check the ids as the store does."""
         assert all(isinstance(id_, str) and id_.isprintable() and 0 < len(id_) < 256 for id_ in ids)
 
+    delays = True
     settings = SimpleNamespace(prefix="redis_queue", delay_queue="scheduled")
 
     def cancel_matching(self, *, stamp: Any) -> None:
@@ -321,7 +322,7 @@ class NoStore:
 @fuzzed
 @given(st.sampled_from(list(control._COMMANDS)), json_values, json_values)
 def test_request_of_a_foreign_client_keeps_the_own_answer_of_the_worker(name: str, first: Any, second: Any) -> None:
-    app = SimpleNamespace(delayed_tasks=NoStore(), redis_queue_loop=SimpleNamespace(leads=True))
+    app = SimpleNamespace(durable_tasks=NoStore(), redis_queue_loop=SimpleNamespace(leads=True))
     own: Any = {"scheduled": [], "query_task": {}}.get(name, "own")
     command = control._COMMANDS[name](lambda *_, **__: own)
     arguments: dict[str, Any] = {

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from kombu.transport.redis import Channel
 
 from redis_queue.basics.times import from_ms
-from redis_queue.celery import DelayedTasks, Dispatcher
+from redis_queue.celery import Dispatcher, DurableTasks
 from redis_queue.celery.control import panel as control
 from redis_queue.celery.fetch.channel import FetchingChannel
 from redis_queue.celery.fetch.fetch import Fetched
@@ -161,8 +161,8 @@ def app(redis_server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
 def store(app: Celery, client: redis.Redis, destination: str = "") -> int:
     """Store all records as due; return their number."""
     keys = Keys("redis_queue", "delay", "scheduled", 0)
-    DelayedTasks(app).queue.push("to be known", id="gone")
-    DelayedTasks(app).queue.cancel("gone")
+    DurableTasks(app, leases=False).queue.push("to be known", id="gone")
+    DurableTasks(app, leases=False).queue.cancel("gone")
     rows = {
         f"hostile-{number}": record_bytes(payload, headers, destination.encode())
         for number, (_, payload, headers) in enumerate(records())
@@ -209,7 +209,7 @@ def test_dispatcher_handles_all_records(
 ) -> None:
     list_name = app.conf.task_default_queue
     total = store(app, client, list_name if named else "")
-    queue = DelayedTasks(app).queue
+    queue = DurableTasks(app, leases=False).queue
     good = app.send_task("shop.good", countdown=60).id
     assert queue.run_now(good)
     caplog.set_level(logging.CRITICAL, "redis_queue")

@@ -7,7 +7,7 @@ import json
 import pytest
 import redis
 
-from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher
+from redis_queue.celery import Dispatched, Dispatcher, DurableTasks
 from tests.support.celery.brokers import Broker
 from tests.support.store.schema import write_schema_1
 
@@ -22,7 +22,7 @@ def test_entries_of_the_first_release_are_listed_and_sent(broker: Broker, redis_
     broker.forget_later("mail")
     broker.bind("mail", "news", "eu.mail")
     app = broker.app(redis_queue_url=redis_url, redis_queue_delay_queue="celery", task_default_queue="mail")
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     assert {entry.id: entry.task for entry in delayed.list()} == {
         PLAIN: "shop.remind",
         ROUTED: "shop.remind",

@@ -17,7 +17,7 @@ import redis
 from celery import Celery
 
 from redis_queue import ConfigurationError, DelayQueue
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import CALL, SENT
 from redis_queue.celery.migrate import adopt
@@ -40,7 +40,7 @@ MakeApp = Callable[..., Celery]
 
 @pytest.fixture
 def make(redis_server: RedisServer, client: redis.Redis) -> Iterator[MakeApp]:
-    """Makes apps on the shared Redis; *stock* apps have no DelayedTasks."""
+    """Makes apps on the shared Redis; *stock* apps have no DurableTasks."""
     made: list[Celery] = []
 
     def app(*, stock: bool = False, **settings: Any) -> Celery:
@@ -48,7 +48,7 @@ def make(redis_server: RedisServer, client: redis.Redis) -> Iterator[MakeApp]:
         app.conf.update(settings)
         made.append(app)
         if not stock:
-            DelayedTasks(app)
+            DurableTasks(app, leases=False)
         return app
 
     yield app
@@ -67,7 +67,7 @@ def store(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator
 
 
 def stored(app: Celery) -> DelayQueue:
-    return DelayedTasks(app).queue
+    return DurableTasks(app, leases=False).queue
 
 
 def fetch(client: redis.Redis, key: str = "celery", *, prefix: str = "", unacked: str = "unacked") -> None:
@@ -138,7 +138,7 @@ def test_tasks_of_stock_workers_wait_and_run_once(client: redis.Redis, redis_ser
 
     assert (done.returncode, json.loads(done.stdout)) == (0, {"adopted": 6, "removed": 0, "left": []}), done.stderr
     assert (client.exists("unacked"), client.exists("unacked_index"), client.exists("celery")) == (0, 0, 0)
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     assert {entry.id: entry.due_at for entry in delayed.list()} == due
     assert all(delayed.run_now(id_) for id_ in due)
     with CeleryProcess(*worker, environment={**environment, "MIGRATED": "1"}):
@@ -388,7 +388,7 @@ class TestStoredId:
         assert adopted(app) == (0, 1)
 
         (entry,) = stored(app)
-        assert DelayedTasks(app).get(entry.id).retries == 2  # type: ignore[union-attr]
+        assert DurableTasks(app, leases=False).get(entry.id).retries == 2  # type: ignore[union-attr]
         assert client.exists("unacked") == 0
 
     @pytest.mark.parametrize("last_first", [True, False])
@@ -400,7 +400,7 @@ class TestStoredId:
 
         assert adopted(app) == (1, 1)
 
-        assert [entry.retries for entry in DelayedTasks(app).list()] == [2]
+        assert [entry.retries for entry in DurableTasks(app, leases=False).list()] == [2]
         assert client.exists("celery") == 0
 
     def test_of_another_call_keeps_both(self, app: Celery, stock: Celery, client: redis.Redis) -> None:
@@ -411,7 +411,10 @@ class TestStoredId:
         adoption.run()
 
         assert adoption.left == [RemainingTask("the-task", "celery", "another task with its id is stored")]
-        assert (client.llen("celery"), [entry.args for entry in DelayedTasks(app).list()]) == (1, ["['stored']"])
+        assert (client.llen("celery"), [entry.args for entry in DurableTasks(app, leases=False).list()]) == (
+            1,
+            ["['stored']"],
+        )
 
     def test_of_a_dead_letter_keeps_both(self, app: Celery, stock: Celery, client: redis.Redis) -> None:
         stock.send_task("shop.remind", eta=LATER, task_id="the-task")

@@ -14,7 +14,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from redis_queue import DelayQueue
-from redis_queue.celery import DelayedTasks, DispatchLoop, push_task
+from redis_queue.celery import DispatchLoop, DurableTasks, push_task
 from redis_queue.celery.brokers.amqp import AmqpBroker
 from redis_queue.celery.brokers.open import BrokerUnavailableError
 from redis_queue.celery.brokers.redis import RedisBroker
@@ -34,7 +34,7 @@ LATER = datetime(2030, 1, 1, 12, 30, 15, 250_000, tzinfo=timezone.utc)
 def app(broker: Broker, redis_server: RedisServer) -> Celery:
     """An app whose delayed tasks wait in the shared Redis."""
     app = broker.app(redis_queue_url=redis_server.url)
-    DelayedTasks(app)
+    DurableTasks(app, leases=False)
     return app
 
 
@@ -48,7 +48,7 @@ def default(app: Celery) -> str:
 @pytest.fixture
 def stored(app: Celery) -> DelayQueue:
     """The store of the app's delayed tasks."""
-    return DelayedTasks(app).queue
+    return DurableTasks(app, leases=False).queue
 
 
 def released(app: Celery) -> Release:
@@ -152,7 +152,7 @@ def failing_after(count: int, error: BaseException, monkeypatch: pytest.MonkeyPa
 def test_tasks_not_sent_before_an_abort_stay_unchanged(
     error: BaseException, raised: type[BaseException], app: Celery, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stored = DelayedTasks(app).queue
+    stored = DurableTasks(app, leases=False).queue
     due = {f"task-{number}": LATER + timedelta(seconds=number) for number in range(5)}
     for id_, eta in due.items():
         app.send_task("shop.remind", eta=eta, task_id=id_)
@@ -190,7 +190,7 @@ def test_concurrent_dispatchers_lose_and_duplicate_nothing(
         thread.start()
     due = {f"task-{number:04}": 0.0 if number % 2 else 3600.0 for number in range(count)}
     rows = [app.signature("shop.remind", task_id=id_, countdown=delay or 0.001) for id_, delay in due.items()]
-    DelayedTasks(app).push_many(rows)
+    DurableTasks(app, leases=False).push_many(rows)
     releases = [Release(app, long_delays=True) for _ in range(2)]
     workers = [threading.Thread(target=release.run) for release in releases]
     for thread in workers:
@@ -270,7 +270,7 @@ def flowing(broker: Broker, store: RedisServer) -> tuple[Celery, list[str]]:
     queue: str = app.conf.task_default_queue
     app.conf.redis_queue_flow = {f"queue:{queue}": {"limit": 1}, "shop.sync": {"limit": 1, "key": "{shop}"}}
     app.conf.redis_queue_unique = {"shop.once": {"key": "{shop}", "on_conflict": "replace"}}
-    delayed = DelayedTasks(app, leases=True)
+    delayed = DurableTasks(app)
     for name in ("shop.work", "shop.sync", "shop.once"):
         app.task(work, name=name, shared=False)
     calls = [("shop.work", 1), ("shop.sync", 1), ("shop.sync", 2), ("shop.once", 1), ("shop.work", 2), ("shop.once", 1)]

@@ -12,7 +12,7 @@ import pytest
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
 
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.celery.monitor.requests import RequestNotes, noted_requests
 from tests.support.celery.observed_names import FAIL, OK
 from tests.support.celery.observing import Observed, observed_on_one_redis
@@ -75,7 +75,7 @@ def test_a_worker_that_starts_meanwhile_extends_the_class_of_the_application() -
 def test_one_worker_after_the_other_in_a_process_reports_its_own_runs(observed: Observed) -> None:
     with Celery("inside", broker=observed.broker_url, set_as_current=False) as app:
         app.conf.update(redis_queue_url=observed.store.url, redis_queue_task_lease=20)
-        DelayedTasks(app)
+        DurableTasks(app, leases=False)
 
         @app.task(name="inside", shared=False)  # type: ignore[untyped-decorator]
         def inside() -> None:

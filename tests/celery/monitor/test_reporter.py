@@ -9,7 +9,7 @@ import pytest
 import redis
 from celery import Celery
 
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.celery.monitor.activity import Activity
 from redis_queue.celery.monitor.failure_log import FailureLog
 from redis_queue.celery.monitor.failure_writer import FailureWriter
@@ -54,7 +54,7 @@ def test_a_part_that_cannot_be_written_stops_no_other(
     log.note_message("unreadable", SimpleNamespace(headers={}, body=b"", delivery_info={}), "why")
     with Celery("reporting", set_as_current=False) as app:
         app.conf.redis_queue_url = redis_server.url
-        DelayedTasks(app)
+        DurableTasks(app, leases=False)
         reporter = Reporter(app, activity, OneWorker(), FailureWriter(log, KeepFailures(10, 1.0)))  # type: ignore[arg-type]
         reporter.start()
         parts = {KEYS.current: KEYS.totals, KEYS.workers: KEYS.runs, KEYS.failed_at: KEYS.failures}
@@ -74,7 +74,7 @@ def test_counts_are_not_repeated_if_the_state_cannot_be_written(redis_server: Re
         activity.ended(request(str(number)), "succeeded", 0.1)
     with Celery("reporting", set_as_current=False) as app:
         app.conf.redis_queue_url = redis_server.url
-        DelayedTasks(app)
+        DurableTasks(app, leases=False)
         reporter = Reporter(app, activity, OneWorker())  # type: ignore[arg-type]
         reporter.start()
         wait_until(lambda: client.hlen(KEYS.current), description="the counts")

@@ -23,7 +23,7 @@ from celery.exceptions import Retry
 from kombu.exceptions import EncodeError
 
 from redis_queue import BodyError, InvalidDelayError, InvalidValueError, RedisQueueError
-from redis_queue.celery import DelayedTasks, Dispatcher
+from redis_queue.celery import Dispatcher, DurableTasks
 from tests.support.celery.brokers import Broker
 from tests.support.paths import ROOT
 
@@ -35,7 +35,7 @@ NOW = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
 def app(broker: Broker, redis_url: str) -> Celery:
     """An app that delays its tasks in Redis, with one task."""
     app = broker.app(redis_queue_url=redis_url, result_backend="disabled://")
-    DelayedTasks(app)
+    DurableTasks(app, leases=False)
 
     @app.task(name="shop.add", shared=False)  # type: ignore[untyped-decorator]
     def add(x: float, y: float) -> float:
@@ -49,7 +49,7 @@ on_redis = pytest.mark.parametrize("broker", ["redis"], indirect=True)
 
 def stored(app: Celery) -> list[str]:
     """Return the stored ids."""
-    return [entry.id for entry in DelayedTasks(app).list()]
+    return [entry.id for entry in DurableTasks(app, leases=False).list()]
 
 
 def refused(client: redis.Redis, kind: type[RedisQueueError], named: str, call: Callable[[], Any]) -> None:
@@ -65,7 +65,7 @@ def refused(client: redis.Redis, kind: type[RedisQueueError], named: str, call: 
 
 def deliver(app: Celery) -> int:
     """Make all stored entries due and dispatch them; return the number of sent entries."""
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     for id_ in stored(app):
         assert delayed.run_now(id_)
     dispatcher = Dispatcher(app, delayed.queue)
@@ -81,7 +81,9 @@ WAYS: dict[str, Callable[..., Any]] = {
     "signature": lambda app, **delay: app.tasks["shop.add"].s(1, 2).set(**delay).delay(),
     "group": lambda app, **delay: group(app.tasks["shop.add"].s(1, 2)).apply_async(**delay),
     "chain": lambda app, **delay: chain(app.tasks["shop.add"].s(1, 2), app.tasks["shop.add"].s(3)).apply_async(**delay),
-    "push_many": lambda app, **delay: DelayedTasks(app).push_many([app.tasks["shop.add"].s(1, 2).set(**delay)]),
+    "push_many": lambda app, **delay: DurableTasks(app, leases=False).push_many(
+        [app.tasks["shop.add"].s(1, 2).set(**delay)]
+    ),
 }
 BAD_COUNTDOWNS = [
     math.nan,
@@ -151,7 +153,7 @@ def test_a_countdown_of_more_than_ten_years_waits_in_the_broker_as_without_the_l
     WAYS[way](app, countdown=value)
     (message,) = map(json.loads, client.lrange(app.conf.task_default_queue, 0, -1))
     assert datetime.fromisoformat(message["headers"]["eta"]) > datetime.now(timezone.utc) + timedelta(days=3600)
-    assert DelayedTasks(app).count() == 0
+    assert DurableTasks(app, leases=False).count() == 0
     assert "waits in the broker: delay=" in caplog.text
 
 
@@ -164,7 +166,7 @@ def test_an_eta_of_more_than_ten_years_waits_in_the_broker_as_without_the_line(
     WAYS[way](app, eta=value)
     (message,) = map(json.loads, client.lrange(app.conf.task_default_queue, 0, -1))
     assert message["headers"]["eta"].startswith(value.isoformat()[:19])
-    assert DelayedTasks(app).count() == 0
+    assert DurableTasks(app, leases=False).count() == 0
     assert "waits in the broker: due_at=" in caplog.text
 
 
@@ -172,7 +174,7 @@ def test_an_eta_of_more_than_ten_years_waits_in_the_broker_as_without_the_line(
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "push_many"])
 def test_a_countdown_counts_more_than_an_eta_as_without_the_line(app: Celery, way: str) -> None:
     WAYS[way](app, countdown=500, eta=NOW)
-    (entry,) = DelayedTasks(app).list()
+    (entry,) = DurableTasks(app, leases=False).list()
     assert entry.due_at - entry.stored_at == timedelta(seconds=500)
 
 
@@ -180,7 +182,7 @@ def test_a_countdown_counts_more_than_an_eta_as_without_the_line(app: Celery, wa
 @pytest.mark.parametrize("value", [math.nan, "5", True, timedelta.max])
 def test_push_many_refuses_an_impossible_countdown_for_all(app: Celery, client: redis.Redis, value: Any) -> None:
     signatures = [app.tasks["shop.add"].s(1, 2)] * 3
-    call = lambda: DelayedTasks(app).push_many(signatures, countdown=value)  # noqa: E731
+    call = lambda: DurableTasks(app, leases=False).push_many(signatures, countdown=value)  # noqa: E731
     refused(client, InvalidDelayError, f"countdown={value!r}", call)
 
 
@@ -189,7 +191,7 @@ def test_push_many_refuses_an_impossible_countdown_for_all(app: Celery, client: 
 def test_push_many_refuses_the_last_of_many_like_the_first(app: Celery, client: redis.Redis, value: Any) -> None:
     add = app.tasks["shop.add"]
     signatures = [add.s(1, 2).set(countdown=5), add.s(1, 2).set(countdown=value)]
-    refused(client, InvalidDelayError, f"={value!r}", lambda: DelayedTasks(app).push_many(signatures))
+    refused(client, InvalidDelayError, f"={value!r}", lambda: DurableTasks(app, leases=False).push_many(signatures))
 
 
 @on_redis
@@ -198,14 +200,14 @@ class TestValidDelay:
     def test_may_be_a_timedelta(self, app: Celery, way: str) -> None:
         WAYS[way](app, countdown=timedelta(minutes=5))
 
-        (entry,) = DelayedTasks(app).list()
+        (entry,) = DurableTasks(app, leases=False).list()
         assert entry.due_at - entry.stored_at == timedelta(minutes=5)
 
     def test_may_differ_between_signatures(self, app: Celery) -> None:
         add = app.tasks["shop.add"]
-        DelayedTasks(app).push_many([add.s(1, 2).set(countdown=timedelta(minutes=n)) for n in (1, 2)])
+        DurableTasks(app, leases=False).push_many([add.s(1, 2).set(countdown=timedelta(minutes=n)) for n in (1, 2)])
 
-        waits = [entry.due_at - entry.stored_at for entry in DelayedTasks(app).list()]
+        waits = [entry.due_at - entry.stored_at for entry in DurableTasks(app, leases=False).list()]
         assert waits == [timedelta(minutes=1), timedelta(minutes=2)]
 
     @pytest.mark.parametrize("value", [-1, -1e-9, -1e12, timedelta(days=-1), timedelta.min])
@@ -234,21 +236,21 @@ class TestValidDelay:
     def test_long_past_is_due_at_once(self, app: Celery, value: Any) -> None:
         app.send_task("shop.add", eta=value, task_id="order-42")
 
-        (entry,) = DelayedTasks(app).list()
+        (entry,) = DurableTasks(app, leases=False).list()
         assert entry.due_at == datetime(1970, 1, 1, 0, 0, 0, 1000, tzinfo=timezone.utc)
 
     def test_eta_in_the_gap_of_a_clock_change_uses_the_earlier_offset(self, app: Celery) -> None:
         # At 02:00 the clocks jump to 03:00: 02:30 is read with the offset of the hour before.
         app.send_task("shop.add", eta=datetime(2030, 3, 31, 2, 30, tzinfo=ZoneInfo("Europe/Berlin")))
 
-        (entry,) = DelayedTasks(app).list()
+        (entry,) = DurableTasks(app, leases=False).list()
         assert entry.due_at == datetime(2030, 3, 31, 1, 30, tzinfo=timezone.utc)
 
     def test_may_span_a_clock_change(self, app: Celery) -> None:
         app.conf.timezone = "Europe/Berlin"
         app.send_task("shop.add", countdown=300 * 86400)
 
-        (entry,) = DelayedTasks(app).list()
+        (entry,) = DurableTasks(app, leases=False).list()
         assert entry.due_at - entry.stored_at == timedelta(days=300)
 
 
@@ -263,7 +265,7 @@ def test_a_task_with_an_odd_id_waits_in_the_broker_as_without_the_line(
     app.send_task("shop.add", countdown=5, task_id=value)
     (message,) = map(json.loads, client.lrange(app.conf.task_default_queue, 0, -1))
     assert message["headers"]["id"] == value
-    assert DelayedTasks(app).count() == 0
+    assert DurableTasks(app, leases=False).count() == 0
     (line,) = [record.getMessage() for record in caplog.records if "waits in the broker" in record.getMessage()]
     assert len(line) < 300
 
@@ -366,13 +368,15 @@ def test_a_message_over_the_limit_is_refused(app: Celery, client: redis.Redis, m
 @on_redis
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1, "24", True, None, 10**400, 1e9])
 def test_a_forecast_of_no_hours_is_refused(app: Celery, client: redis.Redis, value: Any) -> None:
-    refused(client, InvalidDelayError, "=", lambda: DelayedTasks(app).forecast(value))
+    refused(client, InvalidDelayError, "=", lambda: DurableTasks(app, leases=False).forecast(value))
 
 
 @on_redis
 @pytest.mark.parametrize("value", [0, -1, 501, 1.5, "24", True, None])
 def test_a_forecast_of_no_buckets_is_refused(app: Celery, client: redis.Redis, value: Any) -> None:
-    refused(client, InvalidValueError, f"buckets={value!r}", lambda: DelayedTasks(app).forecast(buckets=value))
+    refused(
+        client, InvalidValueError, f"buckets={value!r}", lambda: DurableTasks(app, leases=False).forecast(buckets=value)
+    )
 
 
 @contextmanager
@@ -455,10 +459,10 @@ class TestAnywhere:
         code = (
             "import atexit, sys\n"
             "from celery import Celery\n"
-            "from redis_queue.celery import DelayedTasks\n"
+            "from redis_queue.celery import DurableTasks\n"
             "app = Celery('late', broker=sys.argv[1])\n"
             "app.conf.redis_queue_url = sys.argv[2]\n"
-            "DelayedTasks(app)\n"
+            "DurableTasks(app, leases=False)\n"
             "atexit.register(lambda: app.send_task('shop.add', countdown=60, task_id='the last'))\n"
         )
         command = [sys.executable, "-c", code, app.conf.broker_url, app.conf.redis_queue_url]

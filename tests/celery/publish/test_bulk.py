@@ -13,7 +13,7 @@ import pytest
 from celery import Celery, Signature, Task, chain
 from celery.signals import before_task_publish
 
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import CALL, ETA, SENT
 from tests.support.celery.brokers import Broker
@@ -36,7 +36,7 @@ def app(broker: Broker, redis_url: str) -> Celery:
     return app
 
 
-def stored(delayed: DelayedTasks) -> dict[str, Envelope]:
+def stored(delayed: DurableTasks) -> dict[str, Envelope]:
     """Return every stored message by id."""
     return {entry.id: Envelope.unpack(entry.payload, entry.id, entry.headers) for entry in delayed.queue}
 
@@ -68,7 +68,7 @@ def signatures(app: Celery) -> list[Any]:
 
 @pytest.mark.parametrize("listened", [False, True])
 def test_each_message_equals_that_of_a_single_call(app: Celery, *, listened: bool) -> None:
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     seen: list[str] = []
 
     def listen(headers: Any = None, **_: Any) -> None:
@@ -197,10 +197,10 @@ def test_customization_applies_to_each_message(
     app: Celery, monkeypatch: pytest.MonkeyPatch, change: Any, at: str
 ) -> None:
     if at == "after":
-        DelayedTasks(app)
+        DurableTasks(app, leases=False)
     if change:
         change(app, monkeypatch)
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     calls = [
         signature for signature in of_one_kind(app) if change is not by_serializer or "tone" not in signature.kwargs
     ]
@@ -218,7 +218,7 @@ def test_customization_applies_to_each_message(
 
 def test_eta_counts_elapsed_time_across_clock_changes(app: Celery) -> None:
     app.conf.timezone = "Europe/Berlin"
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     days = (90, 180, 270)
     before = datetime.now(timezone.utc)
     results = delayed.push_many(app.tasks["shop.remind"].s(1).set(countdown=86400 * n) for n in (1, *days))
@@ -230,7 +230,7 @@ def test_eta_counts_elapsed_time_across_clock_changes(app: Celery) -> None:
 
 
 def test_clock_of_the_app_applies_to_each_message(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     moment = datetime(2040, 1, 1, tzinfo=timezone.utc)
     monkeypatch.setattr(app, "now", lambda: moment)
     delayed.push_many([app.tasks["shop.remind"].s(number) for number in range(3)], countdown=60)
@@ -238,7 +238,7 @@ def test_clock_of_the_app_applies_to_each_message(app: Celery, monkeypatch: pyte
 
 
 def test_without_customization_celery_is_called_once(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     sent: list[Any] = []
     collect = delayed._collect
     monkeypatch.setattr(delayed, "_collect", lambda *given: (sent.append(given), collect(*given))[1])
@@ -247,7 +247,7 @@ def test_without_customization_celery_is_called_once(app: Celery, monkeypatch: p
 
 
 def test_wrong_arguments_are_refused_as_by_apply_async(app: Celery) -> None:
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     remind = app.tasks["shop.remind"]
     with pytest.raises(TypeError, match=r"missing|takes|unexpected"):
         delayed.push_many([remind.s(1), remind.s(2), remind.s(1, 2, 3, 4)], countdown=60)
@@ -255,7 +255,7 @@ def test_wrong_arguments_are_refused_as_by_apply_async(app: Celery) -> None:
 
 def test_one_connection_is_sufficient(app: Celery) -> None:
     app.conf.broker_pool_limit = 1
-    assert len(DelayedTasks(app).push_many(signatures(app) * 2, countdown=60)) == 2 * len(signatures(app))
+    assert len(DurableTasks(app, leases=False).push_many(signatures(app) * 2, countdown=60)) == 2 * len(signatures(app))
 
 
 def test_route_function_gets_every_call(app: Celery, broker: Broker) -> None:
@@ -265,7 +265,7 @@ def test_route_function_gets_every_call(app: Celery, broker: Broker) -> None:
         return {"queue": high if args[0] else low}
 
     app.conf.task_routes = [route]
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     results = delayed.push_many([app.tasks["shop.remind"].s(number % 2) for number in range(4)], countdown=60)
     found = stored(delayed)
     assert [found[result.id].routing_key for result in results] == [low, high, low, high]

@@ -1,4 +1,4 @@
-"""DelayedTasks: every delayed publish is stored unchanged, and the sent message equals one without a delay."""
+"""DurableTasks: every delayed publish is stored unchanged, and the sent message equals one without a delay."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kombu.compression import encoders
 from kombu.exceptions import OperationalError
 
 from redis_queue import ConfigurationError, InvalidValueError
-from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher
+from redis_queue.celery import Dispatched, Dispatcher, DurableTasks
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import CALL, ETA, OWN, SENT
 from redis_queue.celery.publish.send import OwnBroker
@@ -59,7 +59,7 @@ def app(on_redis: Broker, redis_url: str) -> Celery:
 def capturing(broker: Broker, store: str, **settings: Any) -> Celery:
     """Return a new app on *broker* whose delays are captured."""
     app = plain(broker, redis_queue_url=store, **settings)
-    DelayedTasks(app)
+    DurableTasks(app, leases=False)
     return app
 
 
@@ -80,7 +80,7 @@ def plain(broker: Broker, **settings: Any) -> Celery:
 
 def entries(app: Celery) -> list[Entry]:
     """Return the stored entries, by due time."""
-    return DelayedTasks(app).queue.list(limit=500)
+    return DurableTasks(app, leases=False).queue.list(limit=500)
 
 
 def envelopes(app: Celery) -> list[Envelope]:
@@ -90,12 +90,12 @@ def envelopes(app: Celery) -> list[Envelope]:
 
 def tasks(app: Celery) -> list[str]:
     """Return the names of the stored tasks, by due time."""
-    return [entry.task for entry in DelayedTasks(app).list()]
+    return [entry.task for entry in DurableTasks(app, leases=False).list()]
 
 
 def deliver(app: Celery) -> Dispatched:
     """Make all entries due and dispatch them."""
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     for entry in entries(app):
         assert delayed.run_now(entry.id)
     return dispatch(app)
@@ -103,7 +103,7 @@ def deliver(app: Celery) -> Dispatched:
 
 def dispatch(app: Celery) -> Dispatched:
     """Dispatch due entries."""
-    dispatcher = Dispatcher(app, DelayedTasks(app).queue)
+    dispatcher = Dispatcher(app, DurableTasks(app, leases=False).queue)
     try:
         return dispatcher.run()
     finally:
@@ -249,7 +249,7 @@ class TestExplicitConnection:
     def test_to_another_broker_is_refused_by_push_many(self, app: Celery, other: Broker) -> None:
         signature = app.tasks["shop.add"].s(1, 2)
         with connect(other.url) as connection, pytest.raises(InvalidValueError, match="own broker"):
-            DelayedTasks(app).push_many([signature.set(connection=connection)], countdown=HOUR)
+            DurableTasks(app, leases=False).push_many([signature.set(connection=connection)], countdown=HOUR)
 
         assert entries(app) == []
 
@@ -490,7 +490,7 @@ class TestDeliveredMessage:
         app = capturing(broker, redis_url)
         add(app, 1, 2).apply_async(countdown=60, expires=HOUR)
 
-        (entry,) = DelayedTasks(app).list()
+        (entry,) = DurableTasks(app, leases=False).list()
         assert entry.expires_at is not None
         assert HOUR - 30 < (entry.expires_at - datetime.now(timezone.utc)).total_seconds() <= HOUR
         assert deliver(app).sent == 1
@@ -534,7 +534,7 @@ class TestRoutes:
 
         add(app, 1, 2).apply_async(countdown=HOUR)
 
-        (entry,) = DelayedTasks(app).list()
+        (entry,) = DurableTasks(app, leases=False).list()
         assert (entry.queue, entry.priority) == (mail, 4)
         assert deliver(app).sent == 1
         (message,) = broker.take(mail)
@@ -853,7 +853,7 @@ class TestUnavailableStore:
             return send(*args, **options)
 
         app.amqp.send_task_message = send_again
-        delayed = DelayedTasks(app)
+        delayed = DurableTasks(app, leases=False)
         store, calls = delayed.writer.store, []
 
         def fail_once(*found: Any) -> Any:
@@ -893,7 +893,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 class TestPushMany:
     def test_stores_500_per_round_trip(self, app: Celery, client: redis.Redis, on_redis: Broker) -> None:
-        delayed = DelayedTasks(app)
+        delayed = DurableTasks(app, leases=False)
         add(app, 0, 0).apply_async(countdown=HOUR)
         client.config_resetstat()
 
@@ -912,7 +912,7 @@ class TestPushMany:
         eta = datetime(2027, 1, 15, 12, tzinfo=timezone.utc)
         signatures = [add(app, 1, 2), add(app, 1, 2).set(countdown=60), add(app, 1, 2).set(eta=eta)]
 
-        results = DelayedTasks(app).push_many(signatures, countdown=countdown)
+        results = DurableTasks(app, leases=False).push_many(signatures, countdown=countdown)
 
         stored = {entry.id: entry for entry in entries(app)}
         assert seconds_left(stored[results[0].id]) == pytest.approx(HOUR, abs=30)
@@ -920,7 +920,7 @@ class TestPushMany:
         assert stored[results[2].id].due_at == eta
 
     def test_takes_groups_and_chains(self, app: Celery) -> None:
-        delayed = DelayedTasks(app)
+        delayed = DurableTasks(app, leases=False)
 
         delayed.push_many(
             [group(add(app, n, n) for n in range(3)), chain(add(app, 1, 2).set(countdown=60), add(app, 3))],
@@ -936,7 +936,7 @@ class TestPushMany:
         signature = group(add(app, n, n) for n in range(3)) if several else add(app, 1, 2)
 
         with pytest.raises(InvalidValueError, match=r"shop\.add has no countdown"):
-            DelayedTasks(app).push_many([add(app, 1, 2).set(countdown=60), signature])
+            DurableTasks(app, leases=False).push_many([add(app, 1, 2).set(countdown=60), signature])
 
         assert entries(app) == []
         assert on_redis.take(default_of(app)) == []
@@ -944,7 +944,9 @@ class TestPushMany:
     def test_leaves_short_delays_to_the_broker(self, on_redis: Broker, redis_url: str) -> None:
         app = capturing(on_redis, redis_url, redis_queue_min_delay=60)
 
-        results = DelayedTasks(app).push_many([add(app, 1, 2), add(app, 1, 2).set(countdown=90)], countdown=5)
+        results = DurableTasks(app, leases=False).push_many(
+            [add(app, 1, 2), add(app, 1, 2).set(countdown=90)], countdown=5
+        )
 
         assert [entry.id for entry in entries(app)] == [results[1].id]
         assert on_redis.take_ids(default_of(app)) == [results[0].id]
@@ -958,14 +960,14 @@ class TestInstalling:
         app.send_task("shop.add", (1, 2), countdown=HOUR)
 
         assert due_in_an_hour(app)
-        assert DelayedTasks(app) is DelayedTasks(app)
+        assert DurableTasks(app, leases=False) is DurableTasks(app, leases=False)
         app.send_task("shop.add", (1, 2), countdown=HOUR)
         assert len(entries(app)) == 2
         app.close()
 
     def test_twice_is_a_no_op(self, app: Celery) -> None:
-        first = DelayedTasks(app)
-        assert DelayedTasks(app) is first
+        first = DurableTasks(app, leases=False)
+        assert DurableTasks(app, leases=False) is first
 
         fired: list[str] = []
         with listening(before_task_publish, lambda sender, **_: fired.append(sender)):
@@ -978,7 +980,7 @@ class TestInstalling:
 
     def test_before_the_app_is_configured(self, on_redis: Broker, redis_url: str) -> None:
         app = Celery("tests", set_as_current=False)
-        delayed = DelayedTasks(app)
+        delayed = DurableTasks(app, leases=False)
         app.conf.update(on_redis.settings(redis_queue_url=redis_url, task_serializer="pickle", task_protocol=1))
 
         app.send_task("shop.add", (1, 2), countdown=HOUR)
@@ -999,7 +1001,7 @@ class TestInstalling:
             return send(producer, name, *args, **options)
 
         app.amqp.send_task_message = traced
-        DelayedTasks(app)
+        DurableTasks(app, leases=False)
         add(app, 1, 2).apply_async(countdown=HOUR)
 
         assert seen == ["shop.add"]
@@ -1007,7 +1009,7 @@ class TestInstalling:
 
     def test_stores_in_the_broker_by_default(self, on_redis: Broker, client: redis.Redis) -> None:
         app = plain(on_redis)
-        delayed = DelayedTasks(app)
+        delayed = DurableTasks(app, leases=False)
 
         add(app, 1, 2).apply_async(countdown=HOUR)
 

@@ -21,7 +21,7 @@ from opentelemetry.instrumentation.celery import CeleryInstrumentor
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
-from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher, push_task
+from redis_queue.celery import Dispatched, Dispatcher, DurableTasks, push_task
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import DUE_AT
 from tests.support.celery.brokers import Broker
@@ -109,7 +109,7 @@ def test_run_is_linked_to_its_schedule(
     redis_server: RedisServer, broker: Broker, spans: Recorder, tmp_path: Path, *, pool: str, kind: str
 ) -> None:
     app, path = app_of(redis_server, broker), tmp_path / "spans"
-    DelayedTasks(app)
+    DurableTasks(app, leases=False)
     with instrumented():
         with trace.get_tracer("tests").start_as_current_span("request"):
             noted = app.send_task(NOTE, countdown=SOON)
@@ -184,19 +184,19 @@ def test_run_is_linked_to_its_schedule(
 
 @pytest.fixture
 def app(redis_server: RedisServer, broker: Broker) -> Celery:
-    """An app with DelayedTasks."""
+    """An app with DurableTasks."""
     app = app_of(redis_server, broker)
-    DelayedTasks(app)
+    DurableTasks(app, leases=False)
     return app
 
 
 def stored(app: Celery) -> list[Envelope]:
-    entries = DelayedTasks(app).queue.list(limit=500)
+    entries = DurableTasks(app, leases=False).queue.list(limit=500)
     return [Envelope.unpack(entry.payload, entry.id, entry.headers) for entry in entries]
 
 
 def dispatch(app: Celery) -> Dispatched:
-    queue = DelayedTasks(app).queue
+    queue = DurableTasks(app, leases=False).queue
     wait_until(lambda: queue.moves.due_in() <= 0, description="a due entry")
     dispatcher = Dispatcher(app, queue)
     try:
@@ -213,7 +213,7 @@ def context_in(envelope: Envelope) -> str:
 
 @pytest.mark.parametrize("broker", ["another redis"], indirect=True)
 def test_push_many_creates_a_span_for_each_task(app: Celery, spans: Recorder) -> None:
-    results = DelayedTasks(app).push_many([app.signature(NOTE) for _ in range(3)], countdown=60)
+    results = DurableTasks(app, leases=False).push_many([app.signature(NOTE) for _ in range(3)], countdown=60)
     assert {span.attributes["messaging.message.id"] for span in spans} == {result.id for result in results}
     assert sorted(map(context_in, stored(app))) == sorted(span.context for span in spans)
     assert len({span.context for span in spans}) == 3
@@ -222,7 +222,7 @@ def test_push_many_creates_a_span_for_each_task(app: Celery, spans: Recorder) ->
 @pytest.mark.parametrize("broker", ["another redis"], indirect=True)
 @pytest.mark.parametrize("other", [False, True])
 def test_pushed_call_keeps_its_own_schedule_span(app: Celery, broker: Broker, spans: Recorder, other: bool) -> None:
-    id_ = push_task(DelayedTasks(app).queue, NOTE, headers={"mine": 1})
+    id_ = push_task(DurableTasks(app, leases=False).queue, NOTE, headers={"mine": 1})
     scheduled = one(spans.named(f"schedule {NOTE}"))
     assert scheduled.attributes["messaging.message.id"] == id_
     if other:
@@ -245,7 +245,7 @@ def one_message(broker: Broker, app: Celery) -> Any:
 def test_refused_schedule_has_an_error_span(redis_server: RedisServer, broker: Broker, spans: Recorder) -> None:
     with RedisServer() as away:
         app = app_of(away, broker)
-    DelayedTasks(app)
+    DurableTasks(app, leases=False)
     with pytest.raises(OperationalError):
         app.send_task(NOTE, countdown=60, retry=False)
     scheduled = one(spans.named(f"schedule {NOTE}"))
@@ -268,7 +268,7 @@ HOSTILE: list[Any] = [
 def test_hostile_headers_are_forwarded_and_create_no_link(
     app: Celery, broker: Broker, spans: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     with caplog.at_level("WARNING", "redis_queue"):
         for number, value in enumerate(HOSTILE):
             headers = {
@@ -316,14 +316,14 @@ def test_broken_span_processor_blocks_no_task(
 ) -> None:
     with recording(monkeypatch):
         app.send_task(NOTE, countdown=SOON)
-        push_task(DelayedTasks(app).queue, NOTE)
+        push_task(DurableTasks(app, leases=False).queue, NOTE)
     with recording(monkeypatch):
         provider = trace.get_tracer_provider()
         assert isinstance(provider, TracerProvider)
         provider.add_span_processor(Broken())
         app.send_task(NOTE, countdown=SOON)
-        push_task(DelayedTasks(app).queue, NOTE)
-        wait_until(lambda: DelayedTasks(app).queue.stats().due == 4, description="all entries to be due")
+        push_task(DurableTasks(app, leases=False).queue, NOTE)
+        wait_until(lambda: DurableTasks(app, leases=False).queue.stats().due == 4, description="all entries to be due")
         assert dispatch(app) == Dispatched(4)
     assert len(broker.take_ids(app.conf.task_default_queue)) == 4
     assert [record.getMessage() for record in caplog.records if record.name.startswith("redis_queue")] == [
@@ -341,7 +341,7 @@ def test_a_long_tracestate_is_not_stored(app: Celery, spans: Recorder) -> None:
     send({"vendor": "x"})
     (envelope,) = stored(app)
     assert envelope.headers["tracestate"] == "vendor=x"
-    DelayedTasks(app).cancel(envelope.id)
+    DurableTasks(app, leases=False).cancel(envelope.id)
     send({f"vendor{number}": "x" * 200 for number in range(10)})
     (envelope,) = stored(app)
     assert "tracestate" not in envelope.headers
@@ -359,10 +359,10 @@ WITHOUT = """
 import sys
 sys.modules["opentelemetry"] = None
 from celery import Celery
-from redis_queue.celery import DelayedTasks, Dispatcher, push_task
+from redis_queue.celery import DurableTasks, Dispatcher, push_task
 app = Celery("without", broker=sys.argv[2], set_as_current=False)
 app.conf.update(redis_queue_url=sys.argv[1], task_default_queue=sys.argv[3], redis_queue_delay_queue=sys.argv[3])
-delayed = DelayedTasks(app)
+delayed = DurableTasks(app, leases=False)
 app.send_task("a.task", countdown=0.001)
 delayed.push_many([app.signature("a.task")], countdown=0.001)
 push_task(delayed.queue, "a.task")

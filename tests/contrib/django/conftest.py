@@ -53,9 +53,9 @@ def outbox(tables: Any) -> Any:
 
 @pytest.fixture
 def delayed(tables: Any) -> Any:
-    """The DelayedTasks of the shop, without entries."""
+    """The DurableTasks of the shop, without entries."""
     from examples.shop.celery import app
-    from redis_queue.celery import DelayedTasks
+    from redis_queue.celery import DurableTasks
 
     del tables
-    return DelayedTasks(app)
+    return DurableTasks(app, leases=False)

@@ -15,7 +15,7 @@ import pytest
 from celery import Celery, _state
 
 from redis_queue import Flow
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from tests.support.celery.shared_tasks import without_shared_tasks
 from tests.support.django.project import SETTINGS, environment
 
@@ -95,7 +95,7 @@ def project(shop: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
     # Port 1 answers nobody: the checks connect to no server.
     app = Celery("project", broker="redis://localhost:1", include=["late_tasks"], set_as_current=False)
     app.conf.task_default_queue = "mail"
-    DelayedTasks(app, leases=True)
+    DurableTasks(app)
     monkeypatch.setattr(checks, "celery_app", lambda: app)
     monkeypatch.setitem(sys.modules, "late_app", SimpleNamespace(apps=[app]))
     yield app
@@ -249,7 +249,7 @@ def test_manage_py_names_a_wrong_flow(redis_url: str, shop: Path, tmp_path: Path
     path = os.pathsep.join([str(tmp_path), str(Path.cwd())])
     done = manage(redis_url, shop, "check", DJANGO_SETTINGS_MODULE="wrong_flow", PYTHONPATH=path)
     assert done.returncode == 1
-    assert "(redis_queue.E003) flow control needs DelayedTasks(app, leases=True)" in done.stderr
+    assert "(redis_queue.E003) CELERY_REDIS_QUEUE_FLOW['shop.remid']: unknown task" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -367,10 +367,10 @@ def test_views_schedule_and_cancel_with_their_transaction(tables: Any) -> None:
 
     from examples.shop.celery import app
     from examples.shop.orders.models import Order
-    from redis_queue.celery import DelayedTasks
+    from redis_queue.celery import DurableTasks
 
     del tables
-    delayed = DelayedTasks(app)
+    delayed = DurableTasks(app, leases=False)
     browser = Client(raise_request_exception=False)
     assert browser.post("/orders/", {"item": "tea", "fail": "1"}).status_code == 500
     assert (Order.objects.count(), delayed.count()) == (0, 0)

@@ -12,8 +12,8 @@ from celery import Celery
 from flask import Flask, request, session
 
 from examples.notifications import create_app
-from redis_queue.celery import DelayedTasks
-from redis_queue.contrib.flask import FlaskDelayedTasks
+from redis_queue.celery import DurableTasks
+from redis_queue.contrib.flask import FlaskDurableTasks
 from redis_queue.errors import ConfigurationError
 from redis_queue.operate.permissions import PERMISSIONS
 from tests.support.celery.processes import CeleryProcess
@@ -42,7 +42,7 @@ def login(browser: Any, name: str) -> None:
 def test_a_notification_is_scheduled_and_withdrawn(app: Flask) -> None:
     browser = app.test_client()
     id_ = browser.post("/notifications", data={"to": "ann", "text": "hello", "in": "60"}).json["id"]
-    delayed: DelayedTasks = app.extensions["redis_queue"]
+    delayed: DurableTasks = app.extensions["redis_queue"]
     assert [(entry.id, entry.task) for entry in delayed.list()] == [(id_, "notifications.send_mail")]
     assert browser.delete(f"/notifications/{id_}").json == {"withdrawn": id_}
     assert browser.delete(f"/notifications/{id_}").status_code == 404
@@ -98,7 +98,7 @@ def dashboard(redis_url: str, **options: Any) -> Flask:
     app = Flask("other")
     app.config.update(SECRET_KEY="dev", REDIS_QUEUE_URL=redis_url)
     celery = Celery("other", broker="redis://localhost", set_as_current=False)
-    FlaskDelayedTasks(app, celery=celery, dashboard="/queues", **options)
+    FlaskDurableTasks(app, celery=celery, dashboard="/queues", **options)
     return app
 
 
@@ -167,7 +167,7 @@ def test_may_decides_for_each_user_and_verb(redis_url: str) -> None:
 def test_leases_are_turned_on_for_its_celery_app(redis_url: str, leases: bool) -> None:
     app = Flask("leased")
     app.extensions["celery"] = celery = Celery("leased", broker=redis_url, set_as_current=False)
-    FlaskDelayedTasks(app, leases=leases)
+    FlaskDurableTasks(app, leases=leases)
     assert bool(celery.conf.task_acks_late) == leases
 
 
@@ -176,9 +176,9 @@ def test_settings_of_the_application_reach_celery(redis_url: str) -> None:
     app.config.update(REDIS_QUEUE_URL=redis_url, REDIS_QUEUE_MIN_DELAY=5)
     celery = Celery("other", broker="amqp://localhost", set_as_current=False)
     celery.conf.update(redis_queue_min_delay=2)
-    extension = FlaskDelayedTasks(celery=celery)
+    extension = FlaskDurableTasks(celery=celery)
     extension.init_app(app)
-    delayed: DelayedTasks = app.extensions["redis_queue"]
+    delayed: DurableTasks = app.extensions["redis_queue"]
     assert delayed.app is celery
     assert delayed.settings.min_delay == 2
     assert celery.conf.redis_queue_url == redis_url
@@ -189,8 +189,8 @@ def test_a_setting_in_celerys_namespace_has_precedence(redis_url: str) -> None:
     app.config.update(REDIS_QUEUE_URL=redis_url, REDIS_QUEUE_MIN_DELAY=5, CELERY_REDIS_QUEUE_MIN_DELAY=2)
     celery = Celery("other", broker="amqp://localhost", set_as_current=False)
     celery.config_from_object(app.config, namespace="CELERY")
-    FlaskDelayedTasks(app, celery=celery)
-    delayed: DelayedTasks = app.extensions["redis_queue"]
+    FlaskDurableTasks(app, celery=celery)
+    delayed: DurableTasks = app.extensions["redis_queue"]
     assert delayed.settings.min_delay == 2
 
 
@@ -206,4 +206,4 @@ def test_a_setting_in_celerys_namespace_has_precedence(redis_url: str) -> None:
 )
 def test_invalid_options_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
-        FlaskDelayedTasks(Flask("other"), **options)
+        FlaskDurableTasks(Flask("other"), **options)

@@ -12,7 +12,7 @@ from typing import Any
 
 from celery import Celery, Task
 
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.headers import CALL
 
 VARIABLE = "CANVAS_SETTINGS"
@@ -78,7 +78,7 @@ def make(settings: dict[str, Any]) -> Celery:
     """Return the app with its tasks."""
     app = Celery("canvas", set_as_current=False)
     app.conf.update(settings)
-    DelayedTasks(app)
+    DurableTasks(app, leases=False)
     for function in (add, total, tell, retry, fail, append, send):
         app.task(function, name=f"canvas.{function.__name__}", shared=False, bind=True)
     backoff = {"autoretry_for": (TooSoonError,), "retry_backoff": 1, "retry_jitter": False}

@@ -15,7 +15,7 @@ from typing import Any
 import redis
 from celery import Celery
 
-from redis_queue.celery import DelayedTasks, install
+from redis_queue.celery import DurableTasks, add_beat_entries
 from redis_queue.store.connection import connect
 from tests.support.celery.delaying_names import NOTE, RAN, STUBBORN
 
@@ -30,9 +30,9 @@ app.conf.update(
     **json.loads(os.environ.get("SETTINGS", "{}")),
 )
 if "TICKS" in os.environ:
-    install(app, queue=f"{os.environ['QUEUE']}-ticks")
+    add_beat_entries(app, queue=f"{os.environ['QUEUE']}-ticks")
     app.conf.beat_schedule["redis-queue-delay-dispatch"]["schedule"] = float(os.environ["TICKS"])
-delayed = DelayedTasks(app) if os.environ.get("DELAYED", "1") == "1" else None
+delayed = DurableTasks(app, leases=False) if os.environ.get("DELAYED", "1") == "1" else None
 
 
 def _store() -> redis.Redis:

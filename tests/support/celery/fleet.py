@@ -12,7 +12,7 @@ from typing import Any
 import redis
 from celery import Celery
 
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from tests.support.celery.brokers import close_results
 from tests.support.celery.delaying_names import NOTE, RAN
 from tests.support.celery.processes import CeleryProcess
@@ -90,7 +90,7 @@ class Fleet:
         wait_until(subscribed, description=f"{workers} workers to subscribe")
 
     def app(self, **settings: Any) -> Celery:
-        """Return an app with the same name as the workers', without DelayedTasks."""
+        """Return an app with the same name as the workers', without DurableTasks."""
         app = Celery("delaying", broker=self.broker_url, backend=self.result_url, set_as_current=False)
         app.conf.update(
             redis_queue_url=self.store.url,
@@ -102,9 +102,9 @@ class Fleet:
         self.apps.append(app)
         return app
 
-    def delayed(self, **settings: Any) -> DelayedTasks:
-        """Return the DelayedTasks of such an app."""
-        return DelayedTasks(self.app(**settings))
+    def delayed(self, **settings: Any) -> DurableTasks:
+        """Return the DurableTasks of such an app."""
+        return DurableTasks(self.app(**settings), leases=False)
 
     @property
     def ran(self) -> list[dict[str, Any]]:
@@ -128,7 +128,7 @@ def fleet_on_one_redis() -> Iterator[Fleet]:
         yield fleet
 
 
-def send(delayed: DelayedTasks, countdown: float, **options: Any) -> Any:
+def send(delayed: DurableTasks, countdown: float, **options: Any) -> Any:
     """Delay one `note` task and return its result."""
     due = time.time() + countdown
     return delayed.app.send_task(NOTE, kwargs={"due": due}, countdown=countdown, **options)

@@ -15,7 +15,7 @@ import redis
 from celery import Celery
 
 from redis_queue import Flow
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from tests.support.celery.flow_names import AGAIN, EVENTS, FAIL, GATE, NOTHING, SYNC, WORK
 
 URL = os.environ["BROKER_URL"]
@@ -31,7 +31,7 @@ app.conf.update(
         **json.loads(os.environ.get("SETTINGS", "{}")),
     }
 )
-delayed = DelayedTasks(app, leases=True)
+delayed = DurableTasks(app)
 
 TELL = """
 local time = redis.call('TIME')

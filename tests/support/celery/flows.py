@@ -16,7 +16,7 @@ import redis
 from celery import Celery
 
 from redis_queue import Flow
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.store.keys import FlowKeys
 from tests.support.celery.fetching import Taker
 from tests.support.celery.flow_names import EVENTS, GATE
@@ -39,7 +39,7 @@ def flow_app(server: RedisServer, flows: dict[str, Any] | None = None, **setting
     """Make an app whose tasks are ``work(key, number)``, and ``sync``, which runs alone for its key."""
     app = Celery("flows", broker=url_of(server), set_as_current=False)
     app.conf.update(task_default_queue=QUEUE, task_ignore_result=True, redis_queue_flow=flows or {}, **settings)
-    DelayedTasks(app, leases=True)
+    DurableTasks(app)
 
     @app.task(name="work", shared=False)  # type: ignore[untyped-decorator]
     def work(key: str = "", number: int = 0) -> None:
@@ -139,7 +139,7 @@ class Fleet:
         """Make an app that sends, without the tasks of the workers."""
         app = Celery("flows", broker=self.url, set_as_current=False)
         app.conf.update({"task_ignore_result": True, **self.all_settings})
-        DelayedTasks(app, leases=True)
+        DurableTasks(app)
         try:
             yield app
         finally:

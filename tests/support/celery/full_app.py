@@ -12,7 +12,7 @@ from typing import Any
 import redis
 from celery import Celery
 
-from redis_queue.celery import DelayedTasks, TaskLeases
+from redis_queue.celery import DurableTasks
 from tests.support.celery.full_names import ADD, AGAIN, RAN
 
 app = Celery("full", broker=os.environ["BROKER_URL"], set_as_current=False)
@@ -24,8 +24,7 @@ app.conf.update(
     redis_queue_task_lease=6,
     broker_connection_retry_on_startup=True,
 )
-delayed = DelayedTasks(app)
-leases = TaskLeases(app)
+durable = DurableTasks(app)
 
 
 def _note(task_id: str) -> None:

@@ -12,7 +12,7 @@ import psutil
 import redis
 from celery import Celery
 
-from redis_queue.celery import TaskLeases
+from redis_queue.celery import DurableTasks
 from tests.support.celery.leasing_names import ENDED, STARTED, WAIT, finish_key
 from tests.support.celery.processes import CeleryProcess
 from tests.support.servers import RedisServer
@@ -93,9 +93,9 @@ class Leasing:
         app.conf.update(redis_queue_url=self.store.url, task_default_queue=self.queue, **self.all_settings())
         return app
 
-    def leases(self) -> TaskLeases:
-        """Return the TaskLeases of such an app."""
-        return TaskLeases(self.app())
+    def leases(self) -> DurableTasks:
+        """Return the DurableTasks of such an app, with leases only."""
+        return DurableTasks(self.app(), delays=False)
 
     def send(self, task: str, *args: Any, **options: Any) -> Any:
         """Send a task and return its result."""

@@ -19,7 +19,7 @@ from typing import Any
 import redis
 from celery import Celery
 
-from redis_queue.celery import TaskLeases
+from redis_queue.celery import DurableTasks
 from redis_queue.store.connection import connect
 from tests.support.celery.leasing_names import (
     DIE,
@@ -48,7 +48,7 @@ app.conf.update(
         **json.loads(os.environ.get("SETTINGS", "{}")),
     }
 )
-leases = TaskLeases(app) if os.environ["LEASES"] == "1" else None
+leases = DurableTasks(app, delays=False) if os.environ["LEASES"] == "1" else None
 
 
 def _store() -> redis.Redis:

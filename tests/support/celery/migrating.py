@@ -12,14 +12,14 @@ from typing import Any
 import redis
 from celery import Celery
 
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 
 app = Celery("migrating", broker=os.environ["BROKER"])
 app.conf.redis_queue_url = os.environ["STORE"]
 # Longer than all delays.
 app.conf.broker_transport_options = {"visibility_timeout": 10 * 365 * 86400}
 if os.environ.get("MIGRATED"):
-    DelayedTasks(app)
+    DurableTasks(app, leases=False)
 
 
 @app.task(name="migrating.note", bind=True, ignore_result=True)  # type: ignore[untyped-decorator]

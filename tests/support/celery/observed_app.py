@@ -15,7 +15,7 @@ from typing import Any
 from celery import Celery, chord
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.store.connection import connect
 from tests.support.celery.observed_names import (
     AGAIN,
@@ -42,7 +42,7 @@ app.conf.update(
     redis_queue_task_lease=20,
     **json.loads(os.environ.get("SETTINGS", "{}")),
 )
-delayed = DelayedTasks(app, leases=True)
+delayed = DurableTasks(app)
 
 
 @app.task(name=OK, shared=False)  # type: ignore[untyped-decorator]

@@ -11,7 +11,7 @@ from typing import Any
 import redis
 from celery import Celery
 
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.monitor.history import History
 from redis_queue.monitor.model import Tally
 from redis_queue.monitor.monitor import Runs, Workers
@@ -38,7 +38,7 @@ class Observed:
         self.runs = Runs(self.client, PREFIX)
         self.app = Celery("observed", broker=self.broker_url, set_as_current=False)
         self.app.conf.update(redis_queue_url=self.store.url, **self.settings)
-        DelayedTasks(self.app)
+        DurableTasks(self.app, leases=False)
 
     def worker(
         self,

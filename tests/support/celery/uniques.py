@@ -12,7 +12,7 @@ import redis
 from celery import Celery
 
 from redis_queue import Unique
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.unique.owners import Owners, field_of
@@ -26,7 +26,7 @@ def app_of(server: RedisServer, **settings: Any) -> Iterator[Celery]:
     """Make an app with a task of each kind, and one that is not unique."""
     app = Celery("unique", broker=url_of(server), set_as_current=False)
     app.conf.update({"task_default_queue": QUEUE, "task_ignore_result": True, **settings})
-    DelayedTasks(app, leases=True)
+    DurableTasks(app)
     kinds = {
         "end": Unique("order:{order}"),
         "start": Unique("order:{order}", until="start"),

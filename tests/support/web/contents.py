@@ -16,7 +16,7 @@ from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.basics.histogram import Histogram
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
 from redis_queue.delay.model import Push
@@ -193,9 +193,9 @@ def everything(client: redis.Redis) -> dict[bytes, Any]:
     }
 
 
-def delayed_of(app: Celery, client: redis.Redis) -> DelayedTasks:
-    """Return the DelayedTasks of *app*, with its entries in the Redis of *client*."""
-    delayed = DelayedTasks(app)
+def delayed_of(app: Celery, client: redis.Redis) -> DurableTasks:
+    """Return the DurableTasks of *app*, with its entries in the Redis of *client*."""
+    delayed = DurableTasks(app, leases=False)
     delayed.queue = DelayQueue("scheduled", client)
     return delayed
 

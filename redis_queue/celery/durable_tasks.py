@@ -1,0 +1,161 @@
+"""DurableTasks: make the tasks of a Celery app durable, in one line."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from celery.app.amqp import AMQP
+
+from redis_queue.basics.times import Seconds
+from redis_queue.celery.control.cancels import wrap_control
+from redis_queue.celery.dispatch.beat import wait_in_outages
+from redis_queue.celery.dispatch.dispatcher import Dispatcher
+from redis_queue.celery.dispatch.outcome import DispatchReport
+from redis_queue.celery.intake import IntakeStep, restore_requests
+from redis_queue.celery.leases.connections import LIMIT, prefer_safe_settings, prepare_connections
+from redis_queue.celery.leases.poison import DeliveryLimit, DeliveryLimitStep, count_starts
+from redis_queue.celery.leases.step import LeaseStep
+from redis_queue.celery.message.envelope import Due, Envelope
+from redis_queue.celery.monitor.step import MonitorStep
+from redis_queue.celery.publish.bulk import Bulk, Sent
+from redis_queue.celery.publish.capture import Capture
+from redis_queue.celery.publish.send import seconds_of
+from redis_queue.celery.store import ATTRIBUTE
+from redis_queue.celery.store_consumer.step import StoreConsumerStep
+from redis_queue.celery.stored_tasks import StoredTasks
+from redis_queue.celery.tracing import describe_runs
+from redis_queue.celery.worker import StartupStep, install_worker
+from redis_queue.errors import ConfigurationError
+from redis_queue.model import DeadLetter
+from redis_queue.store.chunks import CHUNK
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+
+class DurableTasks(StoredTasks):
+    """Tasks of *app* survive restarts and crashes of workers: those that wait, and those that run.
+
+    *delays*: every ``countdown=``, ``eta=`` and ``retry()`` waits in Redis until it is due. After a call with a delay
+    returns, the task is as durable as its Redis. It is sent to its normal queue when it is due by the clock of the
+    Redis server, not earlier. Any worker of the app moves due tasks; so does ``celery -A app redis-queue dispatch``.
+
+    *leases*: workers hold their tasks under leases. On a Redis broker they renew them as long as they live, and fetch
+    and settle messages in batches. So a task may run for longer than ``visibility_timeout`` and still runs once, and
+    the tasks of a killed worker start again within one and a half times ``redis_queue_task_lease`` (60 s). What workers
+    without leases hold comes back by kombu's own rule, so both kinds may share queues. ``task_acks_late`` and
+    ``task_reject_on_worker_lost`` are True unless the app, or a task, sets them. On any broker, a task that takes its
+    worker down ``redis_queue_max_deliveries`` times (5; a task may have its own ``max_deliveries``) is not run again:
+    it becomes a dead letter of the app's DelayQueue, and its state is FAILURE.
+
+    Flow control and unique tasks need both. Either is turned off by False; workers report what they do unless
+    ``redis_queue_monitor`` is off. Settings are ``redis_queue_*`` in the app's configuration
+    (:class:`redis_queue.celery.settings.CelerySettings`). Raises ConfigurationError if both are off, and for invalid
+    settings, at the first use or when a worker starts. A second call for the same app returns the same object: the
+    parts of the first one stay as they are.
+    """
+
+    def __new__(cls, app: Celery, *, delays: bool = True, leases: bool = True) -> DurableTasks:  # noqa: ARG004
+        found: DurableTasks | None = vars(app).get(ATTRIBUTE)
+        return found if found is not None else super().__new__(cls)
+
+    def __init__(self, app: Celery, *, delays: bool = True, leases: bool = True) -> None:
+        if vars(app).get(ATTRIBUTE) is self:
+            return
+        if not delays and not leases:
+            raise ConfigurationError("DurableTasks(app, delays=False, leases=False): one of them must be on")
+        super().__init__(app)
+        self.delays = delays
+        self.leases = leases
+        self._capture = Capture(self)
+        setattr(app, ATTRIBUTE, self)
+        if leases:
+            _install_leases(app)
+        if delays:
+            self._install_delays(app)
+
+    def _install_delays(self, app: Celery) -> None:
+        self._capture.wrap_calls()
+        install_worker(app)
+        wrap_control(self)
+        describe_runs()
+        restore_requests()
+        wait_in_outages()
+        if not _is_amqp_in_creation(app):
+            self.attach(app.amqp)
+
+    def attach(self, amqp: AMQP) -> None:
+        """Store the delayed messages that *amqp* sends."""
+        self._capture.wrap(amqp)
+
+    def push_many(self, signatures: Iterable[Any], *, countdown: Seconds | None = None) -> builtins.list[Any]:
+        """Delay many signatures at once, one round trip per 500; return their results in order.
+
+        The ``countdown`` or ``eta`` of a signature takes precedence over *countdown*. Raises InvalidValueError for a
+        signature without a delay; earlier full batches of 500 stay stored. Raises ConfigurationError without *delays*.
+        """
+        if not self.delays:
+            raise ConfigurationError("push_many() needs DurableTasks(app) with delays")
+        results: builtins.list[Any] = []
+        batch: builtins.list[tuple[Envelope, Due]] = []
+        seconds = seconds_of(countdown)
+        with Bulk(self.app, self._collect, self.settings.min_delay_seconds).open() as bulk:
+            for signature in signatures:
+                result, kept = bulk.message(signature, seconds)
+                results.append(result)
+                batch += kept
+                if len(batch) >= CHUNK:
+                    self.writer.store(batch)
+                    batch = []
+        self.writer.store(batch)
+        return results
+
+    def dead_letters(self, offset: int = 0, limit: int = 100) -> builtins.list[DeadLetter]:
+        """Return a page of dead letters, oldest first: tasks that took their workers down or could not be sent."""
+        return self.queue.dead_letters(offset=offset, limit=limit)
+
+    def redrive(self, ids: Iterable[str] | None = None, *, rate: float | None = None) -> int:
+        """Send dead letters (default: all) again, their deliveries counted from zero; return how many."""
+        alive = self.queue.redrive(ids, rate=rate)
+        dispatcher = Dispatcher(self.app, self.queue)
+        try:
+            report = DispatchReport(self.queue)
+            report.add(dispatcher.run())
+            report.write(leads=False, at_once=True)
+        finally:
+            dispatcher.close()
+        return alive
+
+    def _collect(self, signature: Any, options: Mapping[str, Any]) -> Sent:
+        """Call *signature* through Celery; return its result and the messages to store."""
+        results: builtins.list[Any] = []
+        kept = self._capture.collect(lambda: results.append(signature.apply_async(**options)))
+        return results[0], kept
+
+
+def _install_leases(app: Celery) -> None:
+    """Add the steps of leases to the workers of *app*, and the settings that leases need."""
+    setattr(app, LIMIT, DeliveryLimit(app))
+    app.steps["worker"].add(StartupStep)
+    app.steps["consumer"].update((LeaseStep, DeliveryLimitStep, StoreConsumerStep, MonitorStep, IntakeStep))
+    prefer_safe_settings(app)
+    prepare_connections(app)
+    count_starts()
+
+
+def _is_amqp_in_creation(app: Celery) -> bool:
+    # With Celery(amqp=…), the AMQP object creates the DurableTasks while app.amqp is still being created.
+    return isinstance(app.amqp_cls, str) and app.amqp_cls.endswith(":DelayedAMQP") and "amqp" not in vars(app)
+
+
+class DelayedAMQP(AMQP):  # type: ignore[misc]
+    """For ``Celery(amqp="redis_queue.celery:DelayedAMQP")``: delayed tasks of the app wait in Redis.
+
+    Leases are off: when the app makes this object, its tasks may have read their settings already.
+    """
+
+    def __init__(self, app: Any) -> None:
+        super().__init__(app)
+        DurableTasks(app, leases=False).attach(self)
