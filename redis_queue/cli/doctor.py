@@ -11,13 +11,17 @@ from typing import Any, Final
 import click
 
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.audit import Record
+from redis_queue.cli.actions import user, warn
 from redis_queue.cli.output import harmless, show_json, show_place
 from redis_queue.cli.report import FAILED
 from redis_queue.doctor import Finding
 from redis_queue.doctor.finding import ORDER
 from redis_queue.operate.access import Access
+from redis_queue.operate.actions.action import Action, Done, Plan, Total, perform
+from redis_queue.operate.actions.queues import One
 from redis_queue.operate.diagnosis import examine, repair
+
+REPAIR: Final = Action(One("doctor"), "repair", "Repair", "repaired", repair)
 
 
 @click.command(cls=StoreCommand)
@@ -40,7 +44,11 @@ def doctor(access: Access, *, fix: bool, yes: bool, everything: bool, as_json: b
     repairs = repair(access, dry_run=not yes) if fix else []
     made = [finding.check for finding in repairs if finding.severity == "ok"]
     if made:
-        Record(access, "repair", ["all queues"], detail=", ".join(dict.fromkeys(made))).write(len(made))
+        names = ", ".join(dict.fromkeys(made))
+        plan = Plan("Repair", len(made), lambda: iter([Done(len(made))]), ["all queues"], names)
+        total = Total()
+        perform(access, REPAIR, plan, user(), total)
+        warn(total)
     findings = examine(access, ask=True)
     if as_json:
         shown: dict[str, Any] = {"findings": [asdict(finding) for finding in findings]}

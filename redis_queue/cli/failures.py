@@ -2,96 +2,25 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from typing import Any
 
 import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
-from redis_queue.cli.audit import Record
-from redis_queue.cli.batches import run_batches
-from redis_queue.cli.confirmation import confirm, preview
-from redis_queue.cli.ids import IdArguments, id_arguments
+from redis_queue.cli.actions import id_arguments, rows_command
+from redis_queue.cli.conditions import conditions
 from redis_queue.cli.output import harmless, show_count, show_fields, show_json, show_place, show_table
 from redis_queue.cli.report import report
-from redis_queue.errors import InvalidValueError
 from redis_queue.monitor.model import Failure, GroupRow
 from redis_queue.operate.access import Access
+from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.failures import (
-    PLACE,
-    Changes,
     FailureFilter,
-    Retried,
-    is_dispatched,
-    point,
-    subjects_of,
-)
-from redis_queue.operate.failures import (
-    delete as delete_failures,
-)
-from redis_queue.operate.failures import (
-    retry as retry_failures,
 )
 from redis_queue.operate.pages import first
 from redis_queue.operate.search_report import SearchReport
-from redis_queue.operate.verbs import Done
-from redis_queue.store.chunks import MAX_RATE, MIN_RATE
-
-MOST_REASONS = 5
-"""Most reasons of skipped failures that are printed."""
-
-
-def _conditions(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for conditions, and pass them as *only*; the function gets the Access first."""
-
-    @functools.wraps(function)
-    def wrapper(access: Access, *args: Any, **kwargs: Any) -> Any:
-        values = {item.name: kwargs.pop(item.name, None) for item in fields(FailureFilter)}
-        times = {name: point(access, values[name]) for name in ("since", "until")}
-        return function(access, *args, only=FailureFilter(**{**values, **times}), **kwargs)
-
-    return options.together(
-        click.option("--task", help="Only failures of the task with this full name."),
-        click.option("--exception", help="Only this exception: ValueError, or with its module."),
-        click.option("--text", help="Only if the exception or the arguments contain this text."),
-        click.option("--worker", help="Only failures on this worker."),
-        click.option("--since", type=options.when, help="Only later failures: 2h ago, or since 2030-01-01T00:00Z."),
-        click.option("--until", type=options.when, help="Only earlier failures, as with --since."),
-    )(wrapper)
-
-
-@dataclass(frozen=True)
-class _Chosen:
-    """Failures that a command changes: *ids*, those that match *only*, or all."""
-
-    access: Access
-    ids: IdArguments
-    only: FailureFilter
-    everything: bool
-
-    def find(self) -> Sequence[Failure]:
-        """Return the failures. Raises UsageError unless they are given in exactly one way."""
-        if sum((self.ids.present, bool(self.only), self.everything)) != 1:
-            raise click.UsageError("give ids, or conditions like --task, or --all")
-        store = self.access.monitor.failures
-        if self.ids.present:
-            return store.full(self.ids.ids)
-        scan = SearchReport()
-        found = list(self.only.all(store, scan))
-        if not found and self.only:
-            click.echo(harmless(scan.no_match("failures") + scan.hint(self.only.task)), err=True)
-        return found
-
-    def problem(self, done: int) -> str:
-        """Return the error if none of the ids is that of a failure."""
-        return "" if done else self.ids.missing("failure")
-
-
-_change = options.together(id_arguments, click.option("--all", "everything", is_flag=True, help="All failures."))
-_finish = options.together(options.utc, options.dry_run, options.yes, options.as_json, with_access, _conditions)
 
 
 @click.group(cls=Group)
@@ -109,7 +38,7 @@ def failures() -> None:
 @options.utc
 @options.as_json
 @with_access
-@_conditions
+@conditions(FailureFilter)
 def list_(access: Access, *, only: FailureFilter, groups: bool, limit: int, with_body: bool, as_json: bool) -> None:
     """List failed tasks, the last one first.
 
@@ -156,93 +85,12 @@ def show(access: Access, *, id: str, with_body: bool, as_json: bool) -> None:
         click.echo(harmless(line))
 
 
-@failures.command(cls=StoreCommand)
-@_change
-@click.option("--args", "new_args", help="Other arguments for all of them: a JSON array.")
-@click.option("--kwargs", "new_kwargs", help="Other keyword arguments for all of them: a JSON object.")
-@click.option(
-    "--rate", type=options.Number(MIN_RATE, MAX_RATE), help="At most this many per second.  [default: all at once]"
-)
-@_finish
-def retry(
-    access: Access,
-    *,
-    ids: IdArguments,
-    everything: bool,
-    only: FailureFilter,
-    new_args: str | None,
-    new_kwargs: str | None,
-    rate: float | None,
-    dry_run: bool,
-    yes: bool,
-    as_json: bool,
-) -> None:
-    """Send failed tasks again, under the same ids, with their retries counted from zero.
-
-    Their messages wait in the DelayQueue, and a dispatcher sends them: with --rate one after the other, and the command
-    does not wait.
-
-    Example: redis-queue failures retry --exception Timeout --rate 5
-    """
-    try:
-        changes = Changes.read(new_args, new_kwargs)
-    except InvalidValueError as error:
-        raise click.BadParameter(str(error)) from None
-    chosen = _Chosen(access, ids, only, everything)
-    found = chosen.find()
-    if dry_run:
-        # The others have no message.
-        found = [failure for failure in found if failure.size]
-        preview("retried", len(found), subjects_of(found), at="failed", as_json=as_json)
-        return
-    if found and not ids.typed:
-        confirm(f"Retry {len(found):,} failures?", lambda: subjects_of(found), len(found), at="failed", yes=yes)
-    reasons: dict[str, int] = {}
-    batches = _counted(retry_failures(access, found, changes, rate=rate), reasons)
-    if found and not is_dispatched(access):
-        click.echo("no dispatcher runs: they wait until a worker or redis-queue dispatch does", err=True)
-    given = {"args": new_args, "kwargs": new_kwargs, "rate": rate}
-    detail = ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
-    record = Record(access, "retry", [PLACE], subjects_of(found), detail)
-
-    def problem(done: int) -> str:
-        return _why(reasons) or chosen.problem(done)
-
-    run_batches("retried", len(found), batches, record, as_json=as_json, problem=problem)
-
-
-@failures.command(cls=StoreCommand)
-@_change
-@_finish
-def delete(
-    access: Access, *, ids: IdArguments, everything: bool, only: FailureFilter, dry_run: bool, yes: bool, as_json: bool
-) -> None:
-    """Delete failed tasks. Those that fail again after the command began stay.
-
-    Example: redis-queue failures delete --task shop.mail --dry-run
-    """
-    chosen = _Chosen(access, ids, only, everything)
-    found = chosen.find()
-    if dry_run:
-        preview("deleted", len(found), subjects_of(found), at="failed", as_json=as_json)
-        return
-    if found:
-        confirm(f"Delete {len(found):,} failures?", lambda: subjects_of(found), len(found), at="failed", yes=yes)
-    batches = (Done(len(deleted), tried=len(deleted)) for deleted in delete_failures(access, found))
-    record = Record(access, "delete", [PLACE], subjects_of(found))
-    run_batches("deleted", len(found), batches, record, as_json=as_json, problem=chosen.problem)
-
-
-def _counted(batches: Iterator[Retried], reasons: dict[str, int]) -> Iterator[Done]:
-    for batch in batches:
-        for _, reason in batch.skipped:
-            reasons[reason] = reasons.get(reason, 0) + 1
-        yield Done(len(batch.stored), tried=batch.tried)
-
-
-def _why(reasons: dict[str, int]) -> str:
-    named = [f"{number:,} skipped: {reason}" for reason, number in list(reasons.items())[:MOST_REASONS]]
-    return "; ".join(named)
+for _verb in ("retry", "delete"):
+    failures.add_command(
+        rows_command(
+            ACTIONS["failures", _verb], id_arguments, conditions(FailureFilter), scope=lambda _access, _values: {}
+        )
+    )
 
 
 def _show_groups(access: Access, limit: int, *, as_json: bool) -> None:

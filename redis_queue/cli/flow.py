@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -11,13 +10,13 @@ import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
-from redis_queue.cli.audit import Record
-from redis_queue.cli.output import harmless, show_count, show_fields, show_json, show_place, show_table
-from redis_queue.flow.flows import UNCHANGED, Rate, Unchanged, Whole
+from redis_queue.cli.actions import one_command
+from redis_queue.cli.output import show_count, show_fields, show_json, show_place, show_table
 from redis_queue.flow.model import FlowState
 from redis_queue.operate import flows
 from redis_queue.operate.access import Access
-from redis_queue.operate.flows import LABELS, NONE, LimitsRow
+from redis_queue.operate.actions.registry import ACTIONS
+from redis_queue.operate.flows import LABELS, LimitsRow
 from redis_queue.store.chunks import CHUNK
 
 _WHOLE: Final = re.compile(r"-?\d{1,12}", re.ASCII)
@@ -96,99 +95,16 @@ def show(access: Access, *, name: str, most_keys: int, as_json: bool) -> None:
     show_place(access.catalog, "1 key shown" if len(keys) == 1 else f"{len(keys):,} keys shown", more)
 
 
-def _whole(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Whole:
-    if value is None:
-        return UNCHANGED
-    if value == NONE:
-        return None
-    if not _WHOLE.fullmatch(value):
-        raise click.BadParameter(f"{value!r}: must be a whole number, or {NONE}")
-    return int(value)
-
-
-def _rate(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Rate:
-    return UNCHANGED if value is None else None if value == NONE else value
-
-
-def _burst(_context: click.Context, _parameter: click.Parameter, value: int | None) -> int | Unchanged:
-    return UNCHANGED if value is None else value
-
-
-@flow.command("set", cls=StoreCommand)
-@_name
-@click.option("--limit", metavar=f"N|{NONE}", callback=_whole, help="Most messages that run at once; 0 admits none.")
-@click.option("--rate", metavar=f"R|{NONE}", callback=_rate, help="Most starts per s, m, h or d, such as 100/m.")
-@click.option("--limit-each", metavar=f"N|{NONE}", callback=_whole, help="The limit of each key of a fair flow.")
-@click.option("--rate-each", metavar=f"R|{NONE}", callback=_rate, help="The rate of each key of a fair flow.")
-@click.option("--burst", metavar="N", type=int, callback=_burst, help="Most starts that may come at once.")
-@options.as_json
-@with_access
-def set_(access: Access, *, name: str, as_json: bool, **changes: Any) -> None:
-    """Change limits of the flow NAME in all workers, until flow reset: what runs goes on.
-
-    "none" removes a limit. In a flow with key=, --limit and --rate count for each key. Values that are not given stay.
-
-    Example: redis-queue flow set queue:mail --limit 10 --rate 100/m
-
-    Example: redis-queue flow set queue:mail --rate none
-    """
-    given = {option: value for option, value in changes.items() if value is not UNCHANGED}
-    if not given:
-        raise click.UsageError("give --limit, --rate, --limit-each, --rate-each or --burst")
-    detail = flows.changes_text(given)
-    _change(access, flows.SET, name, lambda: access.flows.set(name, **given), detail, as_json=as_json)
-
-
-@flow.command(cls=StoreCommand)
-@_name
-@options.as_json
-@with_access
-def pause(access: Access, *, name: str, as_json: bool) -> None:
-    """Start no more messages of NAME until flow resume; what runs goes on.
-
-    NAME is a flow, or any queue: queue:<name>.
-
-    Example: redis-queue flow pause queue:mail
-    """
-    _change(access, flows.PAUSE, name, lambda: flows.pause(access, name), as_json=as_json)
-
-
-@flow.command(cls=StoreCommand)
-@_name
-@options.as_json
-@with_access
-def resume(access: Access, *, name: str, as_json: bool) -> None:
-    """Start messages of NAME again.
-
-    Example: redis-queue flow resume queue:mail
-    """
-    _change(access, flows.RESUME, name, lambda: flows.resume(access, name), as_json=as_json)
-
-
-@flow.command(cls=StoreCommand)
-@_name
-@options.as_json
-@with_access
-def reset(access: Access, *, name: str, as_json: bool) -> None:
-    """Undo all that flow set has changed: the limits in the code are in force again. A pause stays.
-
-    It also forgets how far the rate of the whole flow is used up.
-
-    Example: redis-queue flow reset queue:mail
-    """
-    _change(access, flows.RESET, name, lambda: access.flows.reset(name), as_json=as_json)
-
-
-def _change(
-    access: Access, verb: str, name: str, change: Callable[[], FlowState], detail: str = "", *, as_json: bool
-) -> None:
-    record = Record(access, verb, [name], detail=detail)
-    state = change()
-    record.write(1)
-    if as_json:
-        show_json(flows.as_row(state))
-    else:
-        click.echo(harmless(flows.in_force(state)))
+for _verb in ("set", "pause", "resume", "reset"):
+    flow.add_command(
+        one_command(
+            ACTIONS["flow", f"flow-{_verb}"],
+            _name,
+            scope=lambda _, values: {"name": values.pop("name")},
+            document=lambda access, scope: flows.as_row(flows.flow_or_queue(access, scope["name"])),
+            name=_verb,
+        )
+    )
 
 
 def _columns(states: list[FlowState]) -> dict[str, list[Any]]:

@@ -10,8 +10,8 @@ import click
 from redis_queue.catalog import AnyQueue, kind_of
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
-from redis_queue.cli.batches import purge as delete_all
-from redis_queue.cli.batches import purge_command
+from redis_queue.cli.actions import purge as delete_all
+from redis_queue.cli.actions import purge_command
 from redis_queue.cli.output import show_count, show_table
 from redis_queue.cli.report import end_with
 from redis_queue.cli.single_item import item_command, show_one

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from functools import partial
+from typing import Any, Final
 
 import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
-from redis_queue.cli.audit import Record
-from redis_queue.cli.batches import purge as delete_all
-from redis_queue.cli.output import harmless, show_json, show_place, show_table, shown_body
+from redis_queue.cli.actions import one_command, user
+from redis_queue.cli.actions import purge as delete_all
+from redis_queue.cli.output import show_json, show_place, show_table, shown_body
 from redis_queue.cli.report import report
 from redis_queue.operate.access import Access
+from redis_queue.operate.actions.action import Choice, Total, perform
+from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.faults import Faults
 from redis_queue.queue.queue import QueuePlace, RedisQueue
 from redis_queue.store.chunks import CHUNK
@@ -65,31 +68,14 @@ def _cells(row: dict[str, Any]) -> list[Any]:
     return [row["id"], row["put_at"], row["deliveries"], *([shown_body(row["body"])] if "body" in row else [])]
 
 
-@queue.command(cls=StoreCommand)
-@options.as_json
-@with_access
-def pause(access: Access, *, as_json: bool) -> None:
-    """Stop claims until the queue is resumed; puts and acks go on."""
-    _change(access, "pause", "paused", as_json=as_json)
-
-
-@queue.command(cls=StoreCommand)
-@options.as_json
-@with_access
-def resume(access: Access, *, as_json: bool) -> None:
-    """Allow claims again."""
-    _change(access, "resume", "resumed", as_json=as_json)
-
-
-def _change(access: Access, verb: Literal["pause", "resume"], past: str, *, as_json: bool) -> None:
-    chosen = _chosen(access)
-    record = Record(access, verb, [chosen.name])
-    getattr(chosen, verb)()
-    record.write(1)
-    if as_json:
-        show_json({past: chosen.name})
-    else:
-        click.echo(f"{harmless(chosen.name)} {past}")
+for _verb, _past in (("pause", "paused"), ("resume", "resumed")):
+    queue.add_command(
+        one_command(
+            ACTIONS["queue", _verb],
+            scope=lambda access, _: {"name": _chosen(access).name},
+            document=partial(lambda past, _access, scope: {past: scope["name"]}, _past),
+        )
+    )
 
 
 @queue.command(cls=StoreCommand)
@@ -118,11 +104,9 @@ def purge(access: Access, *, places: tuple[QueuePlace, ...], dry_run: bool, yes:
 @with_access
 def putback(access: Access, *, dry_run: bool, as_json: bool) -> None:
     """Put back the messages of expired leases of this queue."""
-    chosen = _chosen(access)
+    chosen, action, total = _chosen(access), ACTIONS["queue", "putback"], Total()
     if dry_run:
         report("expired", access.inspector.expired(chosen), as_json=as_json)
         return
-    record = Record(access, "putback", [chosen.name])
-    back = chosen.put_back()
-    record.write(back.returned + back.dead)
-    report("returned", back.returned, as_json=as_json, more={"dead": back.dead})
+    perform(access, action, action.plan(access, Choice({"name": chosen.name})), user(), total)
+    report("returned", total.counts["returned"], as_json=as_json, more={"dead": total.counts["dead"]})

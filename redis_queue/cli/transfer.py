@@ -16,12 +16,13 @@ import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.audit import Record
-from redis_queue.cli.batches import run_batches
-from redis_queue.cli.entry_selection import conditions
+from redis_queue.cli.actions import carry_out
+from redis_queue.cli.conditions import conditions
 from redis_queue.cli.report import interrupt, report, signal_handler
 from redis_queue.delay.model import OnConflict
 from redis_queue.operate.access import Access
+from redis_queue.operate.actions.action import Action, Plan
+from redis_queue.operate.actions.queues import One
 from redis_queue.operate.audit import Subject
 from redis_queue.operate.entries import Conditions, find
 from redis_queue.operate.entry_file import destination_check, read_pushes, store, to_json
@@ -29,15 +30,17 @@ from redis_queue.operate.subjects import SHOWN
 
 STDOUT: Final = "-"
 
+IMPORT: Final = Action(One("scheduled"), "import", "Import", "imported", store)
+
 MODES: Final[tuple[OnConflict, ...]] = ("keep", "replace", "error")
 
 
 @click.command(cls=StoreCommand)
 @click.argument("file", type=click.Path(dir_okay=False), default=STDOUT)
 @options.delay_queue
-@conditions
 @with_access
-def export(access: Access, *, file: str, name: str | None, conditions: Conditions) -> None:
+@conditions(Conditions, options.task_part)
+def export(access: Access, *, file: str, name: str | None, only: Conditions) -> None:
     """Write waiting entries with their bodies into FILE (default: stdout), one JSON object per line.
 
     The entries stay. FILE is replaced only when the export is complete.
@@ -46,7 +49,7 @@ def export(access: Access, *, file: str, name: str | None, conditions: Condition
     """
     count = 0
     with signal_handler(interrupt), _atomic_file(file) as out:
-        for entry, _ in find(access, access.delay_queue(name), conditions):
+        for entry, _ in find(access, access.delay_queue(name), only):
             out.write(json.dumps(to_json(entry)) + "\n")
             count += 1
     click.echo(f"{count:,} exported", err=True)
@@ -81,8 +84,15 @@ def import_(
         report("to_be_imported", len(pushes), as_json=as_json)
         return
     first = [Subject(push.id, queue.name) for push in pushes[:SHOWN] if push.id is not None]
-    record = Record(access, "import", [queue.name], first, f"on conflict: {on_conflict}")
-    run_batches("imported", len(pushes), store(queue, pushes, on_conflict), record, as_json=as_json)
+    plan = Plan(
+        "Import",
+        len(pushes),
+        lambda: store(queue, pushes, on_conflict),
+        [queue.name],
+        f"on conflict: {on_conflict}",
+        first,
+    )
+    carry_out(access, IMPORT, plan, as_json=as_json)
 
 
 @contextmanager

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, Final
 
 import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
-from redis_queue.cli.audit import Record
-from redis_queue.cli.confirmation import confirm
+from redis_queue.cli.actions import one_command
 from redis_queue.cli.output import show_count, show_fields, show_json, show_place, show_table
 from redis_queue.cli.report import report
 from redis_queue.operate.access import Access
-from redis_queue.operate.unique import RELEASE, as_row, name_of, subjects_of
-from redis_queue.operate.unique import release as release_key
+from redis_queue.operate.actions.flows import name_of
+from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.unique.owners import MOST_LISTED, Owner
 
 _task: Final = click.argument("task")
@@ -47,7 +47,7 @@ def list_(access: Access, *, task_part: str | None, limit: int, as_json: bool) -
     page = access.unique.page(task_part or "", limit=limit)
     more = page.total > limit
     if as_json:
-        show_json({"owners": [as_row(owner) for owner in page.owners], "total": page.total, "more": more})
+        show_json({"owners": [asdict(owner) for owner in page.owners], "total": page.total, "more": more})
         return
     if not page.owners:
         show_place(access.catalog, "no match among the owned keys" if task_part else "no owned keys")
@@ -74,41 +74,20 @@ def show(access: Access, *, task: str, key: str, as_json: bool) -> None:
     if owner is None:
         report("found", 0, error=_missing(task, key), as_json=as_json)
     elif as_json:
-        show_json(as_row(owner))
+        show_json(asdict(owner))
     else:
         show_fields(_fields(owner))
 
 
-@unique.command(cls=StoreCommand)
-@_task
-@_key
-@options.utc
-@options.dry_run
-@options.yes
-@options.as_json
-@with_access
-def release(access: Access, *, task: str, key: str, dry_run: bool, yes: bool, as_json: bool) -> None:
-    """Free KEY of TASK, so that its next call is sent. The task that owns it waits or runs as before.
-
-    Leave out KEY if all calls of the task have the same one. Exits with code 1 if no task owns it.
-
-    Example: redis-queue unique release shop.sync order:7
-    """
-    owner = access.unique.get(task, key)
-    if owner is None:
-        report("to_be_released" if dry_run else "released", 0, error=_missing(task, key), as_json=as_json)
-        return
-    if dry_run:
-        if not as_json:
-            show_fields(_fields(owner))
-        report("to_be_released", 1, as_json=as_json, more={"first": [as_row(owner)]} if as_json else None)
-        return
-    confirm(f"Free {name_of(task, key)}? The task {owner.task_id} ({owner.state}) goes on.", yes=yes)
-    record = Record(access, RELEASE, [task], subjects_of(owner), detail=key)
-    done = int(release_key(access, owner))
-    record.write(done)
-    problem = "" if done else f"the task {owner.task_id!r} does not own {name_of(task, key)} any more"
-    report("released", done, error=problem, as_json=as_json)
+unique.add_command(
+    one_command(
+        ACTIONS["unique", "unique-release"],
+        _task,
+        _key,
+        scope=lambda _, values: {"task": values.pop("task"), "key": values.pop("key")},
+        name="release",
+    )
+)
 
 
 def _missing(task: str, key: str) -> str:

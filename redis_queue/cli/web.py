@@ -15,7 +15,7 @@ from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.output import harmless
 from redis_queue.operate.access import Access
-from redis_queue.operate.permissions import PERMISSIONS
+from redis_queue.operate.actions.registry import PERMISSIONS
 
 PASSWORD: Final = "REDIS_QUEUE_WEB_PASSWORD"  # noqa: S105 - the name of a variable
 USER: Final = "admin"

@@ -14,7 +14,7 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from redis_queue.celery.durable_tasks import DurableTasks
 from redis_queue.errors import ConfigurationError
-from redis_queue.operate.permissions import PERMISSIONS
+from redis_queue.operate.actions.registry import PERMISSIONS
 from redis_queue.web import dashboard
 from redis_queue.web.settings import WebOverrides
 

@@ -41,7 +41,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class AuditLine:
     """An action of *user* on *count* messages or entries of *queue*; *subjects* are the first of them."""
 
     at: datetime
@@ -61,27 +61,25 @@ class Audit:
         self._keys = PrefixKeys(prefix)
         self._key = self._keys.audit
 
-    def record(self, actions: Sequence[Action]) -> None:
-        """Log *actions*, then add them to the audit."""
+    def record(self, line: AuditLine) -> None:
+        """Log *line*, then add it to the audit."""
         # The log first: it needs no Redis.
-        for action in actions:
-            known = {"user": action.user, "verb": action.verb, "queue": action.queue, "count": action.count}
-            ids = [subject.id for subject in action.subjects]
-            text = "%(verb)s by %(user)s: %(count)d of %(queue)s"
-            logger.info(text, known, extra={"action": "audit", **known, "detail": action.detail, "ids": ids})
-        for action in actions:
-            self.add(action)
+        known = {"user": line.user, "verb": line.verb, "queue": line.queue, "count": line.count}
+        ids = [subject.id for subject in line.subjects]
+        text = "%(verb)s by %(user)s: %(count)d of %(queue)s"
+        logger.info(text, known, extra={"action": "audit", **known, "detail": line.detail, "ids": ids})
+        self.add(line)
 
-    def add(self, action: Action) -> None:
-        """Keep *action*; the oldest beyond :data:`MOST` is deleted."""
+    def add(self, line: AuditLine) -> None:
+        """Keep *line*; the oldest beyond :data:`MOST` is deleted."""
         row = {
-            "at": round(action.at.timestamp() * 1000),
-            "user": action.user,
-            "verb": action.verb,
-            "queue": action.queue,
-            "count": action.count,
-            "detail": action.detail[:MAX_DETAIL],
-            "subjects": [_written(subject) for subject in action.subjects[:MOST_SUBJECTS]],
+            "at": round(line.at.timestamp() * 1000),
+            "user": line.user,
+            "verb": line.verb,
+            "queue": line.queue,
+            "count": line.count,
+            "detail": line.detail[:MAX_DETAIL],
+            "subjects": [_written(subject) for subject in line.subjects[:MOST_SUBJECTS]],
             # After a lost reply the row may be stored twice; it is read once.
             "nonce": os.urandom(8).hex(),
         }
@@ -97,7 +95,7 @@ class Audit:
         # This very call may have stored it before its reply was lost.
         return bool(self._scripts.command("GET", key) == nonce)
 
-    def last(self, limit: int = 100) -> list[Action]:
+    def last(self, limit: int = 100) -> list[AuditLine]:
         """Return the newest actions; unreadable ones are left out."""
         rows: list[bytes] = self._scripts.command("LRANGE", self._key, 0, check_limit(limit, CHUNK) - 1)
         return [action for action in map(_read, dict.fromkeys(rows)) if action is not None]
@@ -114,7 +112,7 @@ def _subjects(rows: Any, queue: str) -> Iterator[Subject]:
         )
 
 
-def _read(row: bytes) -> Action | None:
+def _read(row: bytes) -> AuditLine | None:
     try:
         found: Any = read_document(row)
         if not isinstance(found, Mapping):
@@ -122,6 +120,6 @@ def _read(row: bytes) -> Action | None:
         texts = {name: str(found.get(name, ""))[:MAX_DETAIL] for name in ("user", "verb", "queue", "detail")}
         subjects = tuple(_subjects(found.get("subjects", ()), texts["queue"]))
         at, count = small_integer(found["at"]), small_integer(found["count"])
-        return Action(at=from_ms(at), count=count, subjects=subjects, **texts)
+        return AuditLine(at=from_ms(at), count=count, subjects=subjects, **texts)
     except (ValueError, TypeError, KeyError):
         return None

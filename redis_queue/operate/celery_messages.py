@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,11 +13,12 @@ from redis_queue.celery.queues.message import Element, WaitingMessage
 from redis_queue.celery.queues.open import on_redis, purge, queue_contents
 from redis_queue.errors import ConfigurationError, InvalidNameError
 from redis_queue.operate.access import Access
+from redis_queue.operate.actions.action import Done
 from redis_queue.operate.audit import Subject
 from redis_queue.operate.celery_queues import CeleryQueues
-from redis_queue.operate.pages import MOST_LOOKED_AT, Page
+from redis_queue.operate.pages import LOOK_BYTES, MOST_LOOKED_AT, Page
 from redis_queue.operate.search_report import SearchReport
-from redis_queue.operate.verbs import Done
+from redis_queue.operate.subjects import SHOWN
 from redis_queue.store.chunks import CHUNK
 
 __all__ = [
@@ -142,17 +143,8 @@ def keeps_order(access: Access) -> bool:
     return on_redis(access.app)
 
 
-def remove(
-    access: Access,
-    name: str,
-    references: Sequence[str],
-    target: str | None = None,
-    *,
-    note: Callable[[WaitingMessage], object] = lambda _: None,
-) -> Iterator[Done]:
+def remove(access: Access, name: str, references: Sequence[str], target: str | None = None) -> Iterator[Done]:
     """Delete the messages with these *references*, or move them to the queue *target*, batch by batch.
-
-    *note* is called with each message that was deleted or moved.
 
     A message that a worker has taken meanwhile is left out, as is one that cannot be moved: messages of other
     programs, and those larger than 1 MiB.
@@ -162,9 +154,8 @@ def remove(
     with queue_contents(access.app, name) as contents:
         for removed, refused in contents.remove(references, target):
             left -= len(removed) + refused
-            for element in removed:
-                note(WaitingMessage.of(element))
-            yield Done(len(removed), tried=len(removed) + refused)
+            subjects = [subject(name, WaitingMessage.of(element)) for element in removed[:SHOWN]]
+            yield Done(len(removed), tried=len(removed) + refused, subjects=subjects)
     if left > 0:
         yield Done(0, tried=left)
 
@@ -192,7 +183,7 @@ def _page(
     looked = unread = spent = 0
     while number < contents.lists:
         if len(found) == limit or looked >= MOST_LOOKED_AT or spent >= MOST_BYTES:
-            return Page(found, (number, offset), looked, unread)
+            return Page(found, (number, offset), looked, unread, spent // LOOK_BYTES)
         read: list[Element] = contents.read(number, offset, CHUNK if conditions else min(limit, CHUNK))
         if not read:
             number, offset = number + 1, 0
@@ -204,7 +195,7 @@ def _page(
                 found.append(message)
                 if len(found) == limit:
                     break
-    return Page(found, None, looked, unread)
+    return Page(found, None, looked, unread, spent // LOOK_BYTES)
 
 
 def references_of(messages: Sequence[WaitingMessage]) -> list[str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import Final
 
 from redis_queue.catalog import AnyQueue
 from redis_queue.celery.message.task_entry import TaskEntry
@@ -22,12 +21,12 @@ from redis_queue.operate.pages import (
     items_within_budget,
     through,
 )
+from redis_queue.operate.queue_row import QueueRow
 from redis_queue.operate.search_report import SearchReport
-from redis_queue.operate.verbs import Done, Verb
 from redis_queue.store.chunks import CHUNK
 
-Pair = tuple[AnyQueue, str]
-"""A queue and an id."""
+MOST_QUEUES: Final = 200
+"""Most queues that one page reads."""
 
 LetterCursor = tuple[int, int]
 """The number of a queue in a sequence, and of its letters to skip."""
@@ -117,32 +116,42 @@ def as_task(letter: DeadLetter) -> TaskEntry:
     return TaskEntry.of(Entry(letter.id, letter.body, letter.headers, letter.died_at, letter.died_at))
 
 
-def act_on(
-    pairs: Sequence[Pair], verb: Verb, access: Access, faults: Faults, when: datetime | None = None
-) -> Iterator[Done]:
-    """Run *verb* on *pairs*, queue by queue; errors of a queue are recorded in *faults*."""
-    for queue, ids in _by_queue(pairs):
-        left = len(ids)
-        with faults.of_queue(queue):
-            for done in verb.run(access, queue, ids, when):
-                left -= done.tried
-                yield done
-        if left:
-            yield Done(0, tried=left)
+def page_of(
+    access: Access,
+    conditions: Filter,
+    name: str | None,
+    start: LetterCursor | None,
+    limit: int,
+    *,
+    faults: Faults,
+    scan: SearchReport | None = None,
+) -> tuple[Page[InQueue[DeadLetter], LetterCursor], Sequence[QueueRow] | None]:
+    """Return letters from *start* on, of the queues called *name* or of all, and the counts of these queues.
 
-
-def redrive_spread(pairs: Sequence[Pair], faults: Faults, rate: float) -> int:
-    """Redrive *pairs*, those of each queue at *rate* per second; return how many came back.
-
-    Errors of a queue are recorded in *faults*.
+    A page covers at most :data:`MOST_QUEUES` queues. With more queues the counts are None, since they would be
+    incomplete. Adds unreadable queues to *faults*. Raises InvalidNameError for an unknown name.
     """
-    count = 0
-    for queue, ids in _by_queue(pairs):
-        with faults.of_queue(queue):
-            count += queue.redrive(ids, rate=rate)
-    return count
-
-
-def _by_queue(pairs: Sequence[Pair]) -> Iterator[tuple[AnyQueue, list[str]]]:
-    for queue, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
-        yield queue, [id_ for _, id_ in group]
+    number, offset = start or (0, 0)
+    catalog = access.catalog
+    if name is None:
+        listing = catalog.listing(offset=number, limit=MOST_QUEUES)
+        found, after = listing.known, listing.next
+    else:
+        found, after = catalog.known(name)[number:], None
+    rows = access.inspector.queues(found)
+    queues: list[AnyQueue] = []
+    positions: list[int] = []
+    for position, (known, row) in enumerate(zip(found, rows, strict=True), number):
+        if row.error:
+            faults.add(row)
+        elif row.dead:
+            with faults.of(known.kind, known.name):
+                queues.append(catalog.open(known))
+                positions.append(position)
+    begins_here = bool(positions) and positions[0] == number
+    page = conditions.page(queues, (0, offset if begins_here else 0), limit, faults, scan)
+    following: LetterCursor | None = None if after is None else (after, 0)
+    if page.next is not None:
+        index, rest = page.next
+        following = (positions[index], rest)
+    return replace(page, next=following), rows if not number and after is None else None

@@ -18,7 +18,7 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
 from redis_queue.operate.access import Access
-from redis_queue.operate.verbs import Done
+from redis_queue.operate.actions.action import Done
 from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.codec import read_document
 

@@ -22,6 +22,9 @@ InQueue = tuple[AnyQueue, T]
 MOST_LOOKED_AT: Final = 1000
 """Items that are read for one page, so that a rare name costs no more than a frequent one."""
 
+MOST_LOOKED_AT_TO_ACT: Final = 100_000
+"""Items that are read to find those of an action, so that a request ends in time."""
+
 LOOK_BYTES: Final = 2 * 1024 * 1024
 """Most bytes of records per read; bodies that do not fit stay in Redis."""
 

@@ -19,7 +19,7 @@ from redis_queue.errors import ConfigurationError, RedisQueueError
 from redis_queue.model import Item
 from redis_queue.monitor.model import Failure, Run, RunningTask
 from redis_queue.operate.access import Access
-from redis_queue.operate.audit import Action, Audit
+from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.operate.celery_messages import Conditions, WaitingMessage
 from redis_queue.operate.celery_messages import page as messages_of
 from redis_queue.operate.faults import BROKEN
@@ -93,7 +93,7 @@ class TaskLife:
     waiting: tuple[str, WaitingMessage] | None = None
     failure: Failure | None = None
     result: ResultRecord | None = None
-    actions: Sequence[Action] = ()
+    actions: Sequence[AuditLine] = ()
     sources: list[Source] = field(default_factory=list)
 
     @property
@@ -273,7 +273,7 @@ def _stored(access: Access, id_: str) -> tuple[DelayQueue, Item, TaskEntry] | No
     return None
 
 
-def _actions(access: Access, id_: str) -> list[Action]:
+def _actions(access: Access, id_: str) -> list[AuditLine]:
     found = Audit(access.catalog.client, access.catalog.prefix).last(CHUNK)
     return [action for action in found if any(subject.id == id_ for subject in action.subjects)]
 

@@ -1,30 +1,27 @@
-"""Actions on messages and entries: a preview with a count, then the action, then a line in the audit log."""
+"""Actions: a preview, then exactly what it showed, once, and a line in the audit. All come from the registry."""
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Sequence
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import quote
 
 from flask import Blueprint, abort, flash, g, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
-from redis_queue.operate.audit import Action, Subject
-from redis_queue.operate.dead_letters import LetterCursor
-from redis_queue.operate.faults import Faults
-from redis_queue.operate.pages import Page, gather
-from redis_queue.operate.relative_time import When
-from redis_queue.operate.subjects import subjects
-from redis_queue.operate.verbs import VERBS, Done, Verb, as_delay_queue, check_new_time
-from redis_queue.store.ids import is_id
-from redis_queue.web import dead_letters, entries, request_args
-from redis_queue.web.confirmation import NOT_CONFIRMED, begin_operation, confirmed_count, new_operation
+from redis_queue.errors import WorkerRefusedError
+from redis_queue.flow.flows import OF_QUEUE
+from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Total, perform
+from redis_queue.operate.actions.registry import action_of
+from redis_queue.operate.actions.rows import Rows
+from redis_queue.store.chunks import MANY
+from redis_queue.web import celery_queue, dead_letters, entries, failures, request_args
 from redis_queue.web.context import context
 from redis_queue.web.permissions import require
-from redis_queue.web.queue_lookup import delay_queues, reference, rows_of
-from redis_queue.web.rows import Row, by_queue, unchanged, with_versions
 
 pages = Blueprint("actions", __name__)
 
@@ -34,134 +31,195 @@ MOST_AT_ONCE: Final = 10_000
 MOST_FORM_BYTES: Final = 900_000
 """Most bytes of row references in one form; must be below MAX_FORM."""
 
+NOT_CONFIRMED: Final = "This action was not confirmed: start with a preview."
 
-@pages.post("/preview")
-def preview() -> str:
-    """Show the rows of an action, with a form to confirm it."""
-    verb, when = _choice()
-    chosen = [] if request_args.flag("matching", request.form) else _chosen_rows(verb)
-    found, more = (chosen, False) if chosen else _matching_rows(verb)
-    rows, cut = _fitting(with_versions(found))
+_OPERATION: Final = re.compile(r"[\w-]{22}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form of a target: the fields of its *scope*, those that are *required*, the conditions of its search.
+
+    *back* returns the address of the page that the user came from.
+    """
+
+    back: Callable[[Mapping[str, Any]], str]
+    scope: Sequence[str] = ()
+    required: Sequence[str] = ()
+    conditions: Sequence[str] = ()
+    read: Callable[[Any], Any] | None = None
+
+
+def _back_to_flow(scope: Mapping[str, Any]) -> str:
+    """Return the address of the flow; a queue that has none and is not paused has only its own page."""
+    access, name = context().access, scope["name"]
+    if access.flows.get(name) is not None:
+        return url_for("flows.one", name=name)
+    if name.startswith(OF_QUEUE) and access.celery_queues is not None:
+        return url_for("celery_queue.show", name=name.removeprefix(OF_QUEUE))
+    return url_for("flows.show")
+
+
+FORMS: Final = {
+    "scheduled": Form(
+        lambda scope: url_for("entries.show", **scope), ("queue",), (), entries.CONDITIONS, entries.conditions_of
+    ),
+    "dead": Form(
+        lambda scope: url_for("dead_letters.show", **scope),
+        ("name",),
+        (),
+        dead_letters.CONDITIONS,
+        dead_letters.filter_of,
+    ),
+    "failures": Form(lambda scope: url_for("failures.show", **scope), (), (), failures.CONDITIONS, failures.filter_of),
+    "messages": Form(
+        lambda scope: url_for("celery_queue.show", **scope),
+        ("name",),
+        ("name",),
+        celery_queue.CONDITIONS,
+        celery_queue.conditions_of,
+    ),
+    "running": Form(lambda _: url_for("running.show")),
+    "queue": Form(
+        lambda scope: url_for("queues.one", kind=scope["kind"], name=scope["name"]), ("kind", "name"), ("kind", "name")
+    ),
+    "flow": Form(_back_to_flow, ("name",), ("name",)),
+    "unique": Form(lambda _: url_for("unique.show"), ("task", "key", "id"), ("task",)),
+    "worker": Form(lambda _: url_for("workers.show"), ("name", "pid"), ("name",)),
+}
+"""The forms, by the names of targets."""
+
+
+@pages.post("/actions/<target>/preview")
+def preview(target: str) -> str:
+    """Show what an action would do, with a form to confirm it."""
+    action, form = _action(target)
+    choice = _choice(action, form, target)
+    plan = _fitting(action.plan(context().access, choice))
     return render_template(
         "action.html",
-        verb=verb,
-        to=request_args.text("when", request.form) if when is not None else None,
-        count=len(rows),
-        more=more or cut,
-        most_looked_at=entries.MOST_LOOKED_AT,
-        subjects=subjects((row.queue, row.id) for row in rows),
+        action=action,
+        plan=plan,
+        at=getattr(action.target, "at", ""),
         now=context().inspector.now(),
-        hidden=_hidden_fields(verb, when, rows),
-        operation=new_operation(),
-        back=_back(verb),
+        hidden=_hidden(action, form, plan),
+        operation=secrets.token_urlsafe(16),
+        back=form.back(_search(form)),
     )
 
 
-@pages.post("/act")
-def act() -> Response:
-    """Apply an action to exactly the rows of its preview, once."""
-    verb, when = _choice()
-    rows = _chosen_rows(verb)
-    if confirmed_count(MOST_AT_ONCE) != len(rows):
+@pages.post("/actions/<target>")
+def act(target: str) -> Response:
+    """Do exactly what a preview has shown, once."""
+    action, form = _action(target)
+    confirmed = request_args.number("confirmed", 0, 1, MANY, request.form)
+    choice = replace(_choice(action, form, target), pinned=False, confirmed=confirmed)
+    if not confirmed or request_args.flag("matching", request.form):
         abort(400, NOT_CONFIRMED)
-    begin_operation()
-    total = _run(verb, when, rows)
-    if total.maybe_sent:
-        flash(f"{total.maybe_sent:,} of them were claimed before and may have been sent: revoke them as well.")
-    flash(_result(verb, total.count, len(rows)))
-    return redirect(_back(verb), 303)
-
-
-def _run(verb: Verb, when: When | None, rows: Sequence[Row]) -> Done:
-    at, done, maybe_sent = context().inspector.now(), Counter[str](), 0
-    affected: dict[str, list[Subject]] = {}
+    plan = action.plan(context().access, choice)
+    if plan.nothing and not plan.count:
+        abort(409, f"{plan.nothing}.")
+    if plan.count != confirmed:
+        abort(400, NOT_CONFIRMED)
+    _begin()
+    total = Total()
     try:
-        for queue, versions in by_queue(rows):
-            done[queue.name] += 0
-            # Read before the action: the entries may be gone afterwards.
-            ids = unchanged(queue, versions)
-            affected.setdefault(queue.name, []).extend(subjects((queue, id_) for id_ in ids))
-            for batch in verb.run(context().access, queue, ids, when):
-                done[queue.name] += batch.count
-                maybe_sent += batch.maybe_sent
-    finally:
-        to = request_args.text("when", request.form) or "" if when is not None else ""
-        context().audit.record(
-            [Action(at, g.user, verb.name, name, count, to, affected.get(name, ())) for name, count in done.items()]
-        )
-    return Done(sum(done.values()), maybe_sent)
+        perform(context().access, action, plan, g.user, total)
+    except WorkerRefusedError as error:
+        flash(f"{error}.")
+        return redirect(form.back(_search(form)), 303)
+    for text in _told(action, choice, plan, total):
+        flash(text)
+    return redirect(form.back(_search(form)), 303)
 
 
-def _choice() -> tuple[Verb, When | None]:
-    """Return the verb of the form, and the new due time for Reschedule; other verbs ignore that field."""
-    form = request.form
-    request_args.reject_repeated(form, "row")
-    verb = VERBS[require(request_args.choice("verb", VERBS, "", form))]
-    if verb.name != "reschedule":
-        return verb, None
-    when = request_args.when("when", form)
-    if when is None:
-        abort(400, "Reschedule needs a time: 2030-01-01T00:00Z, or 2h from now.")
-    check_new_time(when)
-    return verb, when
+def _action(target: str) -> tuple[Action, Form]:
+    """Return the action of the form, if its user may do it."""
+    form = FORMS.get(target)
+    if form is None:
+        abort(404)
+    request_args.reject_repeated(request.form, "row")
+    action = action_of(target, request_args.text("verb", request.form) or "")
+    require(action.verb)
+    return action, form
 
 
-def _chosen_rows(verb: Verb) -> list[Row]:
-    references = request.form.getlist("row")
-    request_args.check_rows(references, f"{verb.label} what?", MOST_AT_ONCE)
-    found = list(rows_of(references))
-    if not verb.dead:
-        for row in found:
-            as_delay_queue(row.queue)
-    return found
+def _choice(action: Action, form: Form, target: str) -> Choice:
+    """Return what the form chooses: rows, those that match its search, or the one thing that it names."""
+    values = request.form
+    scope: dict[str, Any] = {name: request_args.text(name, values, exact=True) for name in form.scope}
+    for name in form.required:
+        if scope[name] is None:
+            abort(400, f"Which {target}? Choose one from the list.")
+    if "pid" in scope:
+        scope["pid"] = request_args.number("pid", 0, 0, 1 << 31, values) or None
+    arguments = {argument.name: _argument(argument) for argument in action.arguments}
+    references = values.getlist("row")
+    if not isinstance(action.target, Rows) or action.verb == "purge":
+        return Choice(scope, arguments)
+    matching = form.read is not None and request_args.flag("matching", values) and not references
+    if not matching:
+        request_args.check_rows(references, f"{action.label} what?", MOST_AT_ONCE)
+    return Choice(
+        scope, arguments, references, conditions=form.read and form.read(values), most=MOST_AT_ONCE, pinned=True
+    )
 
 
-def _matching_rows(verb: Verb) -> tuple[list[Row], bool]:
-    """Return rows that match the search of the form, and whether there may be more."""
-    form = request.form
-    if not verb.dead:
-        queue, _ = delay_queues(request_args.text("queue", form, exact=True))
-        ids, more = entries.matching(queue, entries.conditions_of(form), MOST_AT_ONCE)
-        return [Row(queue, id_) for id_ in ids], more
-    faults = Faults()
-    name, conditions = request_args.text("name", form, exact=True), dead_letters.filter_of(form)
-
-    def read(start: LetterCursor | None, limit: int) -> Page[Row, LetterCursor]:
-        page, _ = dead_letters.page_of(conditions, name, start or (0, 0), limit, faults)
-        return page.of([Row(queue, letter.id) for queue, letter in page.items if is_id(letter.id)])
-
-    return gather(read, most=MOST_AT_ONCE, most_looked_at=entries.MOST_LOOKED_AT)
+def _argument(argument: Argument) -> Any:
+    text = request_args.text(argument.name, request.form, most=argument.most)
+    if text is None and argument.missing:
+        abort(400, argument.missing)
+    return None if text is None else argument.read(text)
 
 
-def _fitting(rows: Sequence[Row]) -> tuple[list[Row], bool]:
-    """Return the first *rows* that fit into one form, and whether some are left."""
-    sizes = itertools.accumulate(len(quote(reference(*row), safe="")) + len("&row=") for row in rows)
+def _fitting(plan: Plan) -> Plan:
+    """Return *plan* with its first references that fit into one form."""
+    sizes = itertools.accumulate(len(quote(reference, safe="")) + len("&row=") for reference in plan.references)
     count = sum(1 for size in sizes if size <= MOST_FORM_BYTES)
-    return list(rows[:count]), count < len(rows)
+    if count == len(plan.references):
+        return plan
+    return replace(plan, references=plan.references[:count], count=count, more=True)
 
 
-def _hidden_fields(verb: Verb, when: When | None, rows: Sequence[Row]) -> list[tuple[str, str]]:
+def _hidden(action: Action, form: Form, plan: Plan) -> list[tuple[str, str]]:
     """Return the hidden fields of the preview: each row with its version.
 
     Conditions could match other rows by the time the form is confirmed.
     """
-    to = [] if when is None else [("when", request.form["when"])]
-    return [("verb", verb.name), *to, *_search(verb).items(), *(("row", reference(*row)) for row in rows)]
+    names = [*(argument.name for argument in action.arguments), *form.scope, *form.conditions]
+    sent = {name: request.form[name] for name in names if request.form.get(name)}
+    rows = [("row", reference) for reference in plan.references]
+    return [("verb", action.verb), *{**sent, **plan.fields}.items(), *rows]
 
 
-def _search(verb: Verb) -> dict[str, Any]:
-    names = ("name", *dead_letters.CONDITIONS) if verb.dead else ("queue", *entries.CONDITIONS)
-    return {name: request.form[name] for name in names if request.form.get(name)}
+def _search(form: Form) -> dict[str, Any]:
+    return {name: request.form[name] for name in (*form.scope, *form.conditions) if request.form.get(name)}
 
 
-def _back(verb: Verb) -> str:
-    """Return the address of the list with the search that the user came from."""
-    return url_for("dead_letters.show" if verb.dead else "entries.show", **_search(verb))
+def _begin() -> None:
+    """Refuse forms that do not come from a preview, and forms that were sent before."""
+    operation = request_args.text("operation", request.form) or ""
+    if not _OPERATION.fullmatch(operation):
+        abort(400, NOT_CONFIRMED)
+    if not context().audit.begin(operation):
+        abort(409, "This form was sent before; the audit shows its effect. For more, start with a new preview.")
 
 
-def _result(verb: Verb, count: int, confirmed: int) -> str:
-    if count == confirmed:
-        return f"{count:,} {verb.past}."
-    return (
-        f"{count:,} of {confirmed:,} {verb.past}. Skipped: {confirmed - count:,} (gone, replaced, or in another state)."
-    )
+def _told(action: Action, choice: Choice, plan: Plan, total: Total) -> list[str]:
+    """Return the result in sentences."""
+    told = [f"{reason}." for reason in total.reasons]
+    if total.unwritten:
+        told.append(f"Not written to the audit: {total.unwritten}")
+    if choice.faults.rows:
+        told.append(f"Skipped: {choice.faults.text()}.")
+    if total.maybe_sent:
+        told.append(f"{total.maybe_sent:,} of them were claimed before and may have been sent: revoke them as well.")
+    left = total.left(plan)
+    if total.text:
+        told.append(f"{total.text}.")
+    elif total.count == plan.count:
+        told.append(f"{total.count:,} {action.past}.")
+    else:
+        skipped = f" Skipped: {left:,} ({plan.gone})." if left and plan.gone else ""
+        told.append(f"{total.count:,} of {plan.count:,} {action.past}.{skipped}")
+    return told

@@ -15,6 +15,7 @@ from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import span_text
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.operate.access import Access, AppAccess, access_to
+from redis_queue.operate.actions.stored import reference
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.redis_errors import RedisErrors, redact
 from redis_queue.web import (
@@ -27,15 +28,12 @@ from redis_queue.web import (
     doctor,
     entries,
     entry,
-    failure_actions,
     failures,
-    flow_actions,
     flows,
     forecast,
     formatting,
     history,
     overview,
-    queue_actions,
     queues,
     running,
     scale,
@@ -43,13 +41,11 @@ from redis_queue.web import (
     suggestions,
     task,
     unique,
-    worker_actions,
     workers,
 )
 from redis_queue.web.context import EXTENSION, Context
 from redis_queue.web.guard import Cookies, Guard, LoginRequired, form_token, seal
 from redis_queue.web.permissions import may, permissions
-from redis_queue.web.queue_lookup import reference
 from redis_queue.web.settings import WebOverrides, WebSettings
 
 if TYPE_CHECKING:
@@ -65,7 +61,6 @@ PAGES: Final = (
     queues,
     celery_queue,
     flows,
-    flow_actions,
     unique,
     dead_letters,
     failures,
@@ -73,15 +68,12 @@ PAGES: Final = (
     workers,
     doctor,
     actions,
-    queue_actions,
-    failure_actions,
     audit,
     scale,
     running,
     history,
     task,
     search,
-    worker_actions,
 )
 
 NAVIGATION: Final = (

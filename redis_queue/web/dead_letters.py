@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from flask import Blueprint, abort, render_template, request
 
 from redis_queue.catalog import kind_of
-from redis_queue.model import DeadLetter
-from redis_queue.operate.dead_letters import Filter, LetterCursor, as_task
+from redis_queue.operate.actions.stored import reference
+from redis_queue.operate.dead_letters import Filter, LetterCursor, as_task, page_of
 from redis_queue.operate.faults import Faults
-from redis_queue.operate.pages import InQueue, Page
-from redis_queue.operate.queue_row import QueueRow
 from redis_queue.operate.search_report import SearchReport
 from redis_queue.store.ids import is_id
 from redis_queue.web import request_args
 from redis_queue.web.context import context
-from redis_queue.web.queue_lookup import MOST_NAMES, queue_range, reference
+from redis_queue.web.queue_lookup import MOST_NAMES
 
 pages = Blueprint("dead_letters", __name__)
 
@@ -39,7 +35,8 @@ def show() -> str:
     faults = Faults()
     conditions, place = filter_of(request.args), _place(request_args.text("after"))
     scan = SearchReport()
-    page, counts = page_of(conditions, name, place, request_args.number("limit", ROWS, 1, MOST_ROWS), faults, scan=scan)
+    limit = request_args.number("limit", ROWS, 1, MOST_ROWS)
+    page, counts = page_of(context().access, conditions, name, place, limit, faults=faults, scan=scan)
     listing = context().catalog.listing(limit=MOST_NAMES)
     return render_template(
         "dead_letters.html",
@@ -64,30 +61,6 @@ def show() -> str:
         is_id=is_id,
         now=context().inspector.now(),
     )
-
-
-def page_of(
-    conditions: Filter,
-    name: str | None,
-    place: LetterCursor,
-    limit: int,
-    faults: Faults,
-    *,
-    scan: SearchReport | None = None,
-) -> tuple[Page[InQueue[DeadLetter], LetterCursor], Sequence[QueueRow] | None]:
-    """Return the letters from *place* on, of the queues called *name* or of all, and the counts of these queues.
-
-    A page covers at most MOST_QUEUES queues. With more queues the counts are None, since they would be incomplete.
-    """
-    number, offset = place
-    part = queue_range(name, number, faults)
-    begins_here = bool(part.positions) and part.positions[0] == number
-    page = conditions.page(part.queues, (0, offset if begins_here else 0), limit, faults, scan)
-    after: LetterCursor | None = None if part.next is None else (part.next, 0)
-    if page.next is not None:
-        index, rest = page.next
-        after = (part.positions[index], rest)
-    return replace(page, next=after), part.rows if not number and part.next is None else None
 
 
 def filter_of(values: Any) -> Filter:

@@ -7,10 +7,8 @@ from typing import Any, Final
 
 from flask import Blueprint, abort, render_template, request
 
-from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate import entries
 from redis_queue.operate.entries import Conditions
-from redis_queue.operate.pages import Page, gather
 from redis_queue.operate.search_report import SearchReport
 from redis_queue.store.ids import id_bytes, id_text, is_id
 from redis_queue.web import request_args
@@ -22,9 +20,6 @@ pages = Blueprint("entries", __name__)
 ROWS: Final = 50
 MOST_ROWS: Final = 100
 MAX_CURSOR: Final = 4000
-
-MOST_LOOKED_AT: Final = 100_000
-"""Most entries that are read to find the rows of an action."""
 
 CONDITIONS: Final = ("task", "to", "id_prefix", "text", "due_before", "due_after")
 
@@ -78,16 +73,3 @@ def _decoded(cursor: str | None) -> str | None:
         return None if cursor is None else id_text(base64.b64decode(cursor, altchars=b"-_", validate=True))
     except ValueError:
         abort(400, "after: invalid cursor; use the link at the end of a page.")
-
-
-def matching(queue: DelayQueue, conditions: Conditions, most: int) -> tuple[list[str], bool]:
-    """Return up to *most* ids of matching entries, and whether there may be more.
-
-    Reads at most :data:`MOST_LOOKED_AT` entries, so that the request ends in time.
-    """
-
-    def read(after: str | None, limit: int) -> Page[str, str]:
-        page = entries.page(context().access, queue, conditions, after, limit)
-        return page.of([entry.id for entry, _ in page.items if is_id(entry.id)])
-
-    return gather(read, most=most, most_looked_at=MOST_LOOKED_AT)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from typing import Any, Final
-from urllib.parse import quote
 
 from flask import Blueprint, abort, render_template, request
 
-from redis_queue.basics.times import to_ms
-from redis_queue.monitor.model import Failure
+from redis_queue.operate.actions.failed import reference
 from redis_queue.operate.failures import FailureFilter, is_dispatched, point
 from redis_queue.operate.search_report import SearchReport
 from redis_queue.store.ids import is_id
@@ -39,7 +37,7 @@ def show() -> str:
     return render_template(
         "failures.html",
         page=page,
-        rows=[(failure, row_of(failure)) for failure in page.items],
+        rows=[(failure, reference(failure)) for failure in page.items],
         groups=groups[:GROUPS],
         more_groups=max(0, len(groups) - GROUPS),
         kept=failures.kept(),
@@ -64,7 +62,7 @@ def one() -> str:
     return render_template(
         "failure.html",
         failure=failure,
-        row=row_of(failure),
+        row=reference(failure),
         with_body=request_args.flag("body"),
         waits=not is_dispatched(context().access),
         now=context().inspector.now(),
@@ -75,8 +73,3 @@ def filter_of(values: Any) -> FailureFilter:
     """Return the conditions of a form or an address."""
     task, exception, text, worker = (request_args.text(name, values) for name in CONDITIONS[:-1])
     return FailureFilter(task, exception, text, worker, point(context().access, request_args.when("since", values)))
-
-
-def row_of(failure: Failure) -> str:
-    """Return a reference to this failure for a form; a later failure of the same task has another one."""
-    return f"{to_ms(failure.failed_at)}:{quote(failure.id, safe='', errors='surrogateescape')}"

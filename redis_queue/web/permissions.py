@@ -8,7 +8,7 @@ from typing import Final
 
 from flask import abort, g
 
-from redis_queue.operate.permissions import PERMISSIONS
+from redis_queue.operate.actions.registry import PERMISSIONS
 from redis_queue.web.settings import WebSettings
 
 

@@ -6,11 +6,11 @@ from typing import Final
 
 from flask import Blueprint, render_template
 
+from redis_queue.operate.actions.workers import reference
 from redis_queue.operate.running import running
 from redis_queue.web import request_args
 from redis_queue.web.context import context
 from redis_queue.web.suggestions import task_names
-from redis_queue.web.worker_actions import reference
 
 pages = Blueprint("running", __name__)
 

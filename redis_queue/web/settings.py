@@ -9,7 +9,7 @@ from typing import Final, TypedDict
 from zoneinfo import ZoneInfo
 
 from redis_queue.errors import ConfigurationError
-from redis_queue.operate.permissions import check_verbs
+from redis_queue.operate.actions.registry import check_verbs
 
 MIN_PASSWORD: Final = 8
 MIN_SECRET: Final = 16

@@ -13,10 +13,11 @@ import redis
 from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.cli import audit, group
+from redis_queue.cli import actions as cli_actions
+from redis_queue.cli import group
 from redis_queue.flow.flows import Flows
 from redis_queue.monitor.failures import Failures
-from redis_queue.operate.audit import Action, Audit
+from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.unique.owners import Owners
 from tests.support.cli.commands import TASK, Run, leaves
 from tests.support.clock import Clock
@@ -41,7 +42,7 @@ CHANGES = {
     "dead delete": ("dead delete --reason Timeout --yes", "delete", "orders", 1, "", ["dead"]),
     "dead purge": ("dead purge --yes", "purge", "orders", 1, "dead", []),
     "quarantine purge": ("quarantine purge --yes", "purge", "orders", 1, "quarantine", []),
-    "failures retry": ("failures retry failed --rate 5", "retry", "failures", 1, "rate 5.0", ["failed"]),
+    "failures retry": ("failures retry failed --rate 5", "retry", "failures", 1, "rate 5", ["failed"]),
     "failures delete": ("failures delete --all --yes", "delete", "failures", 2, "", ["failed", "gone"]),
     "flow set": (
         "flow set queue:reports --rate none --limit-each 3 --burst 2",
@@ -81,7 +82,7 @@ def filled(orders: RedisQueue, tasks: DelayQueue, failed: Failures, flows: Flows
     """Messages, entries, failures, flows and keys to act on."""
 
 
-def actions(client: redis.Redis) -> list[Action]:
+def actions(client: redis.Redis) -> list[AuditLine]:
     return Audit(client, "redis_queue").last()
 
 
@@ -181,4 +182,4 @@ def test_a_user_without_a_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(getpass, "getuser", unknown)
 
-    assert audit.user() == f"uid {os.getuid()}@{socket.gethostname()} (command line)"
+    assert cli_actions.user() == f"uid {os.getuid()}@{socket.gethostname()} (command line)"

@@ -353,7 +353,7 @@ def test_with_json_an_aborted_confirmation_is_json(
     def away(*_: object, **__: object) -> None:
         raise click.Abort
 
-    monkeypatch.setattr("redis_queue.cli.scheduled.Entries.confirm", away)
+    monkeypatch.setattr("redis_queue.cli.actions.confirm", away)
     assert json.loads(run("scheduled", "cancel", "--all", "--json").stdout) == {"error": "interrupted"}
 
 

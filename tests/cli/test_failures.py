@@ -15,7 +15,7 @@ from redis_queue.operate.failures import NO_MESSAGE
 from redis_queue.store.keys import MonitorKeys
 from tests.support.cli.commands import DUE, Run
 
-WAITS = "no dispatcher runs: they wait until a worker or redis-queue dispatch does\n"
+WAITS = "No dispatcher runs: the tasks wait until a worker or redis-queue dispatch does.\n"
 
 
 def kept(failures: Failures) -> list[str]:

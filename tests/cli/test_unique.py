@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import redis
 from celery import Celery
 
 from redis_queue.celery.stored_tasks import StoredTasks
-from redis_queue.operate import unique as operate
-from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import FlowKeys
-from redis_queue.unique.owners import Owner, Owners, field_of, new_token
+from redis_queue.unique.owners import Owners, field_of, new_token
 from tests.support.cli.commands import Run
 from tests.support.store.stage import differences, snapshot
 
 SYNC = ("shop.sync", "order:7")
 SYNC_ID = "7c6c8f2e-0000-4000-8000-000000000007"
-QUESTION = f"Free the key 'order:7' of shop.sync? The task {SYNC_ID} (waiting) goes on."
+QUESTION = "Free the key 'order:7' of shop.sync?"
 
 
 def own(owners: Owners, task: str, key: str, task_id: str) -> None:
@@ -103,7 +102,7 @@ def test_the_question_names_the_task_that_goes_on(
         return len(asked) > 1
 
     monkeypatch.setattr("click.confirm", answer)
-    monkeypatch.setattr("redis_queue.cli.confirmation.sys", Terminal)
+    monkeypatch.setattr("redis_queue.cli.actions.sys", Terminal)
 
     refused = run("unique", "release", *SYNC)
     assert (refused.exit_code, "nothing was done" in refused.stderr) == (1, True)
@@ -113,6 +112,7 @@ def test_the_question_names_the_task_that_goes_on(
     assert run("unique", "release", *SYNC).exit_code == 0
     assert unique.get(*SYNC) is None
     assert asked == [QUESTION, QUESTION]
+    assert f"The task {SYNC_ID} (waiting) goes on" in refused.stderr
 
 
 class Terminal:
@@ -122,6 +122,8 @@ class Terminal:
         """A terminal."""
 
         isatty = staticmethod(lambda: True)
+
+    stderr = stdout = sys.stderr
 
 
 @pytest.mark.parametrize("more", [(), ("--yes",), ("--dry-run",)])
@@ -139,11 +141,13 @@ def test_a_key_without_an_owner_is_exit_code_1(more: tuple[str, ...], run: Run, 
 def test_a_key_that_another_task_owns_meanwhile_stays(
     run: Run, unique: Owners, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def change_owner(access: Access, owner: Owner) -> bool:
-        client.hset(FlowKeys("redis_queue").owners, field_of(*SYNC), "9a - w 1000 other")
-        return operate.release(access, owner)
+    release = Owners.release
 
-    monkeypatch.setattr("redis_queue.cli.unique.release_key", change_owner)
+    def change_owner(owners: Owners, task: str, key: str, *, task_id: str) -> bool:
+        client.hset(FlowKeys("redis_queue").owners, field_of(*SYNC), "9a - w 1000 other")
+        return release(owners, task, key, task_id=task_id)
+
+    monkeypatch.setattr(Owners, "release", change_owner)
 
     done = run("unique", "release", *SYNC, "--yes")
 

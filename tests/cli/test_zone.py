@@ -99,7 +99,7 @@ def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
 
 def test_a_confirmation_shows_the_selected_entries(redis_url: str, orders: RedisQueue) -> None:
     with terminal("dead", "delete", "dead", "--utc", REDIS_QUEUE_URL=redis_url) as shown:
-        shown.wait_for("Delete 1 dead letters?")
+        shown.wait_for("Delete 1 dead letter?")
         shown.type("n\n")
         assert shown.end() == 1
 

@@ -9,12 +9,12 @@ from datetime import datetime, timezone
 import pytest
 import redis
 
-from redis_queue.operate.audit import Action, Audit, Subject
+from redis_queue.operate.audit import Audit, AuditLine, Subject
 from tests.support.proxy import FaultProxy
 
 pytestmark = pytest.mark.usefixtures("client", "without_pauses")
 
-ACTION = Action(datetime(2026, 1, 2, tzinfo=timezone.utc), "ann", "purge", "orders", 1)
+ACTION = AuditLine(datetime(2026, 1, 2, tzinfo=timezone.utc), "ann", "purge", "orders", 1)
 
 
 @pytest.fixture

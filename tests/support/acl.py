@@ -20,7 +20,7 @@ from redis_queue.monitor.history import History
 from redis_queue.monitor.model import Failure, Run, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.monitor import Runs, Workers
 from redis_queue.monitor.report import Reports
-from redis_queue.operate.audit import Action, Audit
+from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.operate.inspector import Inspector
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.numbered_calls import NumberedCalls
@@ -258,7 +258,7 @@ NOW = datetime.now(timezone.utc)
 SERIES = Series("task", "queue")
 TASK = RunningTask("id", "task", "queue", "me", NOW)
 RUN = Run("id", "task", "queue", "me", "succeeded", NOW)
-ACTION = Action(datetime.now(timezone.utc), "ann", "purge", "work", 3)
+ACTION = AuditLine(datetime.now(timezone.utc), "ann", "purge", "work", 3)
 FAILURE = Failure("failed", "shop.mail", "celery", "one", NOW, traceback="Traceback")
 LEASES = ("lease/ack", "lease/release", "lease/quarantine", "lease/put_back")
 ROLES = [

@@ -16,10 +16,11 @@ from celery import Celery
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.delay.model import Push
 from redis_queue.operate.access import AppAccess
-from redis_queue.operate.audit import Action, Audit, Subject
+from redis_queue.operate.actions import stored
+from redis_queue.operate.audit import Audit, AuditLine, Subject
 from redis_queue.operate.subjects import SHOWN
 from redis_queue.store.script_cache import load_scripts
-from redis_queue.web import actions, dashboard, entries
+from redis_queue.web import actions, dashboard
 from tests.support.acl import ROLES
 from tests.support.servers import RedisServer, client_options
 from tests.support.web.browser import SCREENS, Browser, Form, Page, crawl
@@ -55,14 +56,14 @@ class TestSelected:
         asked = preview(
             writer, "/scheduled?id_prefix=task", "cancel", row=rows(writer, "/scheduled", "task-1", "task-2")
         )
-        assert "Cancel 2?" in asked.text
+        assert "Cancel 2 entries?" in asked.text
         shown = re.search(
             r"task-1 shop\.remind in scheduled, due \d{4}-\d\d-\d\d \d\d:\d\d:\d\d in (1 h|59 min)", asked.text
         )
         assert shown is not None
         assert due(filled, "task-1")
 
-        assert "2 cancelled." in writer.send(asked.form("/act")).text
+        assert "2 cancelled." in writer.send(asked.confirmation).text
         queue = DelayQueue("scheduled", filled)
         assert (queue.get("task-1"), queue.get("task-2"), queue.count()) == (None, None, 63)
         assert audit(filled) == [("local", "cancel", "scheduled", 2, "")]
@@ -73,7 +74,7 @@ class TestSelected:
         queue.release_many(queue.claim(500), delay=60)
         asked = preview(writer, "/scheduled?id_prefix=held", "cancel", row=rows(writer, "/scheduled", "held"))
 
-        text = writer.send(asked.form("/act")).text
+        text = writer.send(asked.confirmation).text
 
         assert "1 cancelled." in text
         assert "1 of them were claimed before and may have been sent" in text
@@ -81,26 +82,30 @@ class TestSelected:
     @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's own
     def test_a_cancelled_task_is_revoked(self, writer: Browser, filled: redis.Redis, app: Celery) -> None:
         page = writer.get(f"/entry?queue=scheduled&id={TASK}")
-        writer.send(writer.send(page.form("/preview"), ("verb", "cancel")).form("/act"))
+        writer.send(writer.send(page.form("/preview"), ("verb", "cancel")).confirmation)
         assert app.AsyncResult(TASK).state == "REVOKED"
 
     @pytest.mark.parametrize(
-        ("when", "earliest", "latest"),
-        [("2h", 7190, 7201), ("1d12h", 129590, 129601), ("2030-01-01T00:00Z", None, None)],
+        ("when", "told", "earliest", "latest"),
+        [
+            ("2h", "in 2 h", 7190, 7201),
+            ("1d12h", "in 1 d 12 h", 129590, 129601),
+            ("2030-01-01T00:00Z", "2030-01-01T00:00:00+0000", None, None),
+        ],
     )
-    def test_reschedule(
-        self, when: str, earliest: float | None, latest: float | None, writer: Browser, filled: redis.Redis
+    def test_reschedule(  # noqa: PLR0917 - most are parameters
+        self, when: str, told: str, earliest: float | None, latest: float | None, writer: Browser, filled: redis.Redis
     ) -> None:
         page = writer.get("/entry?queue=scheduled&id=task-1")
         asked = writer.send(page.form("/preview"), ("verb", "reschedule"), when=when)
-        assert f"Reschedule 1 to {when}?" in asked.text
-        assert "1 rescheduled." in writer.send(asked.form("/act")).text
+        assert f"Reschedule 1 waiting entry, due {told}?" in asked.text
+        assert "1 rescheduled." in writer.send(asked.confirmation).text
         at = due(filled, "task-1")
         if earliest is None or latest is None:
             assert at == datetime(2030, 1, 1, tzinfo=timezone.utc)
         else:
             assert timedelta(seconds=earliest) < at - datetime.now(timezone.utc) < timedelta(seconds=latest)
-        assert audit(filled) == [("local", "reschedule", "scheduled", 1, when)]
+        assert audit(filled) == [("local", "reschedule", "scheduled", 1, told)]
 
     @pytest.mark.parametrize("when", ["", "-2h", "tomorrow", "2030-01-01T00:00", "99999d", "9999-01-01T00:00Z", "\x00"])
     def test_reschedule_to_an_invalid_time(self, when: str, writer: Browser, filled: redis.Redis) -> None:
@@ -108,7 +113,7 @@ class TestSelected:
         form = writer.get("/entry?queue=scheduled&id=task-1").form("/preview")
         page = writer.send(form, ("verb", "reschedule"), when=when)
         if page.status == 200:
-            page = writer.send(page.form("/act"))
+            page = writer.send(page.confirmation)
         assert page.status == 400
         after = everything(filled)
         assert [
@@ -117,27 +122,25 @@ class TestSelected:
 
     def test_run_now(self, writer: Browser, filled: redis.Redis) -> None:
         asked = preview(writer, "/scheduled", "run-now", row=rows(writer, "/scheduled", "task-1", "data"))
-        assert "2 made due." in writer.send(asked.form("/act")).text
+        assert "2 made due." in writer.send(asked.confirmation).text
         assert due(filled, "task-1") <= datetime.now(timezone.utc) + timedelta(seconds=1)
         assert audit(filled) == [("local", "run-now", "scheduled", 2, "")]
 
     def test_redrive_of_several_queues(self, writer: Browser, filled: redis.Redis) -> None:
         asked = preview(writer, "/dead", "redrive", row=rows(writer, "/dead", "dead"))
-        assert "Redrive 2?" in asked.text
-        assert "2 redriven." in writer.send(asked.form("/act")).text
+        assert "Redrive 2 dead letters?" in asked.text
+        assert "2 redriven." in writer.send(asked.confirmation).text
         assert RedisQueue("orders", filled).dead_letters() == DelayQueue("scheduled", filled).dead_letters() == []
-        assert sorted(audit(filled)) == [
-            ("local", "redrive", "orders", 1, ""),
-            ("local", "redrive", "scheduled", 1, ""),
-        ]
+        [line] = audit(filled)
+        assert (line[1], sorted(line[2].split(", ")), line[3]) == ("redrive", ["orders", "scheduled"], 2)
 
     def test_delete_single_dead_letters(self, writer: Browser, filled: redis.Redis) -> None:
         row = [row for row in rows(writer, "/dead", "dead") if row.startswith("delay:")]
         asked = preview(writer, "/dead", "delete", row=row)
-        assert "Delete 1?" in asked.text
+        assert "Delete 1 dead letter?" in asked.text
         assert re.search(r"dead shop\.remind in scheduled, died \d{4}-", asked.text)
 
-        assert "1 deleted." in writer.send(asked.form("/act")).text
+        assert "1 deleted." in writer.send(asked.confirmation).text
         assert DelayQueue("scheduled", filled).dead_letters() == []
         assert len(RedisQueue("orders", filled).dead_letters()) == 1
         assert audit(filled) == [("local", "delete", "scheduled", 1, "")]
@@ -145,7 +148,7 @@ class TestSelected:
     def test_delete_from_the_page_of_a_dead_letter(self, writer: Browser, filled: redis.Redis) -> None:
         page = writer.get("/entry?kind=queue&queue=orders&id=dead")
         asked = writer.send(page.form("/preview"), ("verb", "delete"))
-        assert "1 deleted." in writer.send(asked.form("/act")).text
+        assert "1 deleted." in writer.send(asked.confirmation).text
         assert RedisQueue("orders", filled).dead_letters() == []
 
     def test_the_audit_log_names_the_changed_entries(
@@ -154,7 +157,7 @@ class TestSelected:
         caplog.set_level("INFO", "redis_queue.operate.audit")
         at = due(filled, "task-1")
         asked = preview(writer, "/scheduled", "cancel", row=rows(writer, "/scheduled", "task-1", "data"))
-        writer.send(asked.form("/act"))
+        writer.send(asked.confirmation)
 
         (action, *_) = Audit(filled, "redis_queue").last()
         assert Subject("task-1", "scheduled", "shop.remind", at) in action.subjects
@@ -166,7 +169,7 @@ class TestSelected:
         for verb in ("run-now", "cancel"):
             asked = preview(writer, "/scheduled", verb, row=rows(writer, "/scheduled", "task-1"), when="2h")
             assert "2h" not in asked.text
-            assert [name for name, _ in asked.form("/act").fields if name == "when"] == []
+            assert [name for name, _ in asked.confirmation.fields if name == "when"] == []
 
     @pytest.mark.parametrize("path", ["/scheduled", "/entry?queue=scheduled&id=task-1"])
     def test_enter_in_the_time_field_presses_reschedule(self, path: str, writer: Browser) -> None:
@@ -178,7 +181,7 @@ class TestSelected:
     def test_entries_gone_after_the_preview_are_counted(self, writer: Browser, filled: redis.Redis) -> None:
         asked = preview(writer, "/scheduled", "cancel", row=rows(writer, "/scheduled", "task-1", "task-2"))
         DelayQueue("scheduled", filled).cancel("task-1")
-        page = writer.send(asked.form("/act"))
+        page = writer.send(asked.confirmation)
         assert "1 of 2 cancelled. Skipped: 1 (gone, replaced" in page.text
 
     @pytest.mark.parametrize(
@@ -205,7 +208,7 @@ class TestSelected:
         else:
             queue.push("another call", id=id_, delay=9000)
         before = queue.look(id_)
-        page = writer.send(asked.form("/act"))
+        page = writer.send(asked.confirmation)
         assert "0 of 1" in page.text
         assert "Skipped: 1 (gone, replaced" in page.text
         assert queue.look(id_) == before
@@ -220,7 +223,7 @@ class TestSelected:
         asked = writer.send(
             writer.get("/scheduled").form("/preview"), ("verb", "cancel"), row=[f"delay:scheduled:{id_}" for id_ in ids]
         )
-        assert "4 cancelled." in writer.send(asked.form("/act")).text
+        assert "4 cancelled." in writer.send(asked.confirmation).text
 
     @pytest.mark.parametrize(
         "row",
@@ -246,11 +249,11 @@ class TestSelected:
 class TestMatching:
     def test_filters_select(self, writer: Browser, filled: redis.Redis) -> None:
         asked = preview(writer, "/scheduled?task=shop.remind&due_before=1h10s&due_after=1h", "cancel", matching="1")
-        found = re.search(r"Cancel (\d+)\?", asked.text)
+        found = re.search(r"Cancel (\d+) entries\?", asked.text)
         assert found is not None
         assert 9 <= int(found[1]) <= 11
         assert "and 1 more" in asked.text or int(found[1]) <= SHOWN
-        writer.send(asked.form("/act"))
+        writer.send(asked.confirmation)
         assert DelayQueue("scheduled", filled).count() == 65 - int(found[1])
 
     def test_only_the_confirmed_number_is_changed(self, writer: Browser, filled: redis.Redis) -> None:
@@ -258,15 +261,15 @@ class TestMatching:
         queue = DelayQueue("scheduled", filled)
         call = {"task": "shop.cancel", "args": [], "kwargs": {}, "options": {}}
         queue.push_many(Push(call, delay=9000, id=f"new-{number}") for number in range(5))
-        assert "1 cancelled." in writer.send(asked.form("/act")).text
+        assert "1 cancelled." in writer.send(asked.confirmation).text
         assert queue.count() == 69
 
     def test_only_shown_entries_are_changed(self, writer: Browser, filled: redis.Redis) -> None:
         asked = preview(writer, "/scheduled?id_prefix=task-1", "cancel", matching="1")
-        shown = [value for name, value in asked.form("/act").fields if name == "row"]
+        shown = [value for name, value in asked.confirmation.fields if name == "row"]
         queue = DelayQueue("scheduled", filled)
         queue.push({"task": "shop.remind", "args": [], "kwargs": {}, "options": {}}, id="task-1-earlier", delay=60)
-        assert f"{len(shown)} cancelled." in writer.send(asked.form("/act")).text
+        assert f"{len(shown)} cancelled." in writer.send(asked.confirmation).text
         assert queue.get("task-1-earlier") is not None
         assert queue.get("task-19") is None
 
@@ -275,7 +278,7 @@ class TestMatching:
     ) -> None:
         monkeypatch.setattr(actions, "MOST_FORM_BYTES", 300)
         asked = preview(writer, "/scheduled?task=shop.remind", "cancel", matching="1")
-        count = len([name for name, _ in asked.form("/act").fields if name == "row"])
+        count = len([name for name, _ in asked.confirmation.fields if name == "row"])
         assert 5 < count < 15
         assert f"This action covers {count};" in asked.text
 
@@ -284,33 +287,33 @@ class TestMatching:
             Push("x", delay=60, id=f"{number:05}" + "é" * 250) for number in range(700)
         )
         asked = preview(writer, "/scheduled", "run-now", matching="1")
-        page = writer.send(asked.form("/act"))
+        page = writer.send(asked.confirmation)
         assert (page.status, "made due." in page.text) == (200, True)
 
     def test_more_than_the_limit(self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(actions, "MOST_AT_ONCE", 20)
         for left in (45, 25):
             asked = preview(writer, "/scheduled", "cancel", matching="1")
-            assert "Cancel 20?" in asked.text
+            assert "Cancel 20 entries?" in asked.text
             assert "There may be more matches. This action covers 20;" in asked.text
-            assert "20 cancelled." in writer.send(asked.form("/act")).text
+            assert "20 cancelled." in writer.send(asked.confirmation).text
             assert DelayQueue("scheduled", filled).count() == left
 
     def test_a_rare_one_among_many(self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(entries, "MOST_LOOKED_AT", 30)
+        monkeypatch.setattr(stored, "MOST_LOOKED_AT_TO_ACT", 30)
         monkeypatch.setattr("redis_queue.operate.entries.MOST_LOOKED_AT", 30)
         monkeypatch.setattr("redis_queue.operate.entries.CHUNK", 10)
         asked = preview(writer, "/scheduled?task=shop.nosuch", "cancel", matching="1")
         assert "No match among the first 30" in asked.text
-        assert [form for form in asked.forms if form.action == "/act"] == []
+        assert [form for form in asked.forms if form.method == "post"] == []
 
     def test_dead_letters_of_one_reason(self, writer: Browser, filled: redis.Redis) -> None:
         queue = RedisQueue("orders", filled)
         queue.put_many(range(30))
         queue.nack_many(queue.get_many(30), dead=True, reason="again and again")
         asked = preview(writer, "/dead?reason=again", "redrive", matching="1")
-        assert "Redrive 30?" in asked.text
-        assert "30 redriven." in writer.send(asked.form("/act")).text
+        assert "Redrive 30 dead letters?" in asked.text
+        assert "30 redriven." in writer.send(asked.confirmation).text
         assert [letter.reason for letter in queue.dead_letters()] == ["Timeout"]
 
     def test_nothing_matches(self, writer: Browser) -> None:
@@ -333,7 +336,7 @@ class TestMatching:
 def test_the_search_is_kept_after_an_action(path: str, verb: str, kept: str, writer: Browser) -> None:
     asked = preview(writer, path, verb, matching="1")
     assert kept in asked.links
-    answer = writer.post(asked.form("/act"))
+    answer = writer.post(asked.confirmation)
     assert (answer.status_code, answer.headers["Location"]) == (303, kept)
 
 
@@ -351,10 +354,10 @@ def test_actions_install_no_hooks_in_the_app(filled: redis.Redis, redis_server: 
     browser = Browser(dashboard(AppAccess(app), allow_write=True, secret_key=KEY))
     crawl(browser, 1)
     page = browser.get(f"/entry?queue=scheduled&id={TASK}")
-    browser.send(browser.send(page.form("/preview"), ("verb", "cancel")).form("/act"))
+    browser.send(browser.send(page.form("/preview"), ("verb", "cancel")).confirmation)
     for path, verb in (("/scheduled", "reschedule"), ("/scheduled", "run-now"), ("/dead", "redrive")):
         asked = preview(browser, path, verb, matching="1", when="2h" if verb == "reschedule" else None)
-        browser.send(asked.form("/act"))
+        browser.send(asked.confirmation)
 
     assert app.AsyncResult(TASK).state == "REVOKED"
     assert len(audit(filled)) >= 4
@@ -365,7 +368,7 @@ def test_actions_install_no_hooks_in_the_app(filled: redis.Redis, redis_server: 
 class TestForms:
     def asked(self, browser: Browser) -> Form:
         page = preview(browser, "/scheduled", "reschedule", row=rows(browser, "/scheduled", "task-1"), when="5h")
-        return page.form("/act")
+        return page.confirmation
 
     @pytest.mark.parametrize("confirmed", [None, "", "0", "-1", "1e3", "10001", "99999999999", "x"])
     def test_the_count_has_to_be_confirmed(self, confirmed: str | None, writer: Browser, filled: redis.Redis) -> None:
@@ -392,7 +395,7 @@ class TestForms:
         self, writer: Browser, open_dashboard: Open, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(actions, "MOST_AT_ONCE", 10)
-        form = preview(writer, "/scheduled", "cancel", matching="1").form("/act")
+        form = preview(writer, "/scheduled", "cancel", matching="1").confirmation
         cookie = writer.client.get_cookie("redis_queue_session")
         assert cookie is not None
         browsers = [open_dashboard(allow_write=True) for _ in range(6)]
@@ -421,7 +424,7 @@ class TestForms:
 
 class TestQueues:
     def button(self, browser: Browser, name: str, verb: str) -> Page:
-        asked = browser.send(browser.get(f"/queue?{name}").form("/queue/preview"), ("verb", verb))
+        asked = browser.send(browser.get(f"/queue?{name}").form("/actions/queue/preview"), ("verb", verb))
         return browser.send(asked.form("/queue")) if asked.status == 200 else asked
 
     def test_pause_and_resume(self, writer: Browser, filled: redis.Redis) -> None:
@@ -451,7 +454,7 @@ class TestQueues:
         filled.zadd("{redis_queue:queue:orders}:in_flight", {"held": 1})
         name = "quiet" if verb == "resume" else "orders"
         before = everything(filled)
-        asked = writer.send(writer.get(f"/queue?kind=queue&name={name}").form("/queue/preview"), ("verb", verb))
+        asked = writer.send(writer.get(f"/queue?kind=queue&name={name}").form("/actions/queue/preview"), ("verb", verb))
         assert question in asked.text
         assert told in asked.text
         assert everything(filled) == before
@@ -468,7 +471,7 @@ class TestQueues:
             ("orders", "resume", "It is not paused."),
             ("quiet", "pause", "It is paused already."),
         ):
-            form = writer.get(f"/queue?kind=queue&name={name}").form("/queue/preview")
+            form = writer.get(f"/queue?kind=queue&name={name}").form("/actions/queue/preview")
             asked = writer.send(form, verb=verb)
             assert told in asked.text
             assert [form for form in asked.forms if form.method == "post"] == []
@@ -479,7 +482,7 @@ class TestQueues:
         held = queue.get_many(3)
         in_flight = "{redis_queue:queue:many}:in_flight"
         filled.zadd(in_flight, {held[0].id: 1})
-        form = writer.get("/queue?kind=queue&name=many").form("/queue/preview")
+        form = writer.get("/queue?kind=queue&name=many").form("/actions/queue/preview")
         asked = writer.send(form, ("verb", "putback"))
         filled.zadd(in_flight, {message.id: 2 for message in held[1:]})
         assert "1 returned, 0 dead." in writer.send(asked.form("/queue")).text
@@ -499,7 +502,7 @@ class TestAudit:
         caplog.set_level(logging.INFO, "redis_queue.operate.audit")
         browser = open_dashboard(identify=lambda _: "carla", allow_write=True)
         asked = preview(browser, "/scheduled", "cancel", row=rows(browser, "/scheduled", "task-1"))
-        browser.send(asked.form("/act"))
+        browser.send(asked.confirmation)
         assert audit(filled) == [("carla", "cancel", "scheduled", 1, "")]
         (record,) = [record for record in caplog.records if record.name == "redis_queue.operate.audit"]
         assert record.getMessage() == "cancel by carla: 1 of scheduled"
@@ -513,7 +516,7 @@ class TestAudit:
         caplog.set_level(logging.INFO, "redis_queue.operate.audit")
         browser = open_dashboard(identify=lambda _: "carla\ncancel by admin: 9 of scheduled", allow_write=True)
         asked = preview(browser, "/scheduled", "cancel", row=rows(browser, "/scheduled", "task-1"))
-        browser.send(asked.form("/act"))
+        browser.send(asked.confirmation)
         (record,) = [record for record in caplog.records if record.name == "redis_queue.operate.audit"]
         assert record.getMessage() == "cancel by carla\\ncancel by admin: 9 of scheduled: 1 of scheduled"
 
@@ -531,13 +534,13 @@ class TestAudit:
 
         asked = preview(writer, "/scheduled?id_prefix=task-2", "run-now", matching="1")
         monkeypatch.setattr(DelayQueue, "run_now", breaks)
-        assert writer.send(asked.form("/act")).status == 503
-        assert audit(filled) == [("local", "run-now", "scheduled", 3, "")]
+        assert writer.send(asked.confirmation).status == 503
+        assert audit(filled) == [("local", "run-now", "scheduled", 3, "ConnectionError: gone")]
 
     def test_keeps_the_last_thousand(self, filled: redis.Redis) -> None:
         found = Audit(filled, "redis_queue")
         for number in range(1005):
-            found.add(Action(datetime.now(timezone.utc), "x", "cancel", "q", number))
+            found.add(AuditLine(datetime.now(timezone.utc), "x", "cancel", "q", number))
         assert filled.llen("redis_queue:audit") == 1000
         assert [row.count for row in found.last(2)] == [1004, 1003]
 
@@ -579,7 +582,7 @@ class TestRoles:
             ("/dead", "redrive"),
         ):
             asked = preview(browser, path, verb, matching="1", when="2h" if verb == "reschedule" else None)
-            page = browser.send(asked.form("/act"))
+            page = browser.send(asked.confirmation)
             assert (page.status, "lacks a permission" in page.text) == (503, True), verb
         for verb in ("pause", "putback"):
             page = TestQueues().button(browser, "kind=queue&name=orders", verb)
@@ -596,7 +599,7 @@ class TestRoles:
             ("/dead", "redrive"),
         ):
             asked = preview(browser, path, verb, matching="1", when="2h" if verb == "reschedule" else None)
-            page = browser.send(asked.form("/act"))
+            page = browser.send(asked.confirmation)
             assert page.status == 200, page.text
         for verb in ("pause", "putback", "resume"):
             page = TestQueues().button(browser, "kind=queue&name=orders", verb)

@@ -74,7 +74,7 @@ class TestMethods:
             assert names == [line.split(b":")[0] for line in full.split(b"\r\n")[1:]]
 
     def test_options_lists_the_methods(self, served: Served) -> None:
-        answer = get(served, b"/act", b"OPTIONS")
+        answer = get(served, b"/actions/dead", b"OPTIONS")
         assert status(answer) == 200
         assert re.search(rb"\r\nAllow: (OPTIONS, POST|POST, OPTIONS)\r\n", answer)
         assert answer.endswith(b"\r\n\r\n")
@@ -233,7 +233,7 @@ class TestTargets:
         assert cookie
         assert token
         form = b"kind=queue&verb=pause&name=x%0d%0aSet-Cookie:%20zq1=1&token=" + token[1]
-        head = b"POST /queue HTTP/1.1\r\n" + HOST + b"Cookie: " + cookie[1] + b"\r\n"
+        head = b"POST /actions/queue HTTP/1.1\r\n" + HOST + b"Cookie: " + cookie[1] + b"\r\n"
         head += b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: %d\r\n\r\n" % len(form)
         answer = send(served, head, form)
         assert status(answer) == 400

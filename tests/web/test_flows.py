@@ -188,20 +188,20 @@ class TestCeleryQueue:
         assert "Pause queue:mail?" in page.text
         assert page.link("celery-queue").endswith("mail")
         assert flows.get("queue:mail") is None
-        done = writer.send(page.form("/flow"))
+        done = writer.send(page.confirmation)
         assert "queue:mail: paused." in done.text
         assert "This queue has no flow: it is only paused." in done.text
         assert audit(filled) == ("local", "flow-pause", "queue:mail", 1, "")
         assert ("verb", "flow-set") not in [button for found in done.forms for button in found.buttons]
         page = preview(writer, "flow-resume", MAIL)
-        done = writer.send(page.form("/flow"))
+        done = writer.send(page.confirmation)
         assert "queue:mail: no limits." in done.text
         assert "Celery queue mail" in done.text
         assert flows.get("queue:mail") is None
 
     def test_without_an_app_it_returns_to_the_list(self, flows: Flows, filled: redis.Redis) -> None:
         writer = Browser(dashboard(filled, secret_key=KEY, allow_write=True))
-        done = writer.send(preview(writer, "flow-resume", "/flow?name=queue:quiet").form("/flow"))
+        done = writer.send(preview(writer, "flow-resume", "/flow?name=queue:quiet").confirmation)
         assert "queue:quiet: no limits." in done.text
         assert "3 flows." in done.text
 
@@ -221,12 +221,12 @@ class TestActing:
         page = preview(writer, "flow-pause")
         assert "neither the 7 that wait in this flow, nor later ones. The 2 that run go on." in page.text
         assert not state(flows, "queue:bulk").paused
-        assert "queue:bulk: paused, limit 40" in writer.send(page.form("/flow")).text
+        assert "queue:bulk: paused, limit 40" in writer.send(page.confirmation).text
         assert state(flows, "queue:bulk").paused
         assert audit(filled) == ("local", "flow-pause", "queue:bulk", 1, "")
         page = preview(writer, "flow-resume")
         assert "7 wait in this flow." in page.text
-        assert "queue:bulk: limit 40" in writer.send(page.form("/flow")).text
+        assert "queue:bulk: limit 40" in writer.send(page.confirmation).text
         assert not state(flows, "queue:bulk").paused
         assert audit(filled) == ("local", "flow-resume", "queue:bulk", 1, "")
 
@@ -236,7 +236,7 @@ class TestActing:
         assert "Change the limits of queue:bulk?" in page.text
         assert "Limit 40 20 Rate none 100/m Limit of each key 4 none Burst 1 3" in page.text
         assert everything(filled) == before
-        done = writer.send(page.form("/flow"))
+        done = writer.send(page.confirmation)
         text = "queue:bulk: limit 20, rate 100/m, burst 3, rate of each key 2/s, burst of each key 3"
         assert f"{text}; in the code: limit 40, limit of each key 4, rate of each key 2/s." in done.text
         assert state(flows, "queue:bulk").limits == Limits(20, None, 600.0, 3, 500.0, 3)
@@ -249,26 +249,26 @@ class TestActing:
         assert offered == ["token", "name", "limit", "rate", "burst"]
         page = preview(writer, "flow-set", SYNC, limit="2")
         assert "Limit of each key 1 2" in page.text
-        assert "shop.sync: limit of each key 2; in the code" in writer.send(page.form("/flow")).text
+        assert "shop.sync: limit of each key 2; in the code" in writer.send(page.confirmation).text
         assert state(flows, "shop.sync").limits == Limits(limit_each=2)
 
     def test_reset(self, writer: Browser, flows: Flows, filled: redis.Redis) -> None:
         page = preview(writer, "flow-reset", SLOW)
         assert "in all workers: limit 10, rate 100/m, burst 5. Now: limit 3, rate 100/m, burst 5." in page.text
         assert "The flow stays paused." in page.text
-        assert "queue:slow: paused, limit 10" in writer.send(page.form("/flow")).text
+        assert "queue:slow: paused, limit 10" in writer.send(page.confirmation).text
         assert state(flows, "queue:slow").limits.limit == 10
         assert audit(filled) == ("local", "flow-reset", "queue:slow", 1, "")
 
     def test_a_form_works_once(self, writer: Browser, flows: Flows) -> None:
-        confirmed = preview(writer, "flow-set", limit="20").form("/flow")
+        confirmed = preview(writer, "flow-set", limit="20").confirmation
         assert writer.post(confirmed).status_code == 303
         flows.reset("queue:bulk")
         assert writer.post(confirmed).status_code == 409
         assert state(flows, "queue:bulk").limits.limit == 40
 
     def test_an_action_needs_its_preview(self, writer: Browser, flows: Flows) -> None:
-        confirmed = preview(writer, "flow-set", limit="20").form("/flow")
+        confirmed = preview(writer, "flow-set", limit="20").confirmation
         for changes in ({"confirmed": None}, {"confirmed": "2"}, {"operation": "x"}, {"operation": None}):
             assert writer.post(confirmed, **changes).status_code == 400
         assert writer.post(confirmed, token="x").status_code == 403
@@ -288,7 +288,7 @@ class TestActing:
     @pytest.mark.parametrize(
         ("changes", "text"),
         [
-            ({}, "Change what? Fill in a limit, a rate or a burst."),
+            ({}, "change what? Give a limit, a rate or a burst"),
             ({"limit": "x"}, "limit='x': must be a whole number, or none"),
             ({"limit": "-1"}, "limit=-1: must be a whole number from 0 to 1,000,000"),
             ({"limit": "1000001"}, "must be a whole number from 0 to 1,000,000"),
@@ -321,6 +321,6 @@ class TestActing:
         assert everything(filled) == before
 
     def test_readers_cannot_act(self, open_dashboard: Open, writer: Browser, flows: Flows) -> None:
-        confirmed = preview(writer, "flow-pause").form("/flow")
+        confirmed = preview(writer, "flow-pause").confirmation
         assert open_dashboard().post(confirmed).status_code == 403
         assert not state(flows, "queue:bulk").paused

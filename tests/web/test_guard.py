@@ -27,10 +27,10 @@ def paused(client: redis.Redis, name: str = "orders") -> bool:
 
 def pause(browser: Browser, **options: Any) -> int:
     """Send a form that pauses a queue; return the status."""
-    form = browser.get("/queue?kind=queue&name=orders").form("/queue/preview")
+    form = browser.get("/queue?kind=queue&name=orders").form("/actions/queue/preview")
     data = {**dict(form.fields), **PAUSE, **options.pop("data", {})}
     kept = {name: value for name, value in data.items() if value is not None}
-    return browser.raw("/queue", method="POST", data=kept, **options).status_code
+    return browser.raw("/actions/queue", method="POST", data=kept, **options).status_code
 
 
 class TestUsers:
@@ -189,15 +189,15 @@ class TestCallables:
         ):
             page = browser.open("/queue?kind=queue&name=orders", auth=login)
             assert mode in page.text
-            token = dict(page.form("/queue/preview").fields)["token"] if status == 303 else "x"
+            token = dict(page.form("/actions/queue/preview").fields)["token"] if status == 303 else "x"
             data = {"kind": "queue", "name": "orders", "token": token, **PAUSE}
-            assert browser.raw("/queue", method="POST", auth=login, data=data).status_code == status
+            assert browser.raw("/actions/queue", method="POST", auth=login, data=data).status_code == status
         assert paused(filled)
 
     def test_may_write_needs_allow_write(self, open_dashboard: Open) -> None:
         browser = open_dashboard(may_write=lambda _: True)
         assert "read-only" in browser.get().text
-        assert browser.raw("/act", method="POST").status_code == 403
+        assert browser.raw("/actions/scheduled", method="POST").status_code == 403
 
 
 class TestForms:
@@ -223,7 +223,7 @@ class TestForms:
         fields = dict(browser.open("/scheduled", auth=("ann", USERS["ann"])).form("/preview").fields)
         data = {"token": fields["token"], "queue": "scheduled", "verb": "cancel", "row": "delay:scheduled:task-1"}
         for name, status in (("ben", 403), ("ann", 200)):
-            answer = browser.raw("/preview", method="POST", auth=(name, USERS[name]), data=data)
+            answer = browser.raw("/actions/scheduled/preview", method="POST", auth=(name, USERS[name]), data=data)
             assert answer.status_code == status, name
 
     def test_with_an_expired_token(self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +267,7 @@ class TestForms:
     def test_without_a_cookie(self, writer: Browser, open_dashboard: Open, filled: redis.Redis) -> None:
         token = dict(writer.get("/scheduled").form("/preview").fields)["token"]
         data = {"kind": "queue", "name": "orders", "verb": "pause", "token": token}
-        assert open_dashboard(allow_write=True).raw("/queue", method="POST", data=data).status_code == 403
+        assert open_dashboard(allow_write=True).raw("/actions/queue", method="POST", data=data).status_code == 403
         assert not paused(filled)
 
     @pytest.mark.parametrize("site", ["cross-site", "same-site", "none", "SAME-ORIGIN", ""])
@@ -278,13 +278,13 @@ class TestForms:
     def test_a_forged_cookie(self, writer: Browser, filled: redis.Redis) -> None:
         data = {"kind": "queue", "name": "orders", "verb": "pause", "token": "x"}
         writer.client.set_cookie("redis_queue_session", "eyJ0b2tlbiI6IngifQ.Z0AAAA.forged")
-        assert writer.raw("/queue", method="POST", data=data).status_code == 403
+        assert writer.raw("/actions/queue", method="POST", data=data).status_code == 403
         assert not paused(filled)
 
     def test_a_read_only_dashboard_refuses_all(self, open_dashboard: Open, filled: redis.Redis) -> None:
         reader, before = open_dashboard(), everything(filled)
         token = next(dict(form.fields)["token"] for form in reader.get("/workers").forms if form.method == "post")
-        for path in ("/preview", "/act", "/queue", "/queue/preview"):
+        for path in ("/actions/scheduled/preview", "/actions/scheduled", "/actions/queue", "/actions/queue/preview"):
             data = {"kind": "queue", "name": "orders", "verb": "pause", "token": token}
             assert reader.raw(path, method="POST", data=data).status_code == 403
         assert everything(filled) == before

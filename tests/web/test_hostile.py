@@ -134,28 +134,28 @@ class TestMarkup:
             rows = [value for name, value in form.boxes if name == "row"]
             preview = browser.send(form, ("verb", verb), row=rows)
             check(preview)
-            done = browser.send(preview.form("/act"))
+            done = browser.send(preview.confirmation)
             check(done)
             assert f"{len(rows)} {'cancelled' if verb == 'cancel' else 'redriven'}." in done.text
             assert (changed.stats().waiting if isinstance(changed, DelayQueue) else changed.stats().dead) < len(rows)
         page = browser.get(
             f"/queue?kind=queue&name={dead.name.replace('%', '%25').replace('&', '%26').replace('#', '%23')}"
         )
-        asked = browser.send(page.form("/queue/preview"), ("verb", "pause"))
+        asked = browser.send(page.form("/actions/queue/preview"), ("verb", "pause"))
         check(asked)
         check(browser.send(asked.form("/queue")))
         assert dead.stats().paused
         flows = fill_flows(client, text)
         for name in (f"queue:bulk{text}", f"shop.sync{text}"):
             page = browser.get(next(link for link in browser.get("/flows").links if is_of(name, link)))
-            asked = browser.send(page.form("/flow/preview"), ("verb", "flow-pause"))
+            asked = browser.send(page.form("/actions/flow/preview"), ("verb", "flow-pause"))
             check(asked)
             check(browser.send(asked.form("/flow")))
             state = flows.get(name)
             assert state is not None
             assert state.paused
         owners = fill_unique(client, text)
-        asked = browser.send(browser.get("/unique").form("/unique/preview"), ("verb", "unique-release"))
+        asked = browser.send(browser.get("/unique").form("/actions/unique/preview"), ("verb", "unique-release"))
         check(asked)
         check(browser.send(asked.form("/unique")))
         assert [owner.key for owner in owners.list(f"shop.sync{text}")] == [f"order:8{text}"]
@@ -165,9 +165,9 @@ class TestMarkup:
         rows = [value for name, value in listed.boxes if name == "row"]
         asked = browser.send(listed, ("verb", "retry"), row=rows)
         check(asked)
-        done = browser.send(asked.form("/act"))
+        done = browser.send(asked.confirmation)
         check(done)
-        assert "1 stored to be sent again." in done.text
+        assert "1 of 2 retried." in done.text
         assert failures.count() == 1
         check(browser.get("/audit"))
 

@@ -50,10 +50,10 @@ class TestMounted:
         browser = Browser(mount(dashboard(app, allow_write=True, secret_key=KEY)), prefix="/queues")
         page = browser.get("/queue?kind=queue&name=orders")
         assert "Path=/queues/" in browser.raw("/queues/scheduled").headers.get("Set-Cookie", "Path=/queues/")
-        done = browser.send(browser.send(page.form("/queue/preview"), ("verb", "pause")).form("/queue"))
+        done = browser.send(browser.send(page.form("/actions/queue/preview"), ("verb", "pause")).form("/queue"))
         assert "orders paused." in done.text
         asked = browser.send(browser.get("/dead").form("/preview"), ("verb", "redrive"), matching="1")
-        assert "2 redriven." in browser.send(asked.form("/act")).text
+        assert "2 redriven." in browser.send(asked.confirmation).text
 
     def test_the_cookie_is_for_this_path_only(
         self, mount: Callable[[Any], Any], filled: redis.Redis, app: Celery
@@ -105,7 +105,7 @@ class TestProxy:
             "Content-Type": "application/x-www-form-urlencoded",
         }
         body = f"kind=queue&name=orders&verb=pause&confirmed=1&operation={'x' * 22}&token={token[1]}"
-        status, headers, _ = self.ask(served.port, "/queue", method="POST", headers=sent, body=body)
+        status, headers, _ = self.ask(served.port, "/actions/queue", method="POST", headers=sent, body=body)
         assert status == 303
         target = urlsplit(headers["Location"])
         assert (target.netloc, target.path) == ("", "/queues/queue")

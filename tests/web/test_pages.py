@@ -46,7 +46,11 @@ class TestReading:
 
     def test_a_get_cannot_act(self, writer: Browser, filled: redis.Redis) -> None:
         before = everything(filled)
-        for path in ("/preview", "/act", "/queue?verb=pause&kind=queue&name=orders&token=x"):
+        for path in (
+            "/actions/dead/preview",
+            "/actions/dead",
+            "/actions/queue?verb=pause&kind=queue&name=orders&token=x",
+        ):
             assert writer.raw(path).status_code in (400, 405)
         assert everything(filled) == before
 

@@ -12,8 +12,8 @@ from celery import Celery
 from kombu.entity import Queue
 
 from redis_queue.errors import ConfigurationError
+from redis_queue.operate.actions.registry import PERMISSIONS
 from redis_queue.operate.audit import Audit
-from redis_queue.operate.permissions import PERMISSIONS
 from redis_queue.store.keys import Keys
 from redis_queue.web import WebSettings, dashboard
 from redis_queue.web.guard import LOOKS

@@ -185,8 +185,8 @@ def test_the_size_of_an_action_is_limited(browser: Browser, crowded: redis.Redis
     queue = DelayQueue("scheduled", crowded)
     before = queue.count()
     asked = browser.send(browser.get("/scheduled").form("/preview"), ("verb", "cancel"), matching="1")
-    assert "Cancel 10,000?" in asked.text
-    assert "10,000 cancelled." in browser.send(asked.form("/act")).text
+    assert "Cancel 10,000 entries?" in asked.text
+    assert "10,000 cancelled." in browser.send(asked.confirmation).text
     assert queue.count() == before - 10_000
     asked = browser.send(browser.get("/scheduled?task=nosuch").form("/preview"), ("verb", "cancel"), matching="1")
     assert "No match among the first 100,000" in asked.text

@@ -42,7 +42,7 @@ class TestTask:
     def test_that_was_rescheduled(self, writer: Browser, app: Celery) -> None:
         page = writer.get(f"/entry?id={TASK}")
         preview = writer.send(page.form("/preview"), ("verb", "reschedule"), when="5h")
-        writer.send(preview.form("/act"))
+        writer.send(preview.confirmation)
         events = writer.get(f"/task?id={TASK}").text
         assert events.index("stored 2") < events.index("reschedule by local") < events.index("due 2")
 

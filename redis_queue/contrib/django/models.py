@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 
-from redis_queue.operate.permissions import PERMISSIONS
+from redis_queue.operate.actions.registry import PERMISSIONS
 
 
 def codename(verb: str) -> str:

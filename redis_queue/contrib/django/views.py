@@ -20,7 +20,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from redis_queue.contrib.django import celery_app, option
 from redis_queue.contrib.django.models import codename
-from redis_queue.operate.permissions import PERMISSIONS
+from redis_queue.operate.actions.registry import PERMISSIONS
 from redis_queue.web import dashboard
 
 VIEW: Final = "redis_queue.view_dashboard"

@@ -10,18 +10,12 @@ from celery import Celery
 
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.operate.access import AppAccess
-from redis_queue.operate.verbs import DELETE, RESCHEDULE, RUN_NOW, Verb
+from tests.support.actions import act
 from tests.support.celery.uniques import app_of, owned, owners, send, traces
 from tests.support.servers import RedisServer
 
 DAY = timedelta(days=1)
 HOUR = timedelta(hours=1)
-
-
-def act(app: Celery, verb: Verb, task_id: str, when: datetime | timedelta | None = None) -> int:
-    """Do what a user of the command line or the dashboard does; return how many were changed."""
-    access = AppAccess(app)
-    return sum(done.count for done in verb.run(access, access.delay_queue(), [task_id], when))
 
 
 def ends_in(app: Celery, task: str) -> timedelta:
@@ -56,9 +50,10 @@ class TestNewTime:
     def test_also_if_a_user_of_the_dashboard_chooses_it(self, server: RedisServer) -> None:
         with app_of(server) as app:
             first = send(app, "end", 7, countdown=60)
-            assert act(app, RESCHEDULE, first, 3 * DAY) == 1
+            chosen = {"ids": [first]}
+            assert act(AppAccess(app), "scheduled", "reschedule", arguments={"when": 3 * DAY}, **chosen).count == 1
             assert abs(ends_in(app, "end") - 4 * DAY) < timedelta(minutes=1)
-            assert act(app, RUN_NOW, first) == 1
+            assert act(AppAccess(app), "scheduled", "run-now", **chosen).count == 1
             assert abs(ends_in(app, "end") - DAY) < timedelta(minutes=1)
 
     def test_a_task_that_does_not_own_the_key_leaves_it(self, server: RedisServer) -> None:
@@ -85,7 +80,7 @@ class TestDeletedDeadLetter:
             first = send(app, "end", 7, countdown=60)
             bury(app, first)
             assert owned(app) == {("end", "order:7"): "delayed"}
-            assert act(app, DELETE, first) == 1
+            assert act(AppAccess(app), "dead", "delete", ids=[first]).count == 1
             assert not traces(client)
             assert send(app, "end", 7) != first
 
@@ -93,7 +88,8 @@ class TestDeletedDeadLetter:
         with app_of(server) as app:
             first = send(app, "end", 7, countdown=60)
             bury(app, first)
-            assert act(app, DELETE, first, datetime.now(timezone.utc) - HOUR) == 0
+            before = datetime.now(timezone.utc) - HOUR
+            assert act(AppAccess(app), "dead", "delete", ids=[first], at=before).count == 0
             assert owned(app) == {("end", "order:7"): "delayed"}
             assert ends_in(app, "end") > HOUR
 
@@ -103,14 +99,14 @@ class TestDeletedDeadLetter:
             bury(app, first)
             second = send(app, "end", 7)
             assert second != first
-            assert act(app, DELETE, first) == 1
+            assert act(AppAccess(app), "dead", "delete", ids=[first]).count == 1
             assert owned(app) == {("end", "order:7"): "waiting"}
             assert send(app, "end", 7) == second
 
     def test_a_task_that_waits_is_not_deleted(self, server: RedisServer) -> None:
         with app_of(server) as app:
             first = send(app, "end", 7, countdown=60)
-            assert act(app, DELETE, first) == 0
+            assert act(AppAccess(app), "dead", "delete", ids=[first]).count == 0
             assert owned(app) == {("end", "order:7"): "delayed"}
             assert ends_in(app, "end") > HOUR
             assert send(app, "end", 7) == first

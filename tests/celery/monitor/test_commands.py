@@ -15,8 +15,9 @@ from redis_queue.celery.monitor import remote
 from redis_queue.errors import InvalidNameError, InvalidValueError, WorkerRefusedError
 from redis_queue.monitor.model import RunningTask, WorkerRow
 from redis_queue.operate.access import Access, AppAccess
+from redis_queue.operate.actions.workers import SIZE, worker_of
 from redis_queue.operate.liveness import state_of
-from redis_queue.operate.worker_actions import Stopped, find_running, resize, shut_down, stop, worker_of
+from tests.support.actions import act, resize, shut_down, stop
 from tests.support.celery.observed_names import GATE, OK, PATIENT, SEEN
 from tests.support.celery.observing import Observed
 from tests.support.marks import thorough
@@ -31,11 +32,6 @@ NAME = "one@test"
 def running(observed: Observed, id_: str) -> RunningTask:
     """Wait until a worker reports a task."""
     return wait_until(lambda: observed.workers.find_running(id_), description="the report")
-
-
-def stopped(access: Access, task: RunningTask, *, soft: bool = False) -> Stopped:
-    (found,) = stop(access, [task], soft=soft)
-    return found
 
 
 def ready(observed: Observed) -> WorkerRow:
@@ -55,7 +51,7 @@ def test_a_terminated_task_ends_and_is_not_run_again(pool: str, late: bool, obse
     observed.settings["task_acks_late"] = late
     with observed.worker(pool=pool):
         task = running(observed, observed.send(GATE, "gate"))
-        assert stopped(access, task) == Stopped([task], 1)
+        assert stop(access, task).count == 1
         tally = observed.wait_for(GATE, 1)
         assert (tally.executed, tally.revoked) == (0, 1)
         records = access.result_records()
@@ -73,7 +69,7 @@ def test_a_terminated_task_ends_and_is_not_run_again(pool: str, late: bool, obse
 def test_a_task_that_is_stopped_softly_cleans_up(observed: Observed, access: Access) -> None:
     with observed.worker(pool="prefork"):
         task = running(observed, observed.send(PATIENT))
-        assert stopped(access, task, soft=True).stopped == [task]
+        assert stop(access, task, soft=True).count == 1
         assert observed.wait_for(PATIENT, 1).executed == 1
     assert observed.client.lrange(SEEN, 0, -1) == [b"waits", b"cleaned up"]
     # A run is told by a later report than its count.
@@ -90,7 +86,7 @@ def test_another_run_of_the_task_is_left_alone(observed: Observed, access: Acces
         observed.client.rpush("gate", "open")
         assert observed.wait_for(GATE, 1).executed == 1
         # It has ended.
-        assert stopped(access, task) == Stopped([], 1)
+        assert stop(access, task).count == 0
 
 
 @pytest.mark.parametrize(
@@ -99,8 +95,8 @@ def test_another_run_of_the_task_is_left_alone(observed: Observed, access: Acces
 def test_a_pool_that_cannot_stop_tasks_is_named(pool: str, soft: bool, observed: Observed, access: Access) -> None:
     with observed.worker(pool=pool):
         row = ready(observed)
-        found = stopped(access, RunningTask("id", GATE, "celery", NAME, row.seen_at), soft=soft)
-    assert found.problem.startswith(f"{NAME}: its {'thread' if pool == 'threads' else pool} pool cannot")
+        found = stop(access, RunningTask("id", GATE, "celery", NAME, row.seen_at), soft=soft)
+    assert found.reasons[0].startswith(f"1 skipped: {NAME}: its {'thread' if pool == 'threads' else pool} pool cannot")
 
 
 def test_a_worker_that_shuts_down_says_so_and_why_it_takes_no_commands(observed: Observed, access: Access) -> None:
@@ -110,12 +106,12 @@ def test_a_worker_that_shuts_down_says_so_and_why_it_takes_no_commands(observed:
         wait_until(lambda: row_of(observed).stopping, description="a report that it shuts down")
         row = row_of(observed)
         assert state_of(row, 0.0) == ("stopping", "it shuts down; it runs 1 tasks")
-        found = stopped(access, task)
-        assert not found.stopped
-        assert "it shuts down and takes no commands" in found.problem
-        for act in (partial(shut_down, access, row), partial(resize, access, row, 3)):
+        found = stop(access, task)
+        assert found.count == 0
+        assert "it shuts down and takes no commands" in found.reasons[0]
+        for refused in (partial(shut_down, access, NAME), partial(resize, access, NAME, 3)):
             with pytest.raises(WorkerRefusedError, match="shuts down and takes no commands"):
-                act()
+                refused()
         observed.client.rpush("gate", "open")
         assert worker.wait() == 0
 
@@ -126,7 +122,7 @@ def test_a_worker_shuts_down_after_its_tasks(observed: Observed, access: Access)
         row = worker_of(access, NAME)
         with pytest.raises(WorkerRefusedError, match="another process runs under this name now"):
             remote.shut_down(access.app, NAME, row.pid + 1)
-        shut_down(access, row)
+        shut_down(access, NAME)
         observed.client.rpush("gate", "open")
         assert worker.wait(timeout=60) == 0
     assert observed.runs.get(task.id)[0].outcome == "succeeded"
@@ -145,7 +141,7 @@ def test_a_pool_grows_and_shrinks(pool: str, observed: Observed, access: Access)
         row = ready(observed)
         assert row.concurrency == 2
         for size in (4, 1):
-            resize(access, row, size)
+            resize(access, NAME, size)
             gates = [observed.send(GATE, f"gate-{size}") for _ in range(6)]
             wait_until(partial(is_busy, observed, size), description="as many running tasks")
             observed.client.rpush(f"gate-{size}", *gates)
@@ -154,20 +150,20 @@ def test_a_pool_grows_and_shrinks(pool: str, observed: Observed, access: Access)
 
 def test_a_pool_with_autoscale_and_busy_processes_are_refused(observed: Observed, access: Access) -> None:
     with observed.worker("--autoscale", "2,1", pool="prefork"):
-        row = ready(observed)
+        ready(observed)
         with pytest.raises(WorkerRefusedError, match=r"one@test: its size is chosen by --autoscale"):
-            resize(access, row, 3)
-        for size in (0, 1001, True):
-            with pytest.raises(InvalidValueError, match=r"size=\w+: must be 1 to 1000"):
-                resize(access, row, size)
+            resize(access, NAME, 3)
+        for size in ("0", "1001", "True", "\u0663"):
+            with pytest.raises(InvalidValueError, match=r"size='\w+': must be 1 to 1000"):
+                SIZE.read(size)
 
 
 def test_a_worker_that_does_not_answer_is_an_error_in_time(observed: Observed, access: Access) -> None:
     with observed.worker(pool="solo"):
-        row = ready(observed)
+        ready(observed)
         running(observed, observed.send(GATE, "gate"))
         with pytest.raises(WorkerRefusedError, match=r"one@test: no answer within 2 s"):
-            shut_down(access, row)
+            shut_down(access, NAME)
         observed.client.rpush("gate", "open")
         # It acts once it is free.
         wait_until(lambda: observed.workers.row(NAME) is None, timeout=60, description="its end")
@@ -175,7 +171,7 @@ def test_a_worker_that_does_not_answer_is_an_error_in_time(observed: Observed, a
 
 def test_an_unknown_task(observed: Observed, access: Access) -> None:
     with pytest.raises(InvalidNameError, match="id='gone': no worker reports that it runs"):
-        find_running(access, "gone")
+        act(access, "running", "terminate", ids=["gone"])
 
 
 @pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
@@ -189,9 +185,9 @@ def test_on_rabbitmq(broker: Any, client: redis.Redis, redis_server: RedisServer
         with observed.worker(pool="prefork") as worker:
             task = running(observed, observed.send(GATE, "gate"))
             ready(observed)
-            assert stopped(access, task).stopped == [task]
+            assert stop(access, task).count == 1
             assert observed.wait_for(GATE, 1).revoked == 1
-            shut_down(access, worker_of(access, NAME))
+            shut_down(access, NAME)
             assert worker.wait(timeout=60) == 0
     finally:
         with observed.app.connection_for_write() as connection:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from redis_queue.operate.permissions import PERMISSIONS
+from redis_queue.operate.actions.registry import PERMISSIONS
 
 
 @pytest.fixture
@@ -69,8 +69,8 @@ def test_users_with_view_permission_see_no_forms_and_cannot_act(browser: Any) ->
     assert page.status_code == 200
     assert id_ in text(page)
     assert "read-only" in text(page)
-    assert 'action="/queues/preview"' not in text(page) or "<button name" not in text(page)
-    assert browser.post("/queues/act", {"verb": "cancel"}).status_code == 403
+    assert 'action="/queues/actions/scheduled/preview"' not in text(page) or "<button name" not in text(page)
+    assert browser.post("/queues/actions/scheduled", {"verb": "cancel"}).status_code == 403
 
 
 def test_every_link_stays_under_the_path(browser: Any) -> None:
@@ -102,15 +102,15 @@ def test_users_with_change_permission_can_cancel_and_are_in_the_audit_log(browse
     login(browser, "view_dashboard", "change_dashboard")
     id_ = schedule()
     form = {"verb": "cancel", "row": f"delay:scheduled:{id_}"}
-    assert browser.post("/queues/preview", form).status_code == 403
+    assert browser.post("/queues/actions/scheduled/preview", form).status_code == 403
     page = browser.get("/queues/scheduled")
     token = re.search(r'name="token" value="([^"]+)"', text(page))
     assert token is not None
     form["token"] = token[1]
-    preview = text(browser.post("/queues/preview", form))
-    assert "Cancel 1?" in preview
+    preview = text(browser.post("/queues/actions/scheduled/preview", form))
+    assert "Cancel 1 waiting entry?" in preview
     done = browser.post(
-        "/queues/act", dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', preview))
+        "/queues/actions/scheduled", dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', preview))
     )
     assert (done.status_code, done["Location"]) == (303, "/queues/scheduled")
     assert "1 cancelled." in text(browser.get("/queues/scheduled"))
@@ -140,12 +140,12 @@ def test_users_with_the_permission_of_a_verb_can_do_this_and_nothing_else(browse
     assert token is not None
     form["token"] = token[1]
     for other in {"cancel", "run-now"} - {verb}:
-        for path in ("preview", "act"):
-            refused = browser.post(f"/queues/{path}", {**form, "verb": other})
+        for path in ("scheduled/preview", "scheduled"):
+            refused = browser.post(f"/queues/actions/{path}", {**form, "verb": other})
             assert (refused.status_code, f"{other} is not permitted to ann" in text(refused)) == (403, True)
-    preview = text(browser.post("/queues/preview", {**form, "verb": verb}))
+    preview = text(browser.post("/queues/actions/scheduled/preview", {**form, "verb": verb}))
     hidden = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', preview))
-    assert browser.post("/queues/act", hidden).status_code == 303
+    assert browser.post("/queues/actions/scheduled", hidden).status_code == 303
     assert verb in text(browser.get("/queues/audit"))
 
 

@@ -15,7 +15,7 @@ from examples.notifications import create_app
 from redis_queue.celery import DurableTasks
 from redis_queue.contrib.flask import FlaskDurableTasks
 from redis_queue.errors import ConfigurationError
-from redis_queue.operate.permissions import PERMISSIONS
+from redis_queue.operate.actions.registry import PERMISSIONS
 from tests.support.celery.processes import CeleryProcess
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -72,7 +72,7 @@ def test_the_dashboard_uses_the_users_of_the_application(app: Flask) -> None:
     assert "read-only" in page.text
     links = re.findall(r'(?:href|src|action)="([^"]+)"', page.text)
     assert [link for link in links if not link.startswith(("/queues/", "#"))] == []
-    assert browser.post("/queues/act", data={"verb": "cancel"}).status_code == 403
+    assert browser.post("/queues/actions/scheduled", data={"verb": "cancel"}).status_code == 403
     assert browser.post("/notifications", data={"to": "ann", "text": "hello"}).status_code == 201
 
 
@@ -83,9 +83,9 @@ def test_users_with_write_permission_can_cancel(app: Flask) -> None:
     token = re.search(r'name="token" value="([^"]+)"', browser.get("/queues/scheduled").text)
     assert token is not None
     form = {"verb": "cancel", "row": f"delay:scheduled:{id_}", "token": token[1]}
-    preview = browser.post("/queues/preview", data=form)
+    preview = browser.post("/queues/actions/scheduled/preview", data=form)
     hidden = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', preview.text))
-    done = browser.post("/queues/act", data=hidden)
+    done = browser.post("/queues/actions/scheduled", data=hidden)
     assert (done.status_code, done.headers["Location"]) == (303, "/queues/scheduled")
     assert app.extensions["redis_queue"].count() == 0
     # The session of the application is unchanged.
@@ -127,7 +127,7 @@ def test_the_user_function_does_not_consume_the_form(redis_url: str) -> None:
     token = re.search(r'name="token" value="([^"]+)"', browser.get("/queues/scheduled", **under).text)
     assert token is not None
     form = {"verb": "cancel", "row": f"delay:scheduled:{id_}", "token": token[1]}
-    assert "Cancel 1?" in browser.post("/queues/preview", data=form, **under).text
+    assert "Cancel 1 waiting entry?" in browser.post("/queues/actions/scheduled/preview", data=form, **under).text
     assert set(roots) == {"/shop"}
 
 
@@ -155,11 +155,11 @@ def test_may_decides_for_each_user_and_verb(redis_url: str) -> None:
     token = re.search(r'name="token" value="([^"]+)"', page)
     assert token is not None
     form = {"row": f"delay:scheduled:{id_}", "token": token[1]}
-    refused = browser.post("/queues/preview", data={**form, "verb": "cancel"})
+    refused = browser.post("/queues/actions/scheduled/preview", data={**form, "verb": "cancel"})
     assert (refused.status_code, "cancel is not permitted to ann" in refused.text) == (403, True)
-    preview = browser.post("/queues/preview", data={**form, "verb": "run-now"})
+    preview = browser.post("/queues/actions/scheduled/preview", data={**form, "verb": "run-now"})
     hidden = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', preview.text))
-    assert browser.post("/queues/act", data=hidden).status_code == 303
+    assert browser.post("/queues/actions/scheduled", data=hidden).status_code == 303
     assert "1 made due." in browser.get("/queues/scheduled").text
 
 

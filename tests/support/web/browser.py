@@ -65,6 +65,11 @@ class Page(HTMLParser):
         """Return the form whose target ends with *action*."""
         return next(form for form in self.forms if form.action.endswith(action))
 
+    @property
+    def confirmation(self) -> Form:
+        """The form of a preview, which confirms its action."""
+        return next(form for form in self.forms if "/actions/" in form.action and not form.action.endswith("/preview"))
+
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Record a start tag."""
         assert len({name for name, _ in attrs}) == len(attrs), f"duplicate attribute: {attrs}"

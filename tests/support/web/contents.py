@@ -25,7 +25,7 @@ from redis_queue.flow.rules import Flow
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
-from redis_queue.operate.audit import Action, Audit
+from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.store.keys import FlowKeys, Keys
 from redis_queue.unique.owners import Owners, field_of, new_token
 from tests.support.web.browser import Browser
@@ -77,7 +77,7 @@ def fill_delayed(client: redis.Redis, name: str = "scheduled", text: str = "", c
 
 def fill_audit(client: redis.Redis, text: str = "") -> None:
     """Write an entry to the audit log."""
-    action = Action(datetime.now(timezone.utc), f"ann{text}", f"cancel{text}", f"celery{text}", 3, f"to 2h{text}")
+    action = AuditLine(datetime.now(timezone.utc), f"ann{text}", f"cancel{text}", f"celery{text}", 3, f"to 2h{text}")
     Audit(client, "redis_queue").add(action)
 
 

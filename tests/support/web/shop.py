@@ -25,7 +25,7 @@ from redis_queue.flow.rules import Flow
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, Run, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
-from redis_queue.operate.audit import Action, Audit
+from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.store.keys import FlowKeys
 
 PREFIX: Final = "redis_queue"
@@ -70,7 +70,7 @@ def fill_shop(client: redis.Redis, app: Celery) -> None:
     _keep_failures(client, chance)
     _report(client, chance)
     audit = Audit(client, PREFIX)
-    audit.add(Action(_ago(minutes=9), "ann", "cancel", "scheduled", 14, ""))
+    audit.add(AuditLine(_ago(minutes=9), "ann", "cancel", "scheduled", 14, ""))
 
 
 def _ago(**span: float) -> datetime:

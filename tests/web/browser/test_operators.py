@@ -112,7 +112,7 @@ def test_retry_failed_tasks_at_a_rate(page: Page, filled: redis.Redis) -> None:
     page.get_by_role("table").first.get_by_role("link", name="billing.charge").click()
     page.get_by_label("All matches").check()
     page.get_by_label("Per second").fill("20")
-    confirm(page, "Retry…", "Retry 64", "64 stored to be sent again.")
+    confirm(page, "Retry…", "Retry 64", "64 retried.")
     assert last_action(filled) == ("retry", "failures", 64)
     assert DelayQueue("scheduled", filled).count() == before + 64
     expect(page.get_by_text("No match among")).to_be_visible()

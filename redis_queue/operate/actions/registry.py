@@ -1,4 +1,4 @@
-"""Verbs that a user of the dashboard may be permitted, one by one."""
+"""The registry of actions, and the verbs that a user may be permitted, one by one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Collection
 from typing import Final
 
 from redis_queue.basics.options import did_you_mean
-from redis_queue.errors import ConfigurationError
+from redis_queue.errors import ConfigurationError, InvalidValueError
+from redis_queue.operate.actions import broker, failed, flows, queues, stored, workers
+from redis_queue.operate.actions.action import Action
 
 PERMISSIONS: Final = {
     "cancel": "cancel scheduled tasks",
@@ -30,6 +32,23 @@ PERMISSIONS: Final = {
     "resize": "change the number of processes of workers",
 }
 """What each verb permits."""
+
+
+ACTIONS: Final[dict[tuple[str, str], Action]] = {
+    (action.target.name, action.verb): action
+    for module in (stored, failed, broker, queues, flows, workers)
+    for action in module.ACTIONS
+}
+"""Every action, by the name of its target and its verb."""
+
+
+def action_of(target: str, verb: str) -> Action:
+    """Return an action; raises InvalidValueError for an unknown one."""
+    found: Action | None = ACTIONS.get((target, verb))
+    if found is None:
+        verbs = [known for name, known in ACTIONS if name == target]
+        raise InvalidValueError(f"verb={verb[:60]!r}: must be one of {', '.join(verbs)}")
+    return found
 
 
 def check_verbs(name: str, verbs: Collection[str]) -> frozenset[str]:

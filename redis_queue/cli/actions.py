@@ -1,0 +1,384 @@
+"""Commands of actions: options, preview, question, progress and report, all made from the registry."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+from kombu.exceptions import OperationalError
+
+from redis_queue.catalog import AnyQueue
+from redis_queue.cli import options
+from redis_queue.cli.access import StoreCommand, with_access
+from redis_queue.cli.output import harmless, show_json, show_table
+from redis_queue.cli.report import INTERRUPTED, Stop, report, signal_handler
+from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
+from redis_queue.operate.access import Access
+from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan, Total, perform
+from redis_queue.operate.actions.queues import PURGE, purge_plan
+from redis_queue.operate.actions.rows import Rows
+from redis_queue.operate.audit import Subject
+from redis_queue.operate.faults import Faults
+from redis_queue.store.ids import check_id
+
+MAX_USER: Final = 100
+
+AWAY: Final = "the broker cannot be read"
+
+Function = Callable[..., Any]
+
+
+def user() -> str:
+    """Return the user and the host of this command, for the audit."""
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        # A container may run under an id without a name.
+        name = f"uid {os.getuid()}"
+    return f"{name[:MAX_USER]}@{socket.gethostname()[:MAX_USER]} (command line)"
+
+
+@dataclass(frozen=True, slots=True)
+class IdArguments:
+    """Ids of the command line, each once.
+
+    *present*: ids or a file were given, even if the file is empty. *typed*: all ids are arguments.
+    """
+
+    ids: tuple[str, ...]
+    present: bool
+    typed: bool
+
+    def missing(self, noun: str) -> str:
+        """Return the error if none of the ids is a *noun*; "" without ids."""
+        if len(self.ids) == 1:
+            return f"no {noun}: {self.ids[0]!r}"
+        return f"no {noun} has any of these {len(self.ids):,} ids" if self.ids else ""
+
+
+NO_IDS: Final = IdArguments((), present=False, typed=False)
+
+
+def id_arguments(function: Function) -> Function:
+    """Add ids and ``--ids-file``, and pass them as *ids*; invalid ids are refused before anything is done."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, ids: tuple[str, ...], ids_file: Any, **kwargs: Any) -> Any:
+        if ids and ids_file is not None:
+            raise click.UsageError("give ids, or --ids-file, not both")
+        lines = ids if ids_file is None else _read(ids_file)
+        found = tuple(dict.fromkeys(check_id(id_) for id_ in lines))
+        return function(*args, ids=IdArguments(found, bool(ids) or ids_file is not None, bool(ids)), **kwargs)
+
+    option = click.option(
+        "--ids-file", type=click.File("r", encoding="utf-8-sig"), help='A file with one id per line; "-" for stdin.'
+    )
+    return click.argument("ids", nargs=-1)(option(wrapper))
+
+
+def only_ids(function: Function) -> Function:
+    """Add ids, of which one is required, and pass them as *ids*."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, ids: tuple[str, ...], **kwargs: Any) -> Any:
+        found = tuple(dict.fromkeys(check_id(id_) for id_ in ids))
+        return function(*args, ids=IdArguments(found, present=True, typed=False), **kwargs)
+
+    return click.argument("ids", nargs=-1, required=True)(wrapper)
+
+
+def rows_command(
+    action: Action,
+    chosen: Callable[[Function], Function],
+    *choices: Callable[[Function], Function],
+    scope: Callable[[Access, dict[str, Any]], dict[str, Any]],
+) -> click.Command:
+    """Return the command of an action on rows: *chosen* adds the ids, *choices* the conditions and what *scope* takes.
+
+    *scope* takes its values out of those of the options.
+    """
+
+    def run(access: Access, *, dry_run: bool, yes: bool, as_json: bool, **values: Any) -> None:
+        ids, only, everything = values.pop("ids"), values.pop("only", None), values.pop("everything", False)
+        _check_chosen(action, ids, only, everything=everything)
+        choice = Choice(
+            scope(access, values),
+            values,
+            ids=ids.ids if ids.present else None,
+            conditions=only,
+            exact=dry_run,
+            at=access.inspector.now(),
+        )
+        rows = action.target
+        assert isinstance(rows, Rows)  # noqa: S101 - that is what the command is made for
+        plan = action.plan(access, choice)
+        if plan.nothing:
+            raise click.ClickException(harmless(plan.nothing))
+        if not plan.tries and only:
+            found = choice.scan.no_match(rows.plural) + choice.scan.hint(only.task)
+            click.echo(harmless(found), err=True)
+        if dry_run:
+            preview(action, plan, rows.at, as_json=as_json, error=choice.faults.text())
+            return
+        if plan.tries and (action.destroys or not ids.typed):
+            confirm(plan, rows.at, yes=yes)
+
+        def problem(total: Total) -> str:
+            left = f"{total.left(plan):,} left out: {plan.gone}" if rows.complete and total.left(plan) else ""
+            none = "" if total.count else ids.missing(rows.noun)
+            return choice.faults.text() or "; ".join(total.reasons) or none or left
+
+        carry_out(access, action, plan, as_json=as_json, problem=problem)
+
+    all_ = [click.option("--all", "everything", is_flag=True, help="All of them.")] if action.takes_all else []
+    return _command(action, run, chosen, *all_, *choices)
+
+
+def one_command(
+    action: Action,
+    *choices: Callable[[Function], Function],
+    scope: Callable[[Access, dict[str, Any]], dict[str, Any]],
+    document: Callable[[Access, dict[str, Any]], dict[str, Any]] | None = None,
+    name: str = "",
+) -> click.Command:
+    """Return the command of an action on the one thing that *scope* names.
+
+    With *document* it neither asks nor previews: it prints the result in words, or as JSON what *document* returns.
+    """
+
+    def run(access: Access, *, dry_run: bool = False, yes: bool = False, as_json: bool, **values: Any) -> None:
+        choice = Choice(scope(access, values), values)
+        plan = action.plan(access, choice)
+        if plan.nothing and not plan.count:
+            report(_name(action, dry_run=dry_run), 0, error=plan.nothing, as_json=as_json)
+        elif dry_run:
+            preview(action, plan, "", as_json=as_json)
+        elif document is None:
+            if action.destroys:
+                confirm(plan, "", yes=yes)
+            carry_out(
+                access, action, plan, as_json=as_json, problem=lambda total: plan.gone if total.left(plan) else ""
+            )
+        else:
+            total = Total()
+            perform(access, action, plan, user(), total)
+            warn(total)
+            if as_json:
+                show_json(document(access, dict(choice.scope)))
+            else:
+                click.echo(harmless(total.text))
+
+    return _command(action, run, *choices, name=name, asks=document is None)
+
+
+def broker_errors(function: Function) -> Function:
+    """Turn errors of the broker into one line."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except OperationalError as error:
+            text = harmless(error)
+            raise click.ClickException(text if AWAY in text else f"{AWAY}: {text}") from error
+
+    return wrapper
+
+
+def purge(
+    access: Access,
+    noun: str,
+    sizes: Sequence[tuple[AnyQueue, int]],
+    places: Sequence[Any],
+    faults: Faults,
+    *,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Ask, then delete as many items of each queue as *sizes* says from *places*; *faults* are reported at the end."""
+    plan = purge_plan(sizes, places, noun, faults)
+    if dry_run:
+        report("to_be_deleted", plan.count, error=faults.text(), as_json=as_json)
+        return
+    confirm(plan, "", yes=yes)
+    carry_out(access, PURGE, plan, as_json=as_json, problem=lambda _: faults.text())
+
+
+purge_command: Final = options.together(options.name, options.dry_run, options.yes, options.as_json, with_access)
+"""Options of a command that purges queues."""
+
+
+def confirm(plan: Plan, at: str, *, yes: bool) -> None:
+    """Go on only with ``--yes`` or after a yes on a terminal. The question shows the first subjects.
+
+    *at* names the kind of their times: "due" or "died".
+    """
+    if yes:
+        return
+    question = harmless(f"{plan.question}?")
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{question} There is no terminal for the question: add --yes")
+    _show_subjects(plan, at, err=True)
+    if plan.text:
+        click.echo(harmless(plan.text), err=True)
+    if not click.confirm(question, err=True):
+        raise click.ClickException("nothing was done")
+
+
+def preview(action: Action, plan: Plan, at: str, *, as_json: bool, error: str = "") -> None:
+    """Print the preview of a change: the count, and the first subjects."""
+    if not as_json:
+        _show_subjects(plan, at)
+    first = [_document(subject, at) for subject in plan.subjects]
+    more = {"first": first} if as_json and first else None
+    report(_name(action, dry_run=True), plan.count, error=error, as_json=as_json, more=more)
+
+
+def carry_out(
+    access: Access,
+    action: Action,
+    plan: Plan,
+    *,
+    as_json: bool,
+    problem: Callable[[Total], str] = lambda _: "",
+) -> None:
+    """Do what *plan* says, with a progress bar, and report how many were changed, however it ended.
+
+    An interruption ends the work after the current batch. *problem* returns what to report although no call failed.
+    """
+    stop, total, interrupted, error = Stop(), Total(), False, ""
+    tries = plan.tries or plan.count
+    for warning in plan.warnings:
+        click.echo(harmless(warning), err=True)
+    with _progress_bar(action.past, tries) as advance, signal_handler(stop):
+
+        def each(done: Done) -> bool:
+            advance(done.tried)
+            # After the last batch there is nothing left to interrupt.
+            return not (stop.requested and total.tried < tries)
+
+        try:
+            perform(access, action, plan, user(), total, each)
+            interrupted = stop.requested and total.tried < tries
+        except (InvalidNameError, InvalidValueError):
+            raise
+        except RedisQueueError as failure:
+            error = str(failure)
+        except KeyboardInterrupt:
+            # What the last batch did is not counted.
+            interrupted = True
+    warn(total)
+    error = INTERRUPTED if interrupted else error or problem(total)
+    report(_name(action, dry_run=False), total.count, error=error, as_json=as_json)
+
+
+def _command(
+    action: Action, run: Function, *choices: Callable[[Function], Function], name: str = "", asks: bool = True
+) -> click.Command:
+    arguments = [_option(argument) for argument in action.arguments]
+    flags = [options.utc, options.dry_run, options.yes] if asks else []
+    add = options.together(*choices, *arguments, *flags, options.as_json)
+    return click.command(name or action.verb, cls=StoreCommand, help=action.help)(with_access(add(broker_errors(run))))
+
+
+class _Value(click.ParamType[Any]):
+    """The value of an argument of an action."""
+
+    def __init__(self, argument: Argument) -> None:
+        self.name = argument.metavar
+        self._argument = argument
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value; an invalid one is a usage error."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._argument.read(value)
+        except InvalidValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _option(argument: Argument) -> Callable[[Function], Function]:
+    if argument.is_positional:
+        return click.argument(argument.name, type=_Value(argument), metavar=argument.metavar)
+    name = argument.option or f"--{argument.name.replace('_', '-')}"
+    if argument.is_flag:
+        return click.option(name, argument.name, is_flag=True, help=argument.help)
+    return click.option(
+        name,
+        argument.name,
+        type=_Value(argument),
+        required=bool(argument.missing),
+        metavar=argument.metavar,
+        help=argument.help,
+    )
+
+
+def _check_chosen(action: Action, ids: IdArguments, only: Any, *, everything: bool) -> None:
+    """Raise UsageError unless ids, conditions or all are given, and only one of them."""
+    if sum((ids.present, bool(only), everything)) != 1:
+        all_ = ", or --all" if action.takes_all else "; purge deletes all"
+        raise click.UsageError(f"give ids, or conditions like --task{all_}")
+
+
+def _name(action: Action, *, dry_run: bool) -> str:
+    """Return the name of the count in the result."""
+    return f"{'to_be_' if dry_run else ''}{action.past.replace(' ', '_')}"
+
+
+def warn(total: Total) -> None:
+    """Tell what is wrong although the action is done."""
+    if total.unwritten:
+        click.echo(f"warning: not written to the audit: {harmless(total.unwritten)}", err=True)
+    if total.maybe_sent:
+        text = f"{total.maybe_sent:,} of them were claimed before and may have been sent: revoke them as well"
+        click.echo(text, err=True)
+
+
+def _show_subjects(plan: Plan, at: str, *, err: bool = False) -> None:
+    """Print the first of the items of *plan*, each with its task and time."""
+    if not plan.subjects:
+        return
+    heads = ("id", "queue", *([at] if at else []), "task")
+    rows = [
+        (subject.id, subject.queue, *([subject.at] if at else []), subject.task or None) for subject in plan.subjects
+    ]
+    show_table(heads, rows, keep=("id", at), below=("task",), err=err)
+    if plan.count > len(plan.subjects):
+        click.echo(f"and {plan.count - len(plan.subjects):,} more", err=err)
+
+
+def _document(subject: Subject, at: str) -> dict[str, Any]:
+    time = {f"{at}_at": subject.at} if at else {}
+    return {"id": subject.id, "queue": subject.queue, **time, "task": subject.task or None}
+
+
+def _read(file: Iterable[str]) -> Iterator[str]:
+    number = 0
+    try:
+        for number, line in enumerate(file, 1):  # noqa: B007 - the error names it
+            if id_ := line.strip():
+                yield check_id(id_)
+    except UnicodeDecodeError:
+        raise InvalidNameError(f"--ids-file: not UTF-8 at or after line {number + 1}; nothing was done") from None
+    except InvalidNameError as error:
+        raise InvalidNameError(f"--ids-file: line {number}: {error}; nothing was done") from None
+
+
+@contextmanager
+def _progress_bar(label: str, length: int) -> Iterator[Callable[[int], None]]:
+    """Show progress on a terminal only."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
+        yield bar.update

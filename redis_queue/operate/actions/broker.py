@@ -1,0 +1,154 @@
+"""Actions on messages that wait in Celery's queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from kombu.exceptions import OperationalError
+
+from redis_queue.errors import ConfigurationError, InvalidValueError
+from redis_queue.operate import celery_messages
+from redis_queue.operate.access import Access
+from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan
+from redis_queue.operate.actions.rows import INVALID_ROW, Rows
+from redis_queue.operate.audit import Subject
+from redis_queue.operate.celery_messages import MessageCursor, WaitingMessage, subject
+from redis_queue.operate.pages import MOST_LOOKED_AT_TO_ACT, Page, first, gather
+from redis_queue.operate.subjects import SHOWN
+from redis_queue.store.chunks import MANY
+
+Message = WaitingMessage | str
+"""A message, or the reference to one."""
+
+
+class MessageRows(Rows[Message]):
+    """Messages that wait in the queue *name* of the scope."""
+
+    name, noun, plural, at = "messages", "message", "messages", "sent"
+    gone = "taken by a worker, changed, larger than 1 MiB, or of another program"
+    complete = True
+
+    def find(self, access: Access, choice: Choice) -> tuple[Sequence[Message], bool]:
+        """Return the messages with the ids of *choice*, or those that match."""
+        name, conditions = choice.scope["name"], choice.conditions
+        if choice.most is None:
+            wanted = None if choice.ids is None else frozenset(choice.ids)
+            found = celery_messages.find(access, name, conditions, choice.scan)
+            return first((row for row in found if wanted is None or row.id in wanted), MANY)[0], False
+
+        def read(start: MessageCursor | None, limit: int) -> Page[WaitingMessage, MessageCursor]:
+            return celery_messages.page(access, name, conditions, start, limit, scan=choice.scan)
+
+        return gather(read, most=choice.most, most_looked_at=MOST_LOOKED_AT_TO_ACT)
+
+    def read(self, access: Access, choice: Choice) -> list[Message]:  # noqa: ARG002
+        """Return the references."""
+        if not all(map(celery_messages.is_reference, choice.references)):
+            raise InvalidValueError(INVALID_ROW)
+        return list(dict.fromkeys(choice.references))
+
+    def current(self, access: Access, choice: Choice, items: Sequence[Message]) -> list[Message]:
+        """Return the messages that are shown; the others stay references, since each has to be searched."""
+        if not choice.references:
+            return list(items)
+        shown = celery_messages.by_reference(access, choice.scope["name"], choice.references[:SHOWN])
+        known = {message.element.reference: message for message in shown}
+        return [known.get(reference, reference) for reference in choice.references]
+
+    def reference(self, item: Message) -> str:
+        """Return a reference to this message."""
+        return item if isinstance(item, str) else item.element.reference
+
+    def subjects(self, choice: Choice, items: Sequence[Message]) -> list[Subject]:
+        """Return the first messages."""
+        return [subject(choice.scope["name"], item) for item in items[:SHOWN] if not isinstance(item, str)]
+
+    def queues(self, choice: Choice, items: Sequence[Message], subjects: Sequence[Subject]) -> Sequence[str]:  # noqa: ARG002
+        """Return the queue."""
+        return [choice.scope["name"]]
+
+    def place(self, choice: Choice) -> str:
+        """Return the queue."""
+        return f" of {choice.scope['name']}"
+
+    def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
+        """Return the plan. Raises ConfigurationError without an app or, but for a purge, if the broker is not Redis."""
+        if action.verb == "purge":
+            return _purge_plan(action, access, choice)
+        if action.verb == "move":
+            celery_messages.check_target(access, choice.scope["name"], choice.arguments["to"])
+        return super().plan(action, access, choice)
+
+
+def move(access: Access, found: Sequence[Message], choice: Choice) -> Iterator[Done]:
+    """Move messages to another queue, by id, by conditions, or all; they keep order and priority.
+
+    Those that wait for a place in a flow stay. It reaches the 10,000 oldest messages of each priority; run it again for
+    more.
+
+    Example: redis-queue -A shop celery-queue mail move --task shop.remind --to slow
+    """
+    return _removed(access, found, choice, choice.arguments["to"])
+
+
+def delete(access: Access, found: Sequence[Message], choice: Choice) -> Iterator[Done]:
+    """Delete messages, by id or by conditions, also those that wait for a place in a flow: their tasks never run.
+
+    It reaches the 10,000 oldest messages of each priority. To delete all: celery-queue NAME purge.
+
+    Example: redis-queue -A shop celery-queue mail delete --task shop.remind --dry-run
+    """
+    return _removed(access, found, choice, None)
+
+
+def purge(access: Access, name: str, count: int) -> Iterator[Done]:
+    """Delete all messages that wait, also for a place in a flow; those in flight stay with their workers.
+
+    Example: redis-queue -A shop celery-queue mail purge --dry-run
+    """
+    return celery_messages.purge_queue(access, name, count)
+
+
+def _removed(access: Access, found: Sequence[Message], choice: Choice, target: str | None) -> Iterator[Done]:
+    references = [_messages.reference(item) for item in found]
+    return celery_messages.remove(access, choice.scope["name"], references, target)
+
+
+def _purge_plan(action: Action, access: Access, choice: Choice) -> Plan:
+    name = choice.scope["name"]
+    row: Any = celery_messages.celery_queues_of(access).row(name)
+    if row.error:
+        raise OperationalError(row.error)
+    if row.ready is None:
+        raise ConfigurationError(f"{name}: this broker does not count its messages")
+    count = row.ready if choice.confirmed is None else choice.confirmed
+    text = (
+        f"{count:,} messages are deleted, also those that wait for a place in a flow: their tasks never run. "
+        "Messages in flight stay with their workers."
+    )
+    meanwhile = (
+        ""
+        if celery_messages.keeps_order(access)
+        else (" On this broker, messages that arrive meanwhile are deleted as well.")
+    )
+    return Plan(
+        question=f"Delete {_messages.counted(count)} of {name}",
+        count=count,
+        run=lambda: action.function(access, name, max(1, count)),
+        queues=[name],
+        text=text + meanwhile,
+    )
+
+
+TO: Final = Argument(
+    "to", "The queue to which they are moved.", missing="Move to which queue? Fill in its name.", metavar="QUEUE"
+)
+
+_messages = MessageRows()
+
+ACTIONS: Final = (
+    Action(_messages, "move", "Move", "moved", move, (TO,), phrase=lambda given: f" to {given['to']}"),
+    Action(_messages, "delete", "Delete", "deleted", delete, destroys=True, takes_all=False),
+    Action(_messages, "purge", "Delete all messages", "deleted", purge, destroys=True),
+)

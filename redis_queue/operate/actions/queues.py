@@ -1,0 +1,126 @@
+"""Actions on a whole queue: pause, resume, put back, purge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from redis_queue.catalog import AnyQueue
+from redis_queue.errors import InvalidValueError
+from redis_queue.operate.access import Access
+from redis_queue.operate.actions.action import Action, Choice, Done, Plan
+from redis_queue.operate.faults import Faults
+from redis_queue.queue.queue import RedisQueue
+from redis_queue.store.chunks import CHUNK
+
+
+@dataclass(frozen=True, slots=True)
+class One:
+    """A single thing that the scope names: the function of an action returns the plan itself."""
+
+    name: str
+
+    def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
+        """Return what *action* would do to it."""
+        found: Plan = action.function(access, choice)
+        return found
+
+
+def pause(access: Access, choice: Choice) -> Plan:
+    """Stop claims until the queue is resumed; puts and acks go on."""
+    queue = _redis_queue(access, choice)
+    stats = queue.stats()
+
+    def run() -> Iterator[Done]:
+        queue.pause()
+        yield Done(1, tried=1, text=f"{queue.name} paused")
+
+    text = (
+        f"Nobody can claim its {stats.ready:,} ready messages, or messages put later, until it is resumed. "
+        "Messages in flight are not affected."
+    )
+    nothing = "It is paused already" if stats.paused else ""
+    return Plan(f"Pause {queue.name}", 1, run, [queue.name], text=text, nothing=nothing)
+
+
+def resume(access: Access, choice: Choice) -> Plan:
+    """Allow claims again."""
+    queue = _redis_queue(access, choice)
+    stats = queue.stats()
+
+    def run() -> Iterator[Done]:
+        queue.resume()
+        yield Done(1, tried=1, text=f"{queue.name} resumed")
+
+    text = f"Its {stats.ready:,} ready messages can be claimed again."
+    nothing = "" if stats.paused else "It is not paused"
+    return Plan(f"Resume {queue.name}", 1, run, [queue.name], text=text, nothing=nothing)
+
+
+def put_back(access: Access, choice: Choice) -> Plan:
+    """Put back the messages of expired leases of this queue."""
+    queue = _queue(access, choice)
+    count = access.inspector.expired(queue) if choice.confirmed is None else choice.confirmed
+
+    def run() -> Iterator[Done]:
+        back = queue.put_back(count) if count else queue.put_back()
+        counts = {"returned": back.returned, "dead": back.dead}
+        text = f"{back.returned:,} returned, {back.dead:,} dead"
+        yield Done(back.returned + back.dead, tried=count, text=text, counts=counts)
+
+    text = (
+        f"{count:,} leases have expired. Their messages can be claimed again, or become dead letters if their "
+        "deliveries are used up."
+    )
+    nothing = "" if count else "No lease has expired"
+    question = f"Put back expired leases of {queue.name}"
+    return Plan(question, count, run, [queue.name], text=text, nothing=nothing)
+
+
+def purge_plan(sizes: Sequence[tuple[AnyQueue, int]], places: Sequence[Any], noun: str, faults: Faults) -> Plan:
+    """Return the plan to delete as many items of each queue as *sizes* says from *places*; errors go to *faults*."""
+    total = sum(size for _, size in sizes)
+    names = [queue.name for queue, size in sizes if size]
+
+    def run() -> Iterator[Done]:
+        for queue, size in sizes:
+            yield from _purge(queue, places, size, faults)
+
+    return Plan(f"Delete {total:,} {noun}", total, run, names, detail=", ".join(map(str, places)))
+
+
+def _purge(queue: AnyQueue, places: Sequence[Any], size: int, faults: Faults) -> Iterator[Done]:
+    left = size
+    while left > 0:
+        count = 0
+        with faults.of_queue(queue):
+            count = queue.purge(*places, limit=min(CHUNK, left))
+        # Another process may have taken the rest.
+        tried = count or left
+        left -= tried
+        yield Done(count, tried=tried)
+
+
+def _queue(access: Access, choice: Choice) -> AnyQueue:
+    kind, name = choice.scope.get("kind", "queue"), choice.scope["name"]
+    return access.delay_queue(name) if kind == "delay" else access.catalog.queue(name)
+
+
+def _redis_queue(access: Access, choice: Choice) -> RedisQueue:
+    queue = _queue(access, choice)
+    if not isinstance(queue, RedisQueue):
+        raise InvalidValueError("only a RedisQueue can be paused; for a DelayQueue, stop its dispatchers instead")
+    return queue
+
+
+_target = One("queue")
+
+PURGE: Final = Action(One("purge"), "purge", "Delete", "deleted", purge_plan, destroys=True)
+"""Deletes all items of queues in one state: a command only."""
+
+ACTIONS: Final = (
+    Action(_target, "pause", "Pause", "paused", pause),
+    Action(_target, "resume", "Resume", "resumed", resume),
+    Action(_target, "putback", "Put back", "put back", put_back),
+)

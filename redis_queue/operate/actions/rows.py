@@ -1,0 +1,96 @@
+"""Rows: items of a listing that a person ticks, names by ids, or searches for, and that an action changes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Final, Generic, TypeVar
+
+from redis_queue.operate.access import Access
+from redis_queue.operate.actions.action import Action, Choice, Done, Plan
+from redis_queue.operate.audit import Subject
+
+T = TypeVar("T")
+
+INVALID_ROW: Final = "This form has an invalid row: reload the page"
+
+
+class Rows(ABC, Generic[T]):
+    """Items of one kind: how they are chosen, referred to in a form, and shown. *at* names the kind of their times.
+
+    *gone* tells why an action may have left some out. *complete*: that is an error.
+    """
+
+    name: ClassVar[str]
+    noun: ClassVar[str]
+    plural: ClassVar[str]
+    at: ClassVar[str]
+    gone: ClassVar[str]
+    complete: ClassVar[bool] = False
+
+    @abstractmethod
+    def find(self, access: Access, choice: Choice) -> tuple[Sequence[T], bool]:
+        """Return the items with the ids of *choice*, or those that match; and whether there may be more."""
+
+    @abstractmethod
+    def read(self, access: Access, choice: Choice) -> Sequence[T]:
+        """Return the items with the references of *choice*. Raises InvalidValueError."""
+
+    @abstractmethod
+    def current(self, access: Access, choice: Choice, items: Sequence[T]) -> Sequence[T]:
+        """Return *items* as they are now."""
+
+    @abstractmethod
+    def reference(self, item: T) -> str:
+        """Return a reference to one version of *item*, for a form."""
+
+    @abstractmethod
+    def subjects(self, choice: Choice, items: Sequence[T]) -> list[Subject]:
+        """Return the first of *items*, for preview and audit."""
+
+    def run(self, action: Action, access: Access, choice: Choice, items: Sequence[T]) -> Iterator[Done]:
+        """Apply *action* to *items*, batch by batch."""
+        found: Iterator[Done] = action.function(access, items, choice)
+        return found
+
+    def queues(self, choice: Choice, items: Sequence[T], subjects: Sequence[Subject]) -> Sequence[str]:  # noqa: ARG002
+        """Return what the audit names as queues."""
+        return [subject.queue for subject in subjects]
+
+    def accepts(self, action: Action, choice: Choice, item: T) -> bool:  # noqa: ARG002
+        """Tell whether *item* counts."""
+        return True
+
+    def place(self, choice: Choice) -> str:  # noqa: ARG002
+        """Return where the items are, as a question says it; "" if it need not."""
+        return ""
+
+    def counted(self, count: int) -> str:
+        """Return ``1 entry`` or ``2 entries``."""
+        return f"{count:,} {self.noun if count == 1 else self.plural}"
+
+    def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
+        """Return what *action* would do to the items of *choice*."""
+        found, more = (self.read(access, choice), False) if choice.references else self.find(access, choice)
+        items = self.current(access, choice, found) if choice.pinned else found
+        items = [item for item in items if self.accepts(action, choice, item)]
+        subjects = self.subjects(choice, items)
+        # An id of the command line is looked for in each queue that may have it.
+        count = len(items) if choice.ids is None else min(len(choice.ids), len(items))
+        return Plan(
+            question=f"{action.label} {self.counted(count)}{self.place(choice)}{action.phrase(choice.arguments)}",
+            count=count,
+            tries=len(items),
+            run=lambda: self.run(action, access, choice, items),
+            queues=self.queues(choice, items, subjects),
+            detail=", ".join(action.given(choice)),
+            subjects=subjects,
+            nothing="" if items or not more else _nothing(choice),
+            more=more,
+            references=[self.reference(item) for item in items] if choice.pinned else (),
+            gone=self.gone,
+        )
+
+
+def _nothing(choice: Choice) -> str:
+    return f"No match among the first {choice.scan.looked:,}; the command line searches all"

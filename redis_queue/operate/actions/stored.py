@@ -1,0 +1,285 @@
+"""Actions on waiting entries and on dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any, ClassVar, Final, NamedTuple
+from urllib.parse import quote, unquote
+
+from redis_queue.basics.times import span_text
+from redis_queue.catalog import AnyQueue, kind_of
+from redis_queue.delay.queue import DelayQueue
+from redis_queue.errors import InvalidDelayError, InvalidValueError
+from redis_queue.model import CancelOutcome, State
+from redis_queue.operate import dead_letters, entries
+from redis_queue.operate.access import Access
+from redis_queue.operate.actions.action import Action, Argument, Choice, Done
+from redis_queue.operate.actions.rows import INVALID_ROW, Rows
+from redis_queue.operate.audit import Subject
+from redis_queue.operate.pages import MOST_LOOKED_AT_TO_ACT, Page, gather
+from redis_queue.operate.relative_time import When
+from redis_queue.operate.relative_time import read as read_time
+from redis_queue.operate.subjects import ANY, DEAD, subjects
+from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE, chunks
+from redis_queue.store.ids import is_id
+
+KINDS: Final = ("queue", "delay")
+
+GONE: Final = "gone"
+"""Version of a message or entry that does not exist."""
+
+
+class Row(NamedTuple):
+    """A message or entry in one version; "" for any version."""
+
+    queue: AnyQueue
+    id: str
+    version: str = ""
+
+
+def reference(queue: AnyQueue, id_: str, version: str = "") -> str:
+    """Return a reference to a message or entry for a form, or to one *version* of it."""
+    known = f"{kind_of(queue)}:{quote(queue.name, safe='')}:{quote(id_, safe='', errors='surrogateescape')}"
+    return f"{known}:{version}" if version else known
+
+
+class StoredRows(Rows[Row]):
+    """Messages and entries in one of *states*."""
+
+    gone = "gone, replaced, or in another state"
+    states: ClassVar[Sequence[State]] = ANY
+    #: An error of one queue does not end the work on the others.
+    isolated: ClassVar[bool] = False
+
+    def read(self, access: Access, choice: Choice) -> list[Row]:
+        """Return the rows with these references, each id once."""
+        queues: dict[tuple[str, str], AnyQueue] = {}
+        found: dict[tuple[str, str, str], Row] = {}
+        for text in choice.references:
+            kind, name, id_, version = (unquote(part) for part in [*text.split(":"), "", "", ""][:4])
+            if kind not in KINDS or not name or not is_id(id_):
+                raise InvalidValueError(INVALID_ROW)
+            if (kind, name) not in queues:
+                queues[kind, name] = access.catalog.queue(name) if kind == "queue" else access.delay_queue(name)
+                self.check(queues[kind, name])
+            found.setdefault((kind, name, id_), Row(queues[kind, name], id_, version))
+        return list(found.values())
+
+    def current(self, access: Access, choice: Choice, items: Sequence[Row]) -> list[Row]:  # noqa: ARG002
+        """Return the rows with their versions; GONE for those that do not exist any more."""
+        now = {_key(queue): queue.versions(versions) for queue, versions in _by_queue(items)}
+        return [row._replace(version=now[_key(row.queue)].get(row.id, GONE)) for row in items]
+
+    def reference(self, item: Row) -> str:
+        """Return a reference to this version."""
+        return reference(*item)
+
+    def subjects(self, choice: Choice, items: Sequence[Row]) -> list[Subject]:  # noqa: ARG002
+        """Return the first rows that exist."""
+        return subjects(((row.queue, row.id) for row in items), self.states)
+
+    def queues(self, choice: Choice, items: Sequence[Row], subjects: Sequence[Subject]) -> list[str]:
+        """Return the names of the queues; given ids may be in some of them only."""
+        found = subjects if choice.ids is not None else [row.queue.name for row in items]
+        return [name if isinstance(name, str) else name.queue for name in found]
+
+    def run(self, action: Action, access: Access, choice: Choice, items: Sequence[Row]) -> Iterator[Done]:
+        """Apply *action* queue by queue to the rows whose version is the same."""
+        for queue, versions in _by_queue(items):
+            left = len(versions)
+            with choice.faults.of_queue(queue) if self.isolated else nullcontext():
+                now = queue.versions(versions) if any(versions.values()) else versions
+                ids = [id_ for id_, version in versions.items() if now.get(id_) == version]
+                for done in action.function(access, queue, ids, choice):
+                    left -= done.tried
+                    yield done
+            if left:
+                yield Done(0, tried=left)
+
+    def check(self, queue: AnyQueue) -> None:
+        """Raise InvalidValueError if *queue* has no such items."""
+
+
+class Entries(StoredRows):
+    """Entries that wait in a DelayQueue: that of *scope*, by default the one for Celery tasks."""
+
+    name, noun, plural, at = "scheduled", "waiting entry", "entries", "due"
+
+    def check(self, queue: AnyQueue) -> None:
+        """Raise InvalidValueError for a RedisQueue."""
+        as_delay_queue(queue)
+
+    def find(self, access: Access, choice: Choice) -> tuple[list[Row], bool]:
+        """Return the entries with the ids of *choice*, or those that match."""
+        queue, more = access.delay_queue(choice.scope.get("queue")), False
+        if choice.ids is not None:
+            ids = [id_ for id_ in choice.ids if not choice.exact or queue.get(id_) is not None]
+        elif choice.most is None:
+            ids = entries.find_ids(access, queue, choice.conditions, choice.scan)
+        else:
+
+            def read(after: str | None, limit: int) -> Page[str, str]:
+                page = entries.page(access, queue, choice.conditions, after, limit, scan=choice.scan)
+                return page.of([entry.id for entry, _ in page.items if is_id(entry.id)])
+
+            ids, more = gather(read, most=choice.most, most_looked_at=MOST_LOOKED_AT_TO_ACT)
+        return [Row(queue, id_) for id_ in ids], more
+
+
+class Letters(StoredRows):
+    """Dead letters of the queues with the name of *scope*, or of all."""
+
+    name, noun, plural, at = "dead", "dead letter", "dead letters", "died"
+    states, isolated = DEAD, True
+
+    def find(self, access: Access, choice: Choice) -> tuple[list[Row], bool]:
+        """Return the letters with the ids of *choice*, or those that match."""
+        name = choice.scope.get("name")
+        if choice.most is not None:
+
+            def read(start: dead_letters.LetterCursor | None, limit: int) -> Page[Row, dead_letters.LetterCursor]:
+                page, _ = dead_letters.page_of(
+                    access, choice.conditions, name, start, limit, faults=choice.faults, scan=choice.scan
+                )
+                return page.of([Row(queue, letter.id) for queue, letter in page.items if is_id(letter.id)])
+
+            return gather(read, most=choice.most, most_looked_at=MOST_LOOKED_AT_TO_ACT)
+        queues, ids = access.queues(name, choice.faults), choice.ids
+        if ids is not None and not choice.exact:
+            # The action itself checks whether they are dead.
+            return [Row(queue, id_) for queue in queues for id_ in ids], False
+        letters = choice.conditions.letters(queues, choice.faults, choice.scan)
+        # Ids written by other tools may be invalid for any call.
+        rows = [Row(queue, letter.id) for queue, letter in letters if is_id(letter.id)]
+        return rows if ids is None else [row for row in rows if row.id in frozenset(ids)], False
+
+
+def as_delay_queue(queue: AnyQueue) -> DelayQueue:
+    """Return *queue*; raises InvalidValueError for a RedisQueue."""
+    if not isinstance(queue, DelayQueue):
+        raise InvalidValueError(f"queue={queue.name!r}: must be a DelayQueue, got a RedisQueue")
+    return queue
+
+
+def cancel(access: Access, queue: AnyQueue, ids: Sequence[str], _: Choice) -> Iterator[Done]:
+    """Cancel entries. They never run, except those that were claimed before and may have been sent.
+
+    With a Celery app, their tasks become REVOKED in its result backend, too.
+
+    Example: redis-queue scheduled cancel --task shop.remind --due-before 2h --dry-run
+    """
+    for chunk in chunks(ids, CHUNK):
+        outcomes = access.cancel(as_delay_queue(queue), chunk)
+        maybe_sent = outcomes.count(CancelOutcome.MAYBE_SENT)
+        yield Done(sum(outcome.taken_out for outcome in outcomes), maybe_sent, len(chunk))
+
+
+def reschedule(access: Access, queue: AnyQueue, ids: Sequence[str], choice: Choice) -> Iterator[Done]:
+    """Change when entries are due.
+
+    Example: redis-queue scheduled reschedule order-42 --to 2h
+    """
+    for id_ in ids:
+        yield Done(access.reschedule(as_delay_queue(queue), id_, choice.arguments["when"]), tried=1)
+
+
+def run_now(access: Access, queue: AnyQueue, ids: Sequence[str], _: Choice) -> Iterator[Done]:
+    """Make entries due at once.
+
+    Example: redis-queue scheduled run-now order-42
+    """
+    for id_ in ids:
+        yield Done(access.reschedule(as_delay_queue(queue), id_, None), tried=1)
+
+
+def redrive(_: Access, queue: AnyQueue, ids: Sequence[str], choice: Choice) -> Iterator[Done]:
+    """Make dead letters ready again, with their deliveries counted from zero.
+
+    With --rate the dead letters of each queue are delayed, one after the other, and the command does not wait.
+
+    Example: redis-queue dead redrive --reason Timeout --rate 50
+    """
+    rate = choice.arguments.get("rate")
+    # One call keeps the rate over all ids.
+    for chunk in chunks(ids, CHUNK if rate is None else len(ids)):
+        yield Done(queue.redrive(chunk, rate=rate), tried=len(chunk))
+
+
+def delete(access: Access, queue: AnyQueue, ids: Sequence[str], choice: Choice) -> Iterator[Done]:
+    """Delete dead letters by id, or those that match.
+
+    Messages that die after the command began stay, even under the same id. To delete all: redis-queue dead purge.
+
+    Example: redis-queue dead delete order-42 --dry-run
+    """
+    until = choice.at or access.inspector.now()
+    for chunk in chunks(ids, CHUNK):
+        yield Done(access.delete_dead(queue, chunk, until), tried=len(chunk))
+
+
+def _by_queue(rows: Sequence[Row]) -> list[tuple[AnyQueue, dict[str, str]]]:
+    """Return each queue of *rows* once, with the versions of its ids."""
+    groups: dict[tuple[str, str], tuple[AnyQueue, dict[str, str]]] = {}
+    for queue, id_, version in rows:
+        groups.setdefault(_key(queue), (queue, {}))[1][id_] = version
+    return list(groups.values())
+
+
+def _key(queue: AnyQueue) -> tuple[str, str]:
+    return kind_of(queue), queue.name
+
+
+def _new_time(text: str) -> When:
+    when = read_time(text)
+    if isinstance(when, timedelta) and when < timedelta(0):
+        raise InvalidDelayError(f"{text!r}: must not be in the past; run-now makes entries due at once")
+    return when
+
+
+def _time_text(when: When) -> str:
+    return f"in {span_text(when)}" if isinstance(when, timedelta) else f"{when:%Y-%m-%dT%H:%M:%S%z}"
+
+
+def _due(given: Mapping[str, Any]) -> str:
+    return f", due {_time_text(given['when'])}"
+
+
+def read_rate(text: str) -> float:
+    """Return the rate in *text*, per second. Raises InvalidValueError."""
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not MIN_RATE <= rate <= MAX_RATE:
+        raise InvalidValueError(f"rate={text[:60]!r}: must be {MIN_RATE} to {MAX_RATE:.0f} per second")
+    return rate
+
+
+WHEN: Final = Argument(
+    "when",
+    "New due time: 2030-01-01T00:00Z, or 2h from now.",
+    _new_time,
+    _time_text,
+    missing="Reschedule needs a time: 2030-01-01T00:00Z, or 2h from now.",
+    metavar="TIME",
+    option="--to",
+)
+RATE: Final = Argument(
+    "rate",
+    "At most this many per second.  [default: all at once]",
+    read_rate,
+    lambda rate: f"rate {rate:g}",
+    metavar="NUMBER",
+)
+
+_entries, _letters = Entries(), Letters()
+
+ACTIONS: Final = (
+    Action(_entries, "cancel", "Cancel", "cancelled", cancel, destroys=True),
+    Action(_entries, "run-now", "Run now", "made due", run_now),
+    Action(_entries, "reschedule", "Reschedule", "rescheduled", reschedule, (WHEN,), phrase=_due),
+    Action(_letters, "redrive", "Redrive", "redriven", redrive, (RATE,)),
+    Action(_letters, "delete", "Delete", "deleted", delete, destroys=True, takes_all=False),
+)

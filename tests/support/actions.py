@@ -1,0 +1,34 @@
+"""Do what a user of the command line or the dashboard does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis_queue.monitor.model import RunningTask
+from redis_queue.operate.access import Access
+from redis_queue.operate.actions.action import Choice, Total, perform
+from redis_queue.operate.actions.registry import action_of
+from redis_queue.operate.actions.workers import reference
+
+
+def act(access: Access, target: str, verb: str, *, arguments: dict[str, Any] | None = None, **choice: Any) -> Total:
+    """Plan an action on *choice*, the fields of a Choice, and do it; return its result."""
+    action, total = action_of(target, verb), Total()
+    plan = action.plan(access, Choice(arguments=arguments or {}, **choice))
+    perform(access, action, plan, "a test", total)
+    return total
+
+
+def stop(access: Access, task: RunningTask, *, soft: bool = False) -> Total:
+    """Terminate one run, as a form of the dashboard does once it is confirmed."""
+    return act(access, "running", "terminate", arguments={"soft": soft}, references=[reference(task)], confirmed=1)
+
+
+def shut_down(access: Access, worker: str) -> None:
+    """Shut a worker down."""
+    act(access, "worker", "shutdown", scope={"name": worker})
+
+
+def resize(access: Access, worker: str, size: int) -> None:
+    """Change the size of the pool of a worker."""
+    act(access, "worker", "resize", scope={"name": worker}, arguments={"size": size})
