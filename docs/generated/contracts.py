@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
 FOLDER: Final = Path(str(files("redis_queue"))) / "lua"
+
+HEADER: Final = re.compile(r"--(?! (?:include|check|first_write) )")
 
 
 def names() -> list[str]:
@@ -18,7 +21,7 @@ def names() -> list[str]:
 
 def header(name: str) -> list[str]:
     """Return the header lines of a script without the dashes."""
-    lines = takewhile(lambda line: line.startswith("--"), (FOLDER / f"{name}.lua").read_text("utf-8").splitlines())
+    lines = takewhile(HEADER.match, (FOLDER / f"{name}.lua").read_text("utf-8").splitlines())
     return [line.removeprefix("--").removeprefix(" ") for line in lines]
 
 

@@ -3,6 +3,13 @@
 The header of a script is its contract. Its lines ``KEYS name, …`` and ``ARGV name KIND …`` give the names and order of
 keys and arguments, as locals of the code. A line ``-- include NAME, …`` stands for the code of
 ``lua/includes/NAME.lua``, which several scripts share; an include has no includes.
+
+Two more lines stand for commands, which depend on the types of the keys:
+
+- ``-- check KEY, …`` reads each key, so that the script ends before its first write if one has another type.
+- ``-- first_write KEY`` is a write that needs no memory and changes nothing. A full Redis refuses a command that may
+  need memory, but never stops a script that has written. All scripts that only free memory or move, or whose keys have
+  a limited size, begin so: a full Redis can be drained.
 """
 
 from __future__ import annotations
@@ -13,6 +20,8 @@ import re
 from importlib.resources import files
 from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, Final
+
+from redis_queue.store.keys import TYPES
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -51,7 +60,11 @@ _KEYS = re.compile(r"-- KEYS (.+?),?")
 
 _ARGUMENT = re.compile(r"-- ARGV (\w+) +([A-Z]+)\b.*")
 
-_INCLUDE = re.compile(r"( *)-- include (\w+(?:, \w+)*)")
+_DIRECTIVE = re.compile(r"( *)-- (include|check|first_write) (\w+(?:, \w+)*)")
+
+_CHECKS: Final = {"HASH": "HLEN", "LIST": "LLEN", "STRING": "STRLEN", "ZSET": "ZCARD"}
+
+_FIRST_WRITES: Final = {"HASH": "'HDEL', {}, ''", "LIST": "'LTRIM', {}, 0, -1", "ZSET": "'ZREM', {}, ''"}
 
 
 class Script:
@@ -106,20 +119,26 @@ def _names(folder: Traversable) -> list[str]:
 
 
 def _expand(line: str, place: str) -> list[str]:
-    found = _INCLUDE.fullmatch(line)
+    found = _DIRECTIVE.fullmatch(line)
     if found is None:
         return [line]
-    indent, includes = found[1], found[2].split(", ")
-    for name in includes:
+    indent, directive, names = found[1], found[2], found[3].split(", ")
+    if directive == "check":
+        calls = (f"redis.call('{_CHECKS[TYPES[name]]}', {name})" for name in names)
+        return [indent + " ".join(calls)]
+    if directive == "first_write":
+        return [f"{indent}redis.call({_FIRST_WRITES[TYPES[name]].format(name)})" for name in names]
+    for name in names:
         if f"{_INCLUDES}/{name}" not in _names(_LUA.joinpath(_INCLUDES)):
             raise LookupError(f"{place}: unknown include {name!r}")
-    return [f"{indent}{inner}" for name in includes for inner in _code(name)]
+    return [f"{indent}{inner}" for name in names for code in _code(name) for inner in _expand(code, place)]
 
 
 @functools.cache
 def _code(include: str) -> list[str]:
     """Return the lines of an include after its header."""
-    return list(dropwhile(lambda line: line.startswith("--"), _read(f"{_INCLUDES}/{include}").splitlines()))
+    lines = _read(f"{_INCLUDES}/{include}").splitlines()
+    return list(dropwhile(lambda line: line.startswith("--") and not _DIRECTIVE.fullmatch(line), lines))
 
 
 def _read(name: str) -> str:

@@ -75,7 +75,7 @@ FLOW_MUTANTS: Final = [
     ),
     Mutant(
         "return a message behind the others",
-        (lua("flow/restore", "push(group, message, not last)", "push(group, message, false)"),),
+        (lua("flow/restore", "push(message, not last)", "push(message, false)"),),
         f"{ADMISSION} -k closed_connection",
     ),
     Mutant(
@@ -166,7 +166,7 @@ FLOW_MUTANTS: Final = [
     ),
     Mutant(
         "take a message before the types of keys are known",
-        (lua("flow/take", ", flow_types\n", "\n"),),
+        (lua("flow/take", "-- check backlog, oldest, rates, running, owners, owner_ends, replaced, owned\n", ""),),
         f"{FAULTS} -k other_types_lose",
     ),
     Mutant(
@@ -268,8 +268,8 @@ MUTANTS: Final = [
         (
             lua(
                 "delay/move_due",
-                "    local pushed = element",
-                "    redis.call('ZREM', waiting, id)\n    redis.call('HDEL', records, id)\n    local pushed = element",
+                "    if element then pushed,",
+                "    redis.call('ZREM', waiting, id)\n    redis.call('HDEL', records, id)\n    if element then pushed,",
             ),
         ),
         "tests/delay/test_delay_queue.py -k another_type",
@@ -426,7 +426,7 @@ MUTANTS: Final = [
     ),
     Mutant(
         "delete a message of a flow and count it as waiting",
-        (lua("flow/delete", "shrunk(group, marked)\n", ""),),
+        (lua("flow/delete", "shrunk(group, removed)\n", ""),),
         "tests/celery/flow/test_purge.py -k found_and_deleted",
     ),
     Mutant(

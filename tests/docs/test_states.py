@@ -30,7 +30,7 @@ PLACED = {"ZADD", "LPUSH", "RPUSH"}
 REMOVED = {"ZREM", "LREM", "LTRIM", "LPOP", "RPOP"}
 # The broker's lists and sorted sets, which adopt reads and move_due and deliver write, are not states of a message or
 # entry.
-ELSEWHERE = {"delay/adopt": {"index"}, "delay/deliver": {"list"}}
+ELSEWHERE = {"delay/adopt": {"index"}, "delay/deliver": {"list"}, "delay/move_due": {"list"}}
 
 # Writes that put undoes when the server refuses the rest.
 UNDONE = {"queue/put": {"waiting"}}

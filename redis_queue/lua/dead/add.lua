@@ -11,14 +11,11 @@
 -- Returns {1 if the queue is new, 1 = stored, 0 = an entry with this id waits or is in flight, nothing was stored}
 -- O(log dead)
 
-local known = redis.call('HGET', meta, 'schema')
--- include schema, last_call
+-- include clock, schema, last_call
 if last == sequence then return {0, tonumber(outcome)} end
--- include clock
-redis.call('HLEN', leases)
-redis.call('HLEN', errors)
+-- check leases, errors
 local died = redis.call('ZSCORE', dead, id)
--- include first_write
+-- first_write leases
 if not died and redis.call('HEXISTS', records, id) == 1 then return {0, remember(0)} end
 local text = string.format('%.0f', now)
 redis.call('ZADD', dead, text, id)

@@ -10,10 +10,8 @@
 
 -- include last_call
 if last == sequence then return outcome end
-redis.call('HLEN', records)
-redis.call('HLEN', leases)
-redis.call('HLEN', errors)
--- include first_write
+-- check records, leases, errors
+-- first_write leases
 local flags = {}
 for i, id in ipairs(ids) do
   flags[i] = 0

@@ -14,12 +14,9 @@
 -- include last_call
 if last == sequence then return outcome end
 -- include clock, unreadable
-redis.call('HLEN', leases)
-redis.call('LLEN', ready)
-redis.call('ZCARD', waiting)
-redis.call('LLEN', quarantine)
+-- check leases, ready, waiting, quarantine
 local idle = redis.call('LLEN', wake) == 0
--- include first_write
+-- first_write leases
 local flags, moved = {}, 0
 for i, id in ipairs(ids) do
   flags[i] = 0

@@ -14,11 +14,9 @@
 -- with this id exists; with 0 and 2 nothing was done.
 -- O(found * log waiting + length of the lists up to the last place)
 
-local known = redis.call('HGET', meta, 'schema')
--- include schema, last_call
+-- include clock, schema, last_call
 if last == sequence then return {0, outcome} end
--- include clock
-redis.call('HLEN', records)
+-- check records
 -- include wake_dispatcher
 
 local function stands(key, index, place, score, element)
@@ -30,8 +28,8 @@ local function stands(key, index, place, score, element)
   return scored == tonumber(score) and redis.call('HGET', key, place) == element
 end
 
--- As includes/first_write.lua: stored messages are removed elsewhere.
-redis.call('HDEL', records, '')
+-- Stored messages are removed elsewhere.
+-- first_write records
 local head, mark = 'v1 ' .. string.format('%.0f', now) .. ' ', 'redis_queue ' .. slot .. ' ' .. sequence
 local flags, marked, stored, first = {}, {}, 0, math.huge
 for i = 1, #found, 8 do

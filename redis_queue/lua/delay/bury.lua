@@ -12,20 +12,15 @@
 local MAX_REASON = 8000
 -- include clock
 if #reason > MAX_REASON then return redis.error_reply('ERR reason: must be at most ' .. MAX_REASON .. ' bytes') end
-redis.call('HLEN', meta)
-redis.call('HLEN', errors)
-redis.call('ZCARD', dead)
+-- check meta, errors, dead
 local ids = redis.call('ZRANGEBYSCORE', waiting, '-inf', string.format('(%.0f', now - older_than), 'LIMIT', 0, limit)
 if #ids == 0 then return 0 end
 local scores, reasons = {}, {}
 for _, id in ipairs(ids) do
-  scores[#scores + 1] = string.format('%.0f', now)
-  scores[#scores + 1] = id
-  reasons[#reasons + 1] = id
-  reasons[#reasons + 1] = reason
+  scores[#scores + 1], scores[#scores + 2] = string.format('%.0f', now), id
+  reasons[#reasons + 1], reasons[#reasons + 2] = id, reason
 end
--- As includes/first_write.lua.
-redis.call('HDEL', errors, '')
+-- first_write errors
 redis.call('ZADD', dead, unpack(scores))
 redis.call('HSET', errors, unpack(reasons))
 redis.call('HINCRBY', meta, 'dead', #ids)

@@ -16,11 +16,9 @@ if last == sequence then return outcome end
 for i = 2, #ids, 2 do
   if is_long(ids[i]) then return LONG_MARK end
 end
-redis.call('HLEN', records)
-redis.call('HLEN', leases)
-redis.call('HLEN', errors)
-redis.call('ZCARD', dead)
--- include first_write, remove_entry
+-- check records, leases, errors, dead
+-- first_write leases
+-- include remove_entry
 local flags, bytes = {}, 0
 for i = 1, #ids, 2 do
   local flag, size = remove(ids[i], ids[i + 1], false)

@@ -16,10 +16,7 @@
 -- O(limit * log waiting)
 
 local MAX_BYTES = 1048576
-local known = redis.call('HGET', meta, 'schema')
--- include schema, clock, unreadable
-
--- include last_call
+-- include schema, clock, unreadable, last_call
 if last == sequence then
   -- The newest leases end last. If the lease of this claim is not among them, its entries are put back when it ends.
   local newest = redis.call('ZREVRANGE', in_flight, 0, 999)
@@ -48,9 +45,8 @@ end
 local low = within > 0 and string.format('%.0f', now - within) or '-inf'
 local due = redis.call('ZRANGEBYSCORE', waiting, low, string.format('%.0f', now - older_than),
   'WITHSCORES', 'LIMIT', 0, limit)
-redis.call('LLEN', quarantine)
-redis.call('ZCARD', in_flight)
--- include first_write
+-- check quarantine, in_flight
+-- first_write leases
 if #due == 0 then return kept({'', 0, 0}) end
 local ids = {}
 for i = 1, #due, 2 do ids[#ids + 1] = due[i] end
@@ -66,10 +62,8 @@ for i, id in ipairs(ids) do
     local deliveries = 1
     if held[i] then deliveries = (tonumber(string.match(held[i], '^%d+')) or 0) + 1 end
     -- An entry that is claimed early and not acked is put back when it is due, not before.
-    scores[#scores + 1] = math.max(expires, tonumber(due[2 * i]))
-    scores[#scores + 1] = id
-    fields[#fields + 1] = id
-    fields[#fields + 1] = deliveries .. ' ' .. token
+    scores[#scores + 1], scores[#scores + 2] = math.max(expires, tonumber(due[2 * i])), id
+    fields[#fields + 1], fields[#fields + 2] = id, deliveries .. ' ' .. token
     reply[#reply + 1] = id
     reply[#reply + 1] = deliveries
     reply[#reply + 1] = tonumber(due[2 * i])

@@ -14,12 +14,10 @@
 
 -- include last_call
 if last == sequence then return outcome end
-redis.call('HLEN', records)
-redis.call('ZCARD', in_flight)
-redis.call('HLEN', meta)
+-- check records, in_flight, meta
 local reasons = redis.call('HLEN', errors)
 local flags, done, at = {}, {}, 1
-local MOST, STOPS = 500, 'OOM READONLY MISCONF NOREPLICAS'
+-- include push_message
 local function fits(lists)
   for _, list in ipairs(lists) do
     local kind = redis.call('TYPE', list).ok
@@ -38,17 +36,10 @@ while at <= #held do
   if current and string.sub(current, -#token - 1) == ' ' .. token then
     flag = fits(lists) and 1 or 2
     for _, list in ipairs(flag == 1 and lists or {}) do
-      local pushed = redis.pcall('LPUSH', list, element)
-      local why = type(pushed) == 'table' and string.match(pushed.err, '%u%u+')
-      if why == 'OOM' and redis.call('LLEN', list) < MOST then
-        -- include first_write
-        pushed, why = redis.call('LPUSH', list, element), nil
-      end
-      if why then
-        -- If Redis refuses all writes, this entry is not the cause. A missing permission may concern its list only.
-        if #done == 0 and string.find(STOPS, why, 1, true) then return pushed end
-        flag = 2
-      end
+      local pushed, refused, refuses_all = push_message(list, element)
+      -- If Redis refuses all writes, this entry is not the cause. A missing permission may concern its list only.
+      if refuses_all and #done == 0 then return pushed end
+      if refused then flag = 2 end
     end
     for _, key in ipairs(flag == 1 and expiring or {}) do redis.call('PEXPIRE', key, ttl) end
     if flag == 1 then done[#done + 1] = id end

@@ -15,7 +15,7 @@ if lease == 0 then
   return {0, '', 0}
 end
 if not current or current == member then
-  -- As includes/first_write.lua: without a leader, nothing is dispatched.
+  -- A first write that needs no memory: without a leader, nothing is dispatched.
   redis.call('PEXPIRE', leader, lease)
   redis.call('SET', leader, member, 'PX', lease)
   return {1, member, lease}

@@ -62,11 +62,10 @@ local function unknown(record, from, id)
   if first == 1 then return odd and string.find(record, '\128', from, true) end
   return first and first < 32
 end
-local known = redis.call('HGET', meta, 'schema')
 -- include schema, next_due, unreadable
 local at = string.format('%.0f', now)
 local held, reasons = redis.call('HLEN', leases), redis.call('HLEN', errors)
-redis.call('LLEN', quarantine)
+-- check quarantine
 local bounds = {5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 60000, 300000, 3600000, math.huge}
 local low = within > 0 and string.format('%.0f', now - within) or '-inf'
 local due = redis.call('ZRANGEBYSCORE', waiting, low, at, 'WITHSCORES', 'LIMIT', offset, limit)
@@ -76,7 +75,8 @@ for i = 1, #due / 2 do ids[i] = due[2 * i - 1] end
 for i = 1, #bounds do counts[i] = 0 end
 -- In order of due time: each entry is at most as late as the one before.
 local bucket, above = #bounds, bounds[#bounds - 1]
-local STOPS, MOST_FULL, FULL_WAIT = 'OOM READONLY MISCONF NOREPLICAS', 500, 100000
+local FULL_WAIT = 100000
+-- include push_message
 local gone, moved, passed, stop, bytes, rest = {}, 0, 0, nil, 0, #ids == limit and 1 or 0
 for i, id in ipairs(ids) do
   if bytes >= MAX_BYTES then rest = 1 break end
@@ -84,7 +84,7 @@ for i, id in ipairs(ids) do
   bytes = bytes + #(record or '')
   -- include frame
   if not whole then
-    redis.call('HDEL', errors, id) -- As includes/first_write.lua.
+    -- first_write errors
     redis.call('RPUSH', quarantine, unreadable(id, record))
     gone[#gone + 1] = id
   elseif target == '' or unknown(record, start + head + target, id) then
@@ -95,18 +95,14 @@ for i, id in ipairs(ids) do
     local kind = kinds[destination] or redis.call('TYPE', destination).ok
     local element = (kind == 'none' or kind == 'list') and unpacked(record, split + target, id, nonce .. i)
     kinds[destination], bytes = kind, bytes + math.max(0, #(element or '') - #record)
-    local pushed = element and redis.pcall('LPUSH', destination, element)
-    local why = type(pushed) == 'table' and string.match(pushed.err, '%u%u+')
-    if why == 'OOM' and redis.call('LLEN', destination) < MOST_FULL then
-      -- include first_write
-      pushed, why = redis.call('LPUSH', destination, element), nil
-    end
-    if type(pushed) == 'number' then
+    local pushed, refused, refuses_all
+    if element then pushed, refused, refuses_all = push_message(destination, element) end
+    if element and not refused then
       gone[#gone + 1], moved = id, moved + 1
       local late = math.min(now - due[2 * i], MOST)
       while late <= above do bucket, above = bucket - 1, bounds[bucket - 2] or -1 end
       counts[bucket], sum, worst = counts[bucket] + 1, sum + late, worst or late
-    elseif why and string.find(STOPS, why, 1, true) then
+    elseif refuses_all then
       stop, rest = pushed.err, 0 break
     else
       passed = passed + 1

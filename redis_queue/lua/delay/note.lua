@@ -16,14 +16,11 @@
 -- O(counts)
 
 local MINUTES, GONE, LOOK = 1440, 3600000, 10
--- include last_call
+-- include clock, last_call
 if last == sequence then return 0 end
--- include clock
-redis.call('HLEN', lateness)
-redis.call('HLEN', minutes)
+-- check lateness, minutes
 local there = redis.call('HRANDFIELD', dispatchers, LOOK, 'WITHVALUES')
--- As includes/first_write.lua.
-redis.call('HDEL', lateness, '')
+-- first_write lateness
 if sent + failed > 0 then
   redis.call('HINCRBY', lateness, 'sent', sent)
   redis.call('HINCRBY', lateness, 'failed', failed)

@@ -13,7 +13,6 @@
 -- was stored.
 -- O(entries * log waiting)
 
-local known = redis.call('HGET', meta, 'schema')
 -- include schema, last_call
 if last == sequence then return {0, outcome} end
 -- include clock, wake_dispatcher, marks
@@ -48,27 +47,21 @@ for i, id in ipairs(ids) do
     if before then taken[#taken + 1] = id else new[#new + 1] = id end
     if notes and mark ~= '' and redis.call('ZSCORE', revoked, id) then
       flags[i] = 3
-      renewed[#renewed + 1] = string.format('%.0f', now)
-      renewed[#renewed + 1] = id .. '\n' .. mark
+      renewed[#renewed + 1], renewed[#renewed + 2] = string.format('%.0f', now), id .. '\n' .. mark
     end
     seen[id] = entries[5 * i]
-    fields[#fields + 1] = id
-    fields[#fields + 1] = head .. entries[5 * i]
-    scores[#scores + 1] = string.format('%.0f', due)
-    scores[#scores + 1] = id
+    fields[#fields + 1], fields[#fields + 2] = id, head .. entries[5 * i]
+    scores[#scores + 1], scores[#scores + 2] = string.format('%.0f', due), id
   end
 end
 flags = table.concat(flags)
 if #fields > 0 then
   if #taken > 0 then
-    redis.call('ZCARD', in_flight)
-    redis.call('HLEN', leases)
-    redis.call('HLEN', errors)
-    redis.call('ZCARD', dead)
+    -- check in_flight, leases, errors, dead
   end
   if on_conflict == 'own' then
     -- The caller moves the message of a task that it runs: a retry. Celery would drop a refused one.
-    -- include first_write
+    -- first_write leases
   end
   redis.call('HSET', records, unpack(fields))
   local placed = redis.pcall('ZADD', waiting, unpack(scores))

@@ -10,12 +10,10 @@
 -- Returns 1 = changed, 0 = unknown id, or claimed.
 -- O(log waiting)
 
--- include last_call
+-- include clock, last_call
 if last == sequence then return tonumber(outcome) end
--- include clock
 if due == 0 then due = now + delay end
--- As includes/first_write.lua.
-redis.call('ZREM', waiting, '')
+-- first_write waiting
 if not redis.call('ZSCORE', waiting, id) then return remember(0) end
 -- include wake_dispatcher
 -- XX: never add a claimed entry again.

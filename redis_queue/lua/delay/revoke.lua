@@ -10,16 +10,14 @@
 -- O((ids + 200) * log revoked)
 
 local MOST, PAGE = 100000, 200
--- include last_call
+-- include clock, last_call
 if last == sequence then return tonumber(outcome) end
--- include clock
 local scores = {}
 for _, id in ipairs(ids) do
-  scores[#scores + 1] = string.format('%.0f', now)
-  scores[#scores + 1] = id
+  scores[#scores + 1], scores[#scores + 2] = string.format('%.0f', now), id
 end
--- As includes/first_write.lua: a revoke removes stored entries.
-redis.call('ZREM', revoked, '')
+-- A revoke removes stored entries.
+-- first_write revoked
 redis.call('ZADD', revoked, unpack(scores))
 local over = redis.call('ZCARD', revoked) - MOST
 local oldest, gone = redis.call('ZRANGE', revoked, 0, PAGE + 2 * #ids - 1, 'WITHSCORES'), {}

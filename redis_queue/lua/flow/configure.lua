@@ -15,8 +15,7 @@
 -- Returns 1 if something has changed.
 -- O(weights)
 
--- As includes/first_write.lua.
-redis.call('HDEL', config, '')
+-- first_write config
 local of_keys = string.sub(config, 1, -7) .. 'weights:' .. flow
 local before = redis.call('HGET', config, flow) or ''
 if declared_now == '' and before ~= '' and redis.call('HEXISTS', declared, flow) == 0 then

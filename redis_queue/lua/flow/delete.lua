@@ -15,21 +15,12 @@
 
 -- include last_call
 if last == sequence then return outcome end
--- include clock, find_near, unique_owner, unique_message, flow_shrink
+-- include clock, remove_near, unique_owner, unique_message, flow_shrink
 if not is_group(group) then return redis.error_reply('ERR invalid group') end
-local list, mark, marked, shift, flags = root .. 'list:' .. group, 'redis_queue ' .. slot .. ' ' .. sequence, 0, 0, {}
-for i = 1, #found - 3, 4 do
-  local older, size, head, tail = unpack(found, i, i + 3)
-  local before = -1 - (tonumber(older) or 0) + shift
-  local place, element = find_near(list, before, size, head, tail)
-  if place then
-    redis.call('LSET', list, place, mark)
-    local until_, token, _, field = unique_of(element)
-    if until_ then give_up(field, token) end
-    marked, shift = marked + 1, shift + place - before
-  end
-  flags[#flags + 1] = place and 1 or 0
-end
-if marked > 0 then redis.call('LREM', list, -marked, mark) end
-shrunk(group, marked)
-return remember(table.concat(flags))
+local list = root .. 'list:' .. group
+local flags, removed = remove_near(list, found, 4, function(message)
+  local until_, token, _, field = unique_of(message)
+  if until_ then give_up(field, token) end
+end)
+shrunk(group, removed)
+return remember(flags)

@@ -11,8 +11,7 @@
 local MOST = 200
 -- include flow_ready, flow_offer
 local count = 0
--- As includes/first_write.lua.
-redis.call('HDEL', config, '')
+-- first_write config
 limit = math.min(limit, MOST)
 for i, name in ipairs(more) do
   if i <= places then

@@ -18,17 +18,13 @@
 -- O(log index)
 
 -- include clock, flow_ready, flow_push, flow_offer, flow_free, unique_owner, unique_message
-redis.call('ZCARD', index)
-redis.call('ZCARD', lease_ends)
-local group = table.concat({step, queue, task, of_task, of_queue}, '\0')
-if not string.find(group, '^%d%z[^%z]+%z[^%z]*%z[^%z]*%z[^%z]*$') then return redis.error_reply('ERR invalid group') end
+-- check index, lease_ends
 if redis.call('HGET', unacked, tag) ~= record then return 0 end
--- As includes/first_write.lua.
-redis.call('HDEL', unacked, '')
+-- first_write unacked
 local letter = string.match(redis.call('HGET', owned, tag) or '', '^%u')
 -- As another broker delivered it.
 if letter then message = string.sub(message, 1, 1) .. letter .. string.sub(message, 3) end
-push(group, message, not last)
+push(message, not last)
 redis.call('ZREM', index, tag)
 redis.call('HDEL', unacked, tag)
 redis.call('ZREM', lease_ends, tag)

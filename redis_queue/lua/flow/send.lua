@@ -22,9 +22,7 @@
 -- include last_call
 if last == sequence then return tonumber(outcome) end
 -- include clock, flow_ready, flow_push, unique_owner, unique_confirm, unique_message
-local group = table.concat({step, queue, task, of_task, of_queue}, '\0')
-if not string.find(group, '^%d%z[^%z]+%z[^%z]*%z[^%z]*%z[^%z]*$') then return redis.error_reply('ERR invalid group') end
-redis.call('HLEN', backlog)
+-- check backlog
 local until_, token, _, field = unique_of(message)
 if until_ and is_new and not confirm(field, token, 'w', false) then
   redis.call('ZREM', replaced, token)
@@ -38,6 +36,6 @@ for i = 1, #flows - 1, 2 do
   end
 end
 redis.call('HSET', flags, '', 1)
-push(group, message, false)
+push(message, false)
 if changed[queue] then signal(queue) end
 return tonumber(remember(sent))

@@ -24,10 +24,10 @@
 
 local MAX_BYTES, MOST, LOOKS, RINGS, SETTLED, MOST_OFFERS = 1048576, 100, 300, 100, 500, 20
 -- include clock, flow_ready, flow_offer, flow_free, flow_limits, unique_owner, unique_message, unique_settle
--- include unique_take, flow_types
+-- include unique_take
+-- check backlog, oldest, rates, running, owners, owner_ends, replaced, owned
 if #tag > 128 or #channel > 1024 then return redis.error_reply('ERR tag, channel: must be shorter') end
--- As includes/first_write.lua.
-redis.call('HDEL', held, '')
+-- first_write held
 local idle, pauses = redis.call('ZCARD', line), redis.call('HLEN', flags) > 1
 settled = math.max(0, math.min(settled, SETTLED, #more - FIRST + 1))
 local tags = {unpack(more, FIRST, FIRST + settled - 1)}

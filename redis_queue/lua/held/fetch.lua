@@ -32,11 +32,9 @@ if not (width >= 1 and width % 1 == 0) then return redis.error_reply('ERR width:
 -- Both are repeated.
 if #tag > 128 or #channel > 1024 then return redis.error_reply('ERR tag, channel: must be shorter') end
 local listening = redis.call('GET', listener)
--- As includes/first_write.lua, and the caller is not idle.
+-- A first write that needs no memory; and the caller is not idle.
 redis.call('ZREM', line, channel)
-redis.call('ZCARD', index)
-redis.call('HLEN', unacked)
-redis.call('ZCARD', lease_ends)
+-- check index, unacked, lease_ends
 local lengths, total, flagged = {}, 0, redis.call('HLEN', flags)
 local known, several, some = {flagged > 0 and 'flows' or nil}, {}, false
 for i = FIRST, #lists, 2 do

@@ -13,9 +13,10 @@
 
 -- include clock
 local text = string.format('%.3f', now / 1000)
-redis.call('ZCARD', lease_ends)
--- As includes/first_write.lua.
-if acting then redis.call('ZREM', index, '') end
+-- check lease_ends
+if acting then
+  -- first_write index
+end
 local flags = {}
 for i, tag in ipairs(tags) do
   local taken = tonumber(redis.call('ZSCORE', index, tag) or '')

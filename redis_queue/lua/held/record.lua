@@ -12,10 +12,8 @@
 -- O(log index)
 
 -- include clock
-redis.call('ZCARD', index)
-redis.call('ZCARD', lease_ends)
--- As includes/first_write.lua.
-redis.call('HDEL', unacked, '')
+-- check index, lease_ends
+-- first_write unacked
 local text, lease_end = string.format('%.3f', now / 1000), string.format('%.3f', (now + lease) / 1000)
 redis.call('HSET', unacked, tag, record)
 redis.call('ZADD', index, text, tag)

@@ -17,10 +17,8 @@ local SECOND, MICROSECONDS = 1, 1000000
 -- include clock
 local text = string.format('%.0f.%06d', math.ceil(now / 1000), signature)
 local lease_end = string.format('%.3f', (now + lease) / 1000)
-redis.call('ZCARD', lease_ends)
-redis.call('ZCARD', index)
--- As includes/first_write.lua.
-redis.call('ZREM', index, '')
+-- check lease_ends, index
+-- first_write index
 local reply, renewed, ends = {text}, {}, {}
 for i = 1, #held, 2 do
   local found = tonumber(redis.call('ZSCORE', index, held[i]) or '')

@@ -12,11 +12,9 @@
 -- Returns 1 = returned, 0 = another caller returned or settled it.
 -- O(log index + lists)
 
-redis.call('ZCARD', index)
-redis.call('ZCARD', lease_ends)
+-- check index, lease_ends
 if redis.call('HGET', unacked, tag) ~= record then return 0 end
--- As includes/first_write.lua.
-redis.call('HDEL', unacked, '')
+-- first_write unacked
 for i = 1, #lists, 2 do
   local list, message = lists[i], lists[i + 1]
   if last then redis.call('LPUSH', list, message) else redis.call('RPUSH', list, message) end

@@ -7,8 +7,7 @@ if #held > 0 then
   local ids, seen = {}, {}
   for i = 1, #held, 2 do ids[#ids + 1] = held[i] end
   local current = redis.call('HMGET', leases, unpack(ids))
-  redis.call('HLEN', records)
-  redis.call('ZCARD', in_flight)
+  -- check records, in_flight
   reasons = redis.call('HLEN', errors)
   for i, id in ipairs(ids) do
     local token = ' ' .. held[2 * i]

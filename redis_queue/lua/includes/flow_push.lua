@@ -1,10 +1,12 @@
 -- Put a message into the list of its group: behind the others, or before them.
 --
--- Needs now, root, oldest, backlog, get_ready, changed. Defines push: takes a group and a message.
-local function push(group, element, first)
+-- Needs now, step, queue, task, of_task, of_queue, root, oldest, backlog, get_ready, changed. Defines group: their text,
+-- push: takes a message and whether it comes first.
+local group = table.concat({step, queue, task, of_task, of_queue}, '\0')
+if not string.find(group, '^%d%z[^%z]+%z[^%z]*%z[^%z]*%z[^%z]*$') then return redis.error_reply('ERR invalid group') end
+local function push(element, first)
   local list = root .. 'list:' .. group
-  local name, queue, task, of_task, of_queue =
-    string.match(group, '^(%d%z([^%z]*)%z([^%z]*))%z([^%z]*)%z([^%z]*)$')
+  local name = table.concat({step, queue, task}, '\0')
   local ring = root .. 'ring:' .. name
   local count = first and redis.call('RPUSH', list, element) or redis.call('LPUSH', list, element)
   if count == 1 then

@@ -1,17 +1,11 @@
 -- Prepare to take messages out of the lists of their groups otherwise than as a worker, and keep count of it.
 --
--- Needs config, which begins the names of all keys of flows, oldest, backlog, slot, owners, owner_ends, replaced. Defines
+-- Needs config, which begins the names of all keys of flows, oldest, backlog, owners, owner_ends, replaced. Defines
 -- root: that beginning, GROUP: the pattern of a group, is_group: tells whether a text is one, forget: lets a ring or a
 -- group wait for nothing, shrunk: takes a group and the number of messages that were taken out; returns whether it has
 -- none left.
-redis.call('EXISTS', slot)
-redis.call('ZCARD', oldest)
-redis.call('HLEN', backlog)
-redis.call('HLEN', owners)
-redis.call('ZCARD', owner_ends)
-redis.call('ZCARD', replaced)
--- As includes/first_write.lua, after reads that check the types of the keys.
-redis.call('HDEL', config, '')
+-- check oldest, backlog, owners, owner_ends, replaced
+-- first_write config
 local root = string.sub(config, 1, -7)
 local GROUP = '^(%d%z([^%z]+)%z([^%z]*))%z([^%z]*)%z([^%z]*)$'
 local function is_group(text) return string.find(text, GROUP) ~= nil end

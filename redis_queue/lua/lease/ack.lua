@@ -9,7 +9,7 @@
 
 -- include last_call
 if last == sequence then return outcome end
-redis.call('HLEN', meta)
+-- check meta
 -- include fence
 if #done == 0 then return flags end
 -- include finish

@@ -18,14 +18,13 @@ for i, id in ipairs(ids) do
   local token = ' ' .. held[2 * i]
   if current[i] and string.sub(current[i], -#token) == token then
     flags[i] = 1
-    scores[#scores + 1] = expires
-    scores[#scores + 1] = id
+    scores[#scores + 1], scores[#scores + 2] = expires, id
   else
     flags[i] = 0
   end
 end
 if lease > 0 and #scores > 0 then
-  -- include first_write
+  -- first_write leases
   redis.call('ZADD', in_flight, 'XX', 'GT', unpack(scores))
 end
 return {tonumber(expires), table.concat(flags)}

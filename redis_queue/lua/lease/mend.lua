@@ -11,16 +11,13 @@
 -- Returns flags: 0 = correct or unknown, 1 = a record without a place, 2 = a place without a record.
 -- O(ids * (ready + log N))
 
-local known = redis.call('HGET', meta, 'schema')
 -- include schema, clock, unreadable
 local at = string.format('%.0f', now)
-redis.call('HLEN', leases)
-redis.call('HLEN', errors)
-redis.call('LLEN', quarantine)
+-- check leases, errors, quarantine
 local idle = listed and redis.call('LLEN', wake) == 0
 local flags, returned = {}, 0
 if acting then
-  -- include first_write
+  -- first_write leases
 end
 for i, id in ipairs(ids) do
   local has_record = redis.call('HEXISTS', records, id) == 1

@@ -9,13 +9,11 @@
 
 -- include last_call
 if last == sequence then return tonumber(outcome) end
-redis.call('HLEN', records)
-redis.call('HLEN', leases)
-redis.call('HLEN', errors)
+-- check records, leases, errors
 local listed = redis.call('TYPE', place).ok == 'list'
 -- Oldest first: the right end of a list.
 local ids = listed and redis.call('LRANGE', place, -limit, -1) or redis.call('ZRANGE', place, 0, limit - 1)
--- include first_write
+-- first_write leases
 if #ids == 0 then return remember(0) end
 redis.call('HDEL', records, unpack(ids))
 redis.call('HDEL', leases, unpack(ids))

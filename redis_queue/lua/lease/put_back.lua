@@ -13,20 +13,12 @@
 
 -- include clock, unreadable
 local at = string.format('%.0f', now)
-redis.call('HLEN', meta)
-redis.call('HLEN', errors)
-redis.call('HLEN', records)
-redis.call('HLEN', leases)
-redis.call('LLEN', ready)
-redis.call('ZCARD', waiting)
-redis.call('ZCARD', dead)
-redis.call('LLEN', quarantine)
+-- check meta, errors, records, leases, ready, waiting, dead, quarantine
 local idle = redis.call('LLEN', wake) == 0
 local ids = redis.call('ZRANGEBYSCORE', in_flight, '-inf', at, 'LIMIT', 0, limit)
 local expired, returned, died = 'lease expired', 0, 0
--- As includes/first_write.lua. A user without permission to remove from in_flight gets its error here, before anything
--- is in two places.
-redis.call('ZREM', in_flight, '')
+-- A user without permission to remove from in_flight gets its error here, before anything is in two places.
+-- first_write in_flight
 -- Latest first, so that the oldest one ends up at the very front.
 for i = #ids, 1, -1 do
   local id = ids[i]

@@ -12,7 +12,7 @@
 -- include clock, unreadable
 local current = string.match(redis.call('HGET', leases, id) or '', '^%d+ (.+)$')
 if current ~= token then return 0 end
-redis.call('ZCARD', in_flight)
+-- check in_flight
 local record = redis.call('HGET', records, id)
 redis.call('HDEL', errors, id)
 redis.call('RPUSH', quarantine, unreadable(id, record, reason))

@@ -19,17 +19,11 @@ local MAX_REASON = 8000
 if last == sequence then return outcome end
 if #reason > MAX_REASON then return redis.error_reply('ERR reason: must be at most ' .. MAX_REASON .. ' bytes') end
 -- include clock
-redis.call('ZCARD', in_flight)
-redis.call('HLEN', meta)
-redis.call('HLEN', errors)
-redis.call('LLEN', ready)
-redis.call('ZCARD', waiting)
-redis.call('ZCARD', dead)
+-- check in_flight, meta, errors, ready, waiting, dead
 local idle = redis.call('LLEN', wake) == 0
 
--- As includes/first_write.lua. A user without permission to remove from in_flight gets its error here, before anything
--- is in two places.
-redis.call('ZREM', in_flight, '')
+-- A user without permission to remove from in_flight gets its error here, before anything is in two places.
+-- first_write in_flight
 local flags, done = {}, {}
 -- Last one first, so that the first one ends up at the very front.
 for i = #held - 1, 1, -2 do

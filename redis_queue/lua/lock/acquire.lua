@@ -16,8 +16,7 @@ local current, fence, ends = found[1] or '', tonumber(found[2]) or 0, tonumber(f
 
 -- A late call must not take the lock again after it was given back.
 if found[4] == token then return {0, 0} end
--- As includes/first_write.lua.
-redis.call('HDEL', holder, '')
+-- first_write holder
 if current ~= '' and current ~= token and ends > now then return {0, ends - now} end
 if current ~= token then fence = math.max(fence + 1, now * 1000) end
 ends = math.max(now + lease, current == token and ends or 0)

@@ -14,8 +14,7 @@ local found = redis.call('HMGET', holder, 'token', 'expires_at')
 if found[1] ~= token then return 0 end
 local ends = math.max(now + lease, tonumber(found[2]) or 0)
 if lease > 0 then
-  -- As includes/first_write.lua.
-  redis.call('HDEL', holder, '')
+  -- first_write holder
   redis.call('HSET', holder, 'expires_at', string.format('%.0f', ends))
   redis.call('PEXPIRE', holder, string.format('%.0f', ends - now + KEPT))
 end

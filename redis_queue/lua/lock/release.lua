@@ -9,7 +9,7 @@
 local KEPT = 3600000
 local found = redis.call('HMGET', holder, 'token', 'released')
 if found[1] == token then
-  -- First, as includes/first_write.lua.
+  -- A first write that needs no memory.
   redis.call('HDEL', holder, 'token', 'expires_at')
   redis.call('HSET', holder, 'released', token)
   redis.call('PEXPIRE', holder, KEPT)

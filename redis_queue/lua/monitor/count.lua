@@ -14,16 +14,14 @@
 
 local MOST_SERIES, ALL_SERIES, UNUSED, BACK, CLOSE = 200, 300, 90, 60, 10
 local KEEP_MINUTES, KEEP_HOURS, KEEP_TOTALS, REPEATS = 345600, 10368000, 31536000, 86400000
--- include last_call
+-- include clock, last_call
 if last == sequence then return 0 end
--- include clock
-redis.call('HLEN', totals)
+-- check totals
 local open = tonumber(redis.call('HGET', current, 'minute') or nil)
 local days, spans = {minutes_0, minutes_1, minutes_2}, {hours_0, hours_1, hours_2, hours_3}
 for _, ring in ipairs({minutes_0, minutes_1, minutes_2, unpack(spans)}) do redis.call('HLEN', ring) end
 local used = redis.call('HLEN', series)
--- As includes/first_write.lua.
-redis.call('HDEL', series, '')
+-- first_write series
 local whole = function(number) return string.format('%.0f', number) end
 
 local function add(sums, text)

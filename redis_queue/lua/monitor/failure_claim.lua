@@ -12,7 +12,7 @@
 
 -- include clock, last_call
 if last == sequence then return outcome end
-redis.call('HLEN', retrying)
+-- check retrying
 local flags = {}
 for i = 1, #rest, 2 do
   local id = rest[i]

@@ -11,14 +11,9 @@
 
 -- include clock, last_call
 if last == sequence then return outcome end
-redis.call('HLEN', failures)
-redis.call('HLEN', tracebacks)
-redis.call('HLEN', groups)
-redis.call('HLEN', retrying)
-redis.call('ZCARD', failed_at)
+-- check failures, tracebacks, groups, retrying, failed_at
 -- include remove_failure
--- As includes/first_write.lua.
-redis.call('HDEL', failures, '')
+-- first_write failures
 local flags = {}
 for i = 1, #rest, 2 do
   local id = rest[i]

@@ -15,11 +15,7 @@
 local DAY, TRIM, MOST_GROUPS = 86400000, 100, 500
 -- include clock, last_call
 if last == sequence then return tonumber(outcome) end
-redis.call('HLEN', failures)
-redis.call('HLEN', tracebacks)
-redis.call('ZCARD', failed_at)
-redis.call('HLEN', groups)
-redis.call('HLEN', retrying)
+-- check failures, tracebacks, failed_at, groups, retrying
 -- include remove_failure
 
 local keep = tonumber(days) * DAY
@@ -57,9 +53,5 @@ for i = 1, #oldest, 2 do
   if (i + 1) / 2 <= excess or tonumber(oldest[i + 1]) < now - keep then remove_failure(oldest[i]) end
 end
 local lifetime = string.format('%.0f', keep + DAY)
-redis.call('PEXPIRE', failures, lifetime)
-redis.call('PEXPIRE', tracebacks, lifetime)
-redis.call('PEXPIRE', failed_at, lifetime)
-redis.call('PEXPIRE', groups, lifetime)
-redis.call('PEXPIRE', retrying, lifetime)
+for _, key in ipairs({failures, tracebacks, failed_at, groups, retrying}) do redis.call('PEXPIRE', key, lifetime) end
 return remember(redis.call('ZCARD', failed_at))

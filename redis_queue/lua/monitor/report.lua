@@ -16,13 +16,11 @@ local GONE, LOOK, MOST_RUNS, KEEP_RUNS, LINES, TRIM, EXPIRE = 3600000, 10, 20000
 -- include clock, last_call
 local answer = string.format('%.0f', now)
 if last == sequence then return tonumber(answer) end
-redis.call('HLEN', running)
-redis.call('HLEN', runs)
+-- check running, runs
 local kept = redis.call('ZCARD', runs_order)
-redis.call('ZCARD', trees)
+-- check trees
 local there = redis.call('HRANDFIELD', workers, LOOK, 'WITHVALUES')
--- As includes/first_write.lua.
-redis.call('HDEL', workers, '')
+-- first_write workers
 
 for i = 1, #ended - 2, 3 do
   local id, root, line = ended[i], ended[i + 1], ended[i + 2]
@@ -48,9 +46,7 @@ if #ended > 0 then
       kept = kept - redis.call('ZREM', runs_order, id)
     end
   end
-  redis.call('EXPIRE', runs, EXPIRE)
-  redis.call('EXPIRE', runs_order, EXPIRE)
-  redis.call('EXPIRE', trees, EXPIRE)
+  for _, key in ipairs({runs, runs_order, trees}) do redis.call('EXPIRE', key, EXPIRE) end
 end
 
 for i = 1, #there, 2 do

@@ -15,10 +15,7 @@
 -- O((held + limit) * log in flight)
 
 local MAX_BYTES = 1048576
-local known, paused = unpack(redis.call('HMGET', meta, 'schema', 'paused'))
--- include schema, clock, unreadable
-
--- include last_call
+-- include schema, clock, unreadable, last_call
 if last == sequence then
   local flags, claim = string.match(outcome, '^([01]*) (.*)$')
   local reply = {claim == '+' and claim or '', 0, -1, flags}
@@ -44,7 +41,7 @@ end
 local ids = redis.call('LRANGE', ready, -limit - 1, -1)
 local due = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]
 local woken = redis.call('LLEN', wake) > 0
-redis.call('LLEN', quarantine)
+-- check quarantine
 -- include fence
 if #done > 0 then
   -- include finish
@@ -53,8 +50,8 @@ local function kept(reply)
   remember(flags .. ' ' .. reply[1])
   return reply
 end
--- include first_write
-if paused then return kept({'-', 0, -1, flags}) end
+-- first_write leases
+if redis.call('HEXISTS', meta, 'paused') == 1 then return kept({'-', 0, -1, flags}) end
 
 local soonest = redis.call('ZRANGE', in_flight, 0, 0, 'WITHSCORES')[2]
 soonest = math.min(tonumber(soonest or math.huge), tonumber(due or math.huge))

@@ -8,12 +8,11 @@
 -- O(limit * log waiting)
 
 -- include clock
-redis.call('LLEN', ready)
+-- check ready
 local idle = redis.call('LLEN', wake) == 0
 local ids = redis.call('ZRANGEBYSCORE', waiting, '-inf', string.format('%.0f', now), 'LIMIT', 0, limit)
 if #ids == 0 then return 0 end
--- As includes/first_write.lua.
-redis.call('ZREM', waiting, '')
+-- first_write waiting
 redis.call('LPUSH', ready, unpack(ids))
 redis.call('ZREM', waiting, unpack(ids))
 if idle then redis.call('RPUSH', wake, '1') end

@@ -10,10 +10,8 @@
 -- Flags "full": the queue would hold more than max_length ready and delayed messages; nothing was stored.
 -- O(messages * log waiting)
 
-local known = redis.call('HGET', meta, 'schema')
--- include schema, last_call
+-- include clock, schema, last_call
 if last == sequence then return {0, outcome} end
--- include clock
 local length = redis.call('LLEN', ready) + redis.call('ZCARD', waiting)
 local idle = redis.call('LLEN', wake) == 0
 
@@ -28,11 +26,9 @@ for i, id in ipairs(ids) do
   else
     flags[i] = 1
     seen[id] = true
-    fields[#fields + 1] = id
-    fields[#fields + 1] = head .. record
+    fields[#fields + 1], fields[#fields + 2] = id, head .. record
     if delay > 0 then
-      delayed[#delayed + 1] = string.format('%.0f', now + delay)
-      delayed[#delayed + 1] = id
+      delayed[#delayed + 1], delayed[#delayed + 2] = string.format('%.0f', now + delay), id
     else
       pushed[#pushed + 1] = id
     end

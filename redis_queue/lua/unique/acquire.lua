@@ -21,8 +21,7 @@
 local MOST = 20
 -- include clock, unique_owner
 ttl = string.format('%.0f', ttl + math.max(0, due - now))
-redis.call('ZCARD', owner_ends)
-redis.call('ZCARD', replaced)
+-- check owner_ends, replaced
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', owner_ends, '-inf', string.format('%.0f', now), 'LIMIT', 0, MOST)) do
   if not owner(name) then disown(name, '') end
 end

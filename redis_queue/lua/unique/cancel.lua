@@ -20,15 +20,11 @@ for i = 2, #entries, 4 do
   if is_long(entries[i]) then return LONG_MARK end
 end
 -- include clock, unique_owner
-redis.call('HLEN', records)
-redis.call('HLEN', leases)
-redis.call('HLEN', errors)
-redis.call('ZCARD', dead)
-redis.call('HLEN', owners)
+-- check records, leases, errors, dead, owners
 redis.call('HLEN', by_id)
-redis.call('ZCARD', owner_ends)
-redis.call('ZCARD', replaced)
--- include first_write, remove_entry
+-- check owner_ends, replaced
+-- first_write leases
+-- include remove_entry
 local function free(field, token, maybe_sent)
   local found, before, _, ttl, owner_id = owner(field)
   if maybe_sent then drop(token, ttl or 0) end

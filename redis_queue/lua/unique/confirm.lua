@@ -10,8 +10,6 @@
 -- O(log owners)
 
 -- include clock, unique_owner, unique_confirm
-redis.call('ZCARD', owner_ends)
-redis.call('ZCARD', replaced)
--- As includes/first_write.lua.
-redis.call('HDEL', owners, '')
+-- check owner_ends, replaced
+-- first_write owners
 return confirm(field, token, 'd', gone) and 1 or 0

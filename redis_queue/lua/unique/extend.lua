@@ -11,10 +11,8 @@
 -- O(log owners)
 
 -- include clock, unique_owner
-redis.call('ZCARD', owner_ends)
-redis.call('ZCARD', replaced)
--- As includes/first_write.lua.
-redis.call('HDEL', owners, '')
+-- check owner_ends, replaced
+-- first_write owners
 local found, before, state, _, id = owner(field)
 if found ~= token or before ~= '-' or state ~= 'd' then return 0 end
 ttl = math.max(0, due - now) + ttl

@@ -11,10 +11,8 @@
 -- O(log owners)
 
 -- include clock, unique_owner
-redis.call('ZCARD', owner_ends)
-redis.call('ZCARD', replaced)
--- As includes/first_write.lua.
-redis.call('HDEL', owners, '')
+-- check owner_ends, replaced
+-- first_write owners
 local found, before, state, ttl, id = owner(field)
 if not found or (owner_id ~= '' and id ~= owner_id) or (token ~= '' and found ~= token) then return 0 end
 -- It was sent after all.

@@ -9,10 +9,8 @@
 -- O(ids * log owners)
 
 -- include clock, unique_owner
-redis.call('ZCARD', owner_ends)
-redis.call('ZCARD', replaced)
--- As includes/first_write.lua.
-redis.call('HDEL', owners, '')
+-- check owner_ends, replaced
+-- first_write owners
 local revoked = {}
 for _, id in ipairs(ids) do
   local field = redis.call('HGET', by_id, id)
