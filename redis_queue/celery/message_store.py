@@ -20,7 +20,7 @@ from redis_queue.celery.tracing import schedule_spans, scheduling_call
 from redis_queue.delay.model import OnConflict, Push
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.delay.writer import RENEWED, REPLACED
-from redis_queue.errors import InvalidValueError, StoreError, StoreRefusedError
+from redis_queue.errors import InvalidValueError, StoreRefusedError
 from redis_queue.model import CancelOutcome, Entry
 from redis_queue.store.chunks import ANY_SIZE, check_many
 from redis_queue.store.ids import check_id, new_ids
@@ -214,15 +214,8 @@ class EntryRemoval:
 
         Read first: a removed entry is gone, and with it the name of the chord that waits for it.
         """
-        found: dict[str, tuple[Entry | None, UniqueHeader | None]] = {}
-        for id_ in self._queue.versions(ids):
-            entry, item = self._queue.get(id_), None
-            if entry is None:
-                # A dead letter; a user who may only send must not read it.
-                with suppress(StoreError):
-                    item = self._queue.look(id_)
-            found[id_] = entry, unique_header_of(entry or item)
-        return found
+        found = self._queue.calls.find([check_id(id_) for id_ in ids])
+        return {id_: (None if is_dead else entry, unique_header_of(entry)) for id_, (entry, is_dead) in found.items()}
 
 
 def _owner(key: UniqueHeader | None) -> tuple[str, str]:

@@ -68,7 +68,7 @@ class DelayQueue:
         self.moves = Moves(self._shards, self._reader)
         self.dispatch_log = DispatchLog(self._shards.scripts, self._shards[0])
         self.foreign = Foreign(self._shards, self._writer)
-        self.calls = Calls(self._shards, self._writer)
+        self.calls = Calls(self._shards, self._writer, self._reader)
 
     def __repr__(self) -> str:
         return f"DelayQueue({self.name!r}, prefix={self.settings.prefix!r}, shards={self.settings.shards})"
@@ -111,9 +111,8 @@ class DelayQueue:
 
     def get(self, id: str) -> Entry | None:
         """Return a waiting entry, or one in flight (its *due_at* is the end of its lease), or None."""
-        shard = self._shards.of(check_id(id))
-        found = shard.run("delay/find", id=id_bytes(id))
-        return self._reader.entry(shard, found, None) if found else None
+        entry, is_dead = self._reader.find([check_id(id)]).get(id, (None, False))
+        return None if is_dead else entry
 
     def list(
         self,

@@ -17,7 +17,7 @@ from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import from_ms
 from redis_queue.errors import ConfigurationError, InvalidValueError, StoreError, StoreUnavailableError
 from redis_queue.model import DeadLetter, Entry, InFlight, Lease, Quarantined, Unread
-from redis_queue.store.chunks import ANY_SIZE, CHUNK, check_budget, check_limit, check_offset
+from redis_queue.store.chunks import ANY_SIZE, CHUNK, check_budget, check_limit, check_offset, chunks
 from redis_queue.store.codec import UnreadableError
 from redis_queue.store.connection import Client
 from redis_queue.store.ids import id_bytes, id_text
@@ -218,6 +218,24 @@ class EntryReader:
                 shard.set_aside(Entry(id_, None, {}, due_at, due_at, lease=lease), str(error))
             return None
         return Entry(id_, payload, headers, from_ms(put_at), due_at, deliveries, destination, lease)
+
+    def find(self, ids: Sequence[str]) -> dict[str, tuple[Entry | None, bool]]:
+        """Return those of *ids* that are entries or dead letters: each, None if unreadable, and whether it is dead.
+
+        The *due_at* of an entry in flight is the end of its lease, that of a dead letter when it died. It takes one
+        call for each shard and every 500 ids, or 1 MiB.
+        """
+        found: dict[str, tuple[Entry | None, bool]] = {}
+        for chunk in chunks(ids):
+            for shard, group in self._shards.grouped(chunk):
+                left = [id_bytes(chunk[index]) for index in group]
+                while left:
+                    seen, *values = shard.run("delay/find", more=left)
+                    rows = iter(values)
+                    for *row, is_dead in zip(rows, rows, rows, rows, rows, strict=True):
+                        found[id_text(row[0])] = self.entry(shard, row, None), bool(is_dead)
+                    left = left[seen:]
+        return found
 
     def page(
         self, low: int | str, high: int | str, limit: int, after: str | None, max_bytes: int | None

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from redis_queue.basics.times import Seconds, duration_ms, point_ms
 from redis_queue.delay.model import Conflict, Push
-from redis_queue.delay.shards import Shards
+from redis_queue.delay.shards import EntryReader, Shards
 from redis_queue.errors import EntryExistsError, InvalidDelayError, InvalidValueError
 from redis_queue.model import CancelOutcome
 from redis_queue.store.chunks import CHUNK, by_size, chunks
@@ -124,9 +124,10 @@ def _check_destination(value: str) -> None:
 class Calls:
     """Operations with several calls of one id in one DelayQueue: ``queue.calls``."""
 
-    def __init__(self, shards: Shards, writer: EntryWriter) -> None:
+    def __init__(self, shards: Shards, writer: EntryWriter, reader: EntryReader) -> None:
         self._shards = shards
         self._writer = writer
+        self.find = reader.find
 
     def keep_many(self, items: Iterable[Push]) -> list[bool]:
         """Store entries as :meth:`DelayQueue.push_many` does with "keep"; tell for each whether it was stored."""

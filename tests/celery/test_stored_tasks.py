@@ -15,6 +15,7 @@ from celery import Celery
 from redis_queue import CancelOutcome
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.stored_tasks import StoredTasks
+from tests.support.recording import record_commands
 from tests.support.servers import RedisServer
 
 PROGRAM = '''
@@ -161,3 +162,22 @@ def test_app_has_one_instance(stored: StoredTasks) -> None:
     assert StoredTasks.of(stored.app) is delayed
     assert delayed.cancel("shop.remind-0") is CancelOutcome.CANCELLED
     assert [task.id for task in delayed.list()] == [task.id for task in stored.list()]
+
+
+@pytest.mark.parametrize("revoke", [False, True], ids=["cancel_many", "revoke"])
+def test_many_tasks_are_cancelled_in_a_few_calls(
+    redis_server: RedisServer, client: redis.Redis, *, revoke: bool
+) -> None:
+    with Celery("tests", broker=f"redis+socket://{redis_server.socket}", set_as_current=False) as app:
+        app.conf.redis_queue_url = redis_server.url
+        delayed = DurableTasks(app)
+        signatures = [app.signature("shop.remind") for _ in range(1000)]
+        sent: dict[int, int] = {}
+        for count in (500, 1000):
+            ids = [result.id for result in delayed.push_many(signatures[:count], countdown=60)]
+            with record_commands(client) as commands:
+                app.control.revoke(ids) if revoke else delayed.cancel_many(ids)
+            assert delayed.count() == 0
+            sent[count] = commands.count("evalsha")
+        # The entries of the calls and of their retries are read, then removed, and the ids are noted.
+        assert sent == {500: 5, 1000: 10}

@@ -17,7 +17,7 @@ from redis_queue.store.keys import Keys
 from redis_queue.store.registry import Known, Registry
 from redis_queue.store.scripts import Scripts
 from tests.support.clock import Clock, when
-from tests.support.record_reads import record_reads
+from tests.support.recording import record_reads
 
 
 @pytest.fixture

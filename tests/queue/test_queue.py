@@ -22,7 +22,7 @@ from redis_queue.store.registry import Registry
 from redis_queue.store.script_files import load
 from redis_queue.store.scripts import Scripts
 from tests.support.clock import START, Clock
-from tests.support.record_reads import record_reads
+from tests.support.recording import record_reads
 from tests.support.wait import wait_until
 
 KEYS = Keys("redis_queue", "queue", "orders")

@@ -1,0 +1,54 @@
+"""Record what a server is asked: commands of clients, or the records that scripts read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import redis
+
+READS = ("HGET", "HMGET", "HVALS", "HGETALL")
+
+PARTS = ("ACL", "CLIENT", "PUBSUB", "SCRIPT")
+"""Commands whose parts need permissions of their own."""
+
+
+@contextlib.contextmanager
+def _seen(client: redis.Redis) -> Iterator[list[dict[str, Any]]]:
+    """Yield a list that receives, at the end of the block, what MONITOR has shown in it."""
+    found: list[dict[str, Any]] = []
+    with client.monitor() as monitor:
+        yield found
+        end = uuid4().hex
+        client.echo(end)
+        while end not in (seen := monitor.next_command())["command"]:
+            found.append(seen)
+
+
+@contextlib.contextmanager
+def record_reads(client: redis.Redis) -> Iterator[list[str]]:
+    """Yield a list that receives, at the end of the block, the ids of the records that scripts read in it."""
+    found: list[str] = []
+    with _seen(client) as rows:
+        yield found
+    for row in rows:
+        command, *words = row["command"].split(" ")
+        if row["client_type"] == "lua" and command.upper() in READS and words[0].endswith(":records"):
+            found += words[1:]
+
+
+@contextlib.contextmanager
+def record_commands(client: redis.Redis) -> Iterator[list[str]]:
+    """Yield a list that receives, at the end of the block, the names of the commands that clients send in it.
+
+    A name is as ACL rules have it, such as ``hget`` or ``client|id``.
+    """
+    found: list[str] = []
+    with _seen(client) as rows:
+        yield found
+    for row in rows:
+        words = row["command"].split(" ")
+        if row["client_type"] != "lua":
+            found.append("|".join(words[: 1 + (words[0].upper() in PARTS)]).lower())
