@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from redis_queue.basics.logs import escape
-from redis_queue.catalog import Catalog
 from redis_queue.store.settings import Settings
 
 if TYPE_CHECKING:
     from rich.console import Console, JustifyMethod, OverflowMethod
+
+    from redis_queue.catalog import Catalog
 
 MARGIN: Final = 2
 WIDTH: Final = 80

@@ -6,13 +6,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from redis_queue.cli.output import harmless, show_json
 from redis_queue.errors import ConfigurationError, InvalidValueError, RedisQueueError
-from redis_queue.operate.faults import Faults
+
+if TYPE_CHECKING:
+    from redis_queue.operate.faults import Faults
 
 FAILED: Final = 1
 """Something failed, a check found an error, or the store cannot be reached."""

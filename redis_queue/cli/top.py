@@ -18,11 +18,10 @@ from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.output import WIDTH, harmless, place_of, screen_width, show_json
 from redis_queue.cli.report import FAILED, interrupt, signal_handler
-from redis_queue.cli.top_screen import SORTS, Sort, draw, in_order
+from redis_queue.cli.top_screen import SORTS, QueueKey, Rates, Sort, draw, in_order, rates, rates_of
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.operate.access import Access
 from redis_queue.operate.queue_row import Overview
-from redis_queue.operate.rates import QueueKey, Rates, rates, rates_of
 
 try:
     import termios

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from redis_queue.basics.times import from_ms
@@ -39,6 +39,9 @@ _PART: Final = re.compile(rb"(\d{1,2})=([^;]*)")
 _EMPTY: Final = Tally()
 
 
+ReadStored = Callable[[Sequence[bytes], int, int], dict[bytes, dict[int, list[bytes]]]]
+
+
 class History:
     """Reads the counts of all workers under *prefix*, by minute and hour of the server's clock in UTC.
 
@@ -60,27 +63,12 @@ class History:
         *series* selects one; default: the sum of all. Raises InvalidValueError.
         """
         check_limit(limit, MOST_MINUTES)
-        number = self._number(series)
-        last, open_minute, counts = self._current([number] if number is not None else [])
-        first = last - limit + 1
-        found = {} if number is None else self._stored_minutes([number], first, last).get(number, {})
-        if number is not None and open_minute not in found:
-            found[open_minute] = [counts.get(number, b"")]
-        return [
-            Period(from_ms(minute * 60_000), read_tally(found.get(minute, ()))) for minute in range(first, last + 1)
-        ]
+        return self._periods(limit, series, 1, self._stored_minutes)
 
     def hours(self, limit: int = 24, series: Series | None = None) -> list[Period]:
         """Return the counts of the last *limit* (1 to 2,160) hours; as :meth:`minutes`."""
         check_limit(limit, MOST_HOURS)
-        number = self._number(series)
-        now, open_minute, counts = self._current([number] if number is not None else [])
-        last = now // 60
-        first = last - limit + 1
-        found = {} if number is None else self._stored_hours([number], first, last).get(number, {})
-        if number is not None:
-            found.setdefault(open_minute // 60, []).append(counts.get(number, b""))
-        return [Period(from_ms(hour * 3_600_000), read_tally(found.get(hour, ()))) for hour in range(first, last + 1)]
+        return self._periods(limit, series, 60, self._stored_hours)
 
     def totals(self, minutes: int) -> dict[Series, Tally]:
         """Return the counts of each series in the last *minutes* (1 to 129,600), without those that had no runs.
@@ -135,6 +123,20 @@ class History:
         _, _, counts = self._current(list(names))
         values = self._fields(self._keys.totals, list(names))
         return _tallies(names, {n: [values.get(n, b""), counts.get(n, b"")] for n in names})
+
+    def _periods(self, limit: int, series: Series | None, minutes: int, read: ReadStored) -> list[Period]:
+        """Return the last *limit* periods of so many *minutes*, as *read* returns those that are closed."""
+        number = self._number(series)
+        numbers = [] if number is None else [number]
+        now, open_minute, counts = self._current(numbers)
+        last = now // minutes
+        periods = range(last - limit + 1, last + 1)
+        found: dict[int, list[bytes]] = {}
+        if number is not None:
+            found = read(numbers, periods[0], last).get(number, {})
+            if minutes > 1 or open_minute not in found:
+                found.setdefault(open_minute // minutes, []).append(counts.get(number, b""))
+        return [Period(from_ms(one * minutes * 60_000), read_tally(found.get(one, ()))) for one in periods]
 
     def _numbers(self) -> dict[bytes, Series]:
         rows = pairs(self._scripts.command("HGETALL", self._keys.series))

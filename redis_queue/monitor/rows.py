@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from string import ascii_letters
 from typing import Any, Final, get_args
@@ -30,90 +30,30 @@ MOST_LISTS: Final = 400
 MOST_VERSIONS: Final = 10
 MOST_SECONDS: Final = 1e9
 
-_COUNTS: Final = (
-    "pid",
-    "concurrency",
-    "busy",
-    "prefetched",
-    "limited",
-    "executed",
-    "failed",
-    "executed_per_minute",
-    "failed_per_minute",
-    "memory",
-)
-
 UNREADABLE: Final = (ValueError, KeyError, TypeError, OverflowError)
 """Errors of a row that another program, or another version, has written."""
 
 
 def write_worker(row: WorkerRow) -> str:
     """Return the JSON of *row*, without its name and the time when it was seen."""
-    return json.dumps(
-        {
-            "started": ms_of(row.started_at),
-            "host": row.host[:MAX_TEXT],
-            "pool": row.pool[:MAX_TEXT],
-            "queues": [queue[:MAX_TEXT] for queue in row.queues[:MOST_QUEUES]],
-            "versions": dict(list((row.versions or {}).items())[:MOST_VERSIONS]),
-            "loop": row.loop_age,
-            "settled": row.settled_age,
-            "keeper": row.keeper,
-            "stopping": row.stopping,
-            "lists": [key[:MAX_KEY] for key in row.lists[:MOST_LISTS]],
-            "held": {queue[:MAX_TEXT]: count for queue, count in list((row.held or {}).items())[:MOST_QUEUES]},
-            **{name: getattr(row, name) for name in _COUNTS},
-        }
-    )
+    fields = {name: limit(getattr(row, name)) for name, limit in _WORKER.items()}
+    return json.dumps({"started": ms_of(row.started_at), **fields})
 
 
 def read_worker(name: str, seen_at: datetime, text: bytes) -> WorkerRow | None:
     """Return a worker; None for an unreadable row."""
     try:
         row: Any = read_document(text)
-        return WorkerRow(
-            name[:MAX_TEXT],
-            seen_at,
-            _time(row["started"]),
-            host=text_of(row["host"]),
-            pool=text_of(row["pool"]),
-            queues=tuple(text_of(queue) for queue in row["queues"][:MOST_QUEUES]),
-            versions=_versions(row["versions"]),
-            loop_age=seconds_of(row["loop"]),
-            settled_age=seconds_of(row["settled"]),
-            keeper=row["keeper"] if isinstance(row["keeper"], bool) else None,
-            held=_held(row["held"]),
-            stopping=row["stopping"] is True,
-            lists=tuple(str(key)[:MAX_KEY] for key in row["lists"][:MOST_LISTS]),
-            **{count: small_integer(row[count]) for count in _COUNTS},
-        )
+        fields = {field: limit(row[field]) for field, limit in _WORKER.items()}
+        return WorkerRow(name[:MAX_TEXT], seen_at, _time(row["started"]), **fields)
     except UNREADABLE:
         return None
 
 
 def write_running(tasks: Sequence[RunningTask]) -> str:
     """Return the JSON of *tasks*, without the name of their worker; "" if there are none."""
-    if not tasks:
-        return ""
-    return json.dumps(
-        [
-            [
-                task.id[:MAX_TEXT],
-                task.task[:MAX_TEXT],
-                task.queue[:MAX_TEXT],
-                ms_of(task.since),
-                task.args[:MAX_ARGUMENTS],
-                task.kwargs[:MAX_ARGUMENTS],
-                task.deliveries,
-                task.retries,
-                task.lease,
-                task.parent[:MAX_TEXT],
-                task.root[:MAX_TEXT],
-                task.group[:MAX_TEXT],
-            ]
-            for task in tasks
-        ]
-    )
+    rows = [[*(limit(getattr(task, name)) for name, limit in _RUNNING.items()), ms_of(task.since)] for task in tasks]
+    return json.dumps(rows) if rows else ""
 
 
 def read_running(worker: str, text: bytes, most: int) -> list[RunningTask]:
@@ -164,36 +104,10 @@ _RUN_TEXTS: Final = ("task", "queue", "worker", "parent", "root", "group", "erro
 
 
 def _running(worker: str, row: Any) -> RunningTask | None:
-    id_, task, queue, since, args, kwargs, deliveries, retries, lease, parent, root, group = row[:12]
-    if lease not in get_args(LeaseState):
-        return None
-    return RunningTask(
-        text_of(id_),
-        text_of(task),
-        text_of(queue),
-        worker,
-        _time(since),
-        str(args)[:MAX_ARGUMENTS],
-        str(kwargs)[:MAX_ARGUMENTS],
-        small_integer(deliveries),
-        small_integer(retries),
-        lease,
-        text_of(parent),
-        text_of(root),
-        text_of(group),
-    )
-
-
-def _held(found: Any) -> dict[str, int]:
-    if not isinstance(found, Mapping):
-        return {}
-    return {text_of(queue): small_integer(count) for queue, count in list(found.items())[:MOST_QUEUES]}
-
-
-def _versions(found: Any) -> dict[str, str]:
-    if not isinstance(found, Mapping):
-        return {}
-    return {text_of(name): text_of(version) for name, version in list(found.items())[:MOST_VERSIONS]}
+    # A newer version may write more fields.
+    *parts, since = row[: len(_RUNNING) + 1]
+    fields = {name: limit(part) for (name, limit), part in zip(_RUNNING.items(), parts, strict=True)}
+    return RunningTask(worker=worker, since=_time(since), **fields) if fields["lease"] in get_args(LeaseState) else None
 
 
 def text_of(found: Any, most: int = MAX_TEXT) -> str:
@@ -217,6 +131,79 @@ def seconds_of(found: Any) -> float | None:
 def ms_of(at: datetime) -> int:
     """Return a time in ms, within the calendar."""
     return min(max(0, round(at.timestamp() * 1000)), END_OF_CALENDAR_MS)
+
+
+def _texts(found: Any) -> tuple[str, ...]:
+    return tuple(text_of(text) for text in found[:MOST_QUEUES])
+
+
+def _keys(found: Any) -> tuple[str, ...]:
+    return tuple(str(key)[:MAX_KEY] for key in found[:MOST_LISTS])
+
+
+def _arguments(found: Any) -> str:
+    return str(found)[:MAX_ARGUMENTS]
+
+
+def _versions(found: Any) -> dict[str, str]:
+    return {text_of(name): text_of(version) for name, version in _first(found, MOST_VERSIONS)}
+
+
+def _held(found: Any) -> dict[str, int]:
+    return {text_of(queue): small_integer(count) for queue, count in _first(found, MOST_QUEUES)}
+
+
+def _first(found: Any, most: int) -> list[tuple[Any, Any]]:
+    return list(found.items())[:most] if isinstance(found, Mapping) else []
+
+
+def _flag(found: Any) -> bool | None:
+    return found if isinstance(found, bool) else None
+
+
+_COUNTS: Final = (
+    "pid",
+    "concurrency",
+    "busy",
+    "prefetched",
+    "limited",
+    "executed",
+    "failed",
+    "executed_per_minute",
+    "failed_per_minute",
+    "memory",
+)
+
+_WORKER: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "host": text_of,
+    "pool": text_of,
+    "queues": _texts,
+    "versions": _versions,
+    "loop_age": seconds_of,
+    "settled_age": seconds_of,
+    "keeper": _flag,
+    "stopping": bool,
+    "lists": _keys,
+    "held": _held,
+    **dict.fromkeys(_COUNTS, small_integer),
+}
+"""The fields of a worker, and what limits their values, when they are written and when they are read."""
+
+_RUNNING: Final[Mapping[str, Callable[[Any], Any]]] = {
+    # First: a task is searched by the beginning of its row.
+    "id": text_of,
+    "task": text_of,
+    "queue": text_of,
+    "args": _arguments,
+    "kwargs": _arguments,
+    "deliveries": small_integer,
+    "retries": small_integer,
+    "lease": text_of,
+    "parent": text_of,
+    "root": text_of,
+    "group": text_of,
+}
+"""The fields of a running task, in the order of its row, and what limits their values."""
 
 
 COUNTS: Final = 4

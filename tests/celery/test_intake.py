@@ -50,7 +50,7 @@ ORDER = (
     "celery.leases.poison",
     "celery.control.revokes",
     "celery.store_consumer.step",
-    "celery.monitor.requests",
+    "celery.monitor.step",
     "celery.worker.consumer.consumer",
 )
 

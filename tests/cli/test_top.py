@@ -12,10 +12,9 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.cli.top_screen import draw, short
+from redis_queue.cli.top_screen import Rates, draw, rates, short
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.queue_row import Overview, QueueRow
-from redis_queue.operate.rates import Rates, rates
 from tests.support.cli.commands import Run
 from tests.support.cli.terminal import Terminal, terminal
 from tests.support.clock import Clock

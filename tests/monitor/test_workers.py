@@ -129,7 +129,7 @@ HOSTILE: list[Any] = [
     b"1700000000000 {}",
     b"9" * 100 + b" {}",
     b"1700000000000 " + b"[" * 5000,
-    b'1700000000000 {"started": 1e400, "host": "", "pool": "", "queues": [], "versions": {}, "loop": 0}',
+    b'1700000000000 {"started": 1e400, "host": "", "pool": "", "queues": [], "versions": {}, "loop_age": 0}',
     b"1700000000000 " + json.dumps({"started": 1, "host": 5, "pool": "", "queues": 7}).encode(),
 ]
 
@@ -154,7 +154,7 @@ def test_fields_of_a_newer_version_are_ignored(reports: Reports, workers: Worker
 def test_numbers_that_are_none_are_not_shown(reports: Reports, workers: Workers, client: redis.Redis) -> None:
     reports.write(ROW)
     stamp, _, text = (client.hget(KEYS.workers, "one@host") or b"").partition(b" ")
-    odd = json.dumps({**json.loads(text), "loop": "x", "settled": -5, "keeper": "yes"}).encode()
+    odd = json.dumps({**json.loads(text), "loop_age": "x", "settled_age": -5, "keeper": "yes"}).encode()
     client.hset(KEYS.workers, "one@host", stamp + b" " + odd)
     assert [(row.loop_age, row.settled_age, row.keeper) for row in workers.rows()] == [(None, 0.0, None)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -32,7 +32,6 @@ from redis_queue.model import Entry
 from redis_queue.monitor.monitor import Workers
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.codec import read_document
-from redis_queue.store.keys import FlowKeys
 from redis_queue.store.records import now_ms
 from redis_queue.store.scripts import Scripts
 
@@ -77,6 +76,11 @@ class Release:
         self._long_delays = long_delays
         self._progress = progress
         self._outcome = _Outcome(self._queue)
+        self._scripts = Scripts(self._store.client)
+        self._send = self._scripts.command
+        self._keys = self._store.flow_keys
+        self._backlog = Backlog(self._scripts, self._keys, self._store.clock)
+        self._released = f"{self._keys.taken}{RELEASED}"
         #: Number of messages that waited for a place in a flow and are in the broker now.
         self.from_flows = 0
 
@@ -163,26 +167,6 @@ class Release:
     def _has_flows(self) -> bool:
         # A Cluster has none.
         return isinstance(self._store.client, redis.Redis) and bool(self._send("EXISTS", self._keys.flags))
-
-    @property
-    def _scripts(self) -> Scripts:
-        return Scripts(self._store.client)
-
-    @property
-    def _send(self) -> Callable[..., Any]:
-        return self._scripts.command
-
-    @property
-    def _keys(self) -> FlowKeys:
-        return self._store.flow_keys
-
-    @property
-    def _released(self) -> str:
-        return f"{self._keys.taken}{RELEASED}"
-
-    @property
-    def _backlog(self) -> Backlog:
-        return Backlog(self._scripts, self._keys, self._store.clock)
 
     def _empty_flows(self, broker: Broker) -> None:
         """Move the messages of flows into their queues, then delete what is known of flows and unique tasks."""

@@ -1,4 +1,4 @@
-"""FailureLog: what failed in a worker since its last report."""
+"""FailureLog: what failed in a worker since its last report, written each second if there is something."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 from redis_queue.basics.logs import logger_of
@@ -16,23 +16,32 @@ from redis_queue.celery.message.body import retries_in
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.monitor.activity import QueueOf
 from redis_queue.celery.monitor.requests import exception_name, text_of, unwrapped
+from redis_queue.celery.settings import KeepFailures
+from redis_queue.errors import RedisQueueError
 from redis_queue.monitor.failure_rows import MAX_MESSAGE, MAX_NAME, MAX_TEXT, cut, cut_middle, failure_id, name_of
-from redis_queue.monitor.failures import MOST_AT_ONCE
+from redis_queue.monitor.failures import MOST_AT_ONCE, Failures
 from redis_queue.monitor.model import Failure, FailureKind
 
 logger = logger_of(__name__)
 
 
+TRIM: Final = 600.0
+"""Seconds after which a worker without failures removes those that are too old."""
+
+
 class FailureLog:
-    """Notes failed runs and discarded messages in the main process of a worker.
+    """Notes failed runs and discarded messages in the main process of a worker; *limits* says how many are kept.
 
     It holds up to 100; more are only counted. Notes never raise: a failure that cannot be noted must not disturb the
     worker. Safe for threads.
     """
 
-    def __init__(self, worker: str, queue_of: QueueOf) -> None:
+    def __init__(self, worker: str, queue_of: QueueOf, limits: KeepFailures) -> None:
         self._worker = worker
         self._queue_of = queue_of
+        self._limits = limits
+        self._trimmed = time.monotonic()
+        self._failing = False
         self._lock = threading.Lock()
         self._noted: list[Failure] = []
         self._taken = self._missed = self._missed_taken = 0
@@ -62,6 +71,25 @@ class FailureLog:
             del self._noted[: self._taken]
             self._missed -= self._missed_taken
             self._taken = self._missed_taken = 0
+
+    def write(self, failures: Failures, skew: float) -> None:
+        """Write what was noted since the last call that succeeded; errors of Redis are logged once.
+
+        *skew* is how many seconds the clock of Redis is ahead.
+        """
+        found, missed = self.take(skew)
+        if not found and not missed and time.monotonic() - self._trimmed < TRIM:
+            return
+        try:
+            failures.keep(found, self._limits.tasks, self._limits.days, missed)
+        except RedisQueueError as error:
+            if not self._failing:
+                logger.warning("cannot keep failed tasks: %s", error, extra={"action": "failures_not_kept"})
+            self._failing = True
+            return
+        self._failing = False
+        self.written()
+        self._trimmed = time.monotonic()
 
     def _note(self, read: Callable[[], Failure]) -> None:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Protocol
 
@@ -14,8 +13,6 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.serialization import UnpickleableExceptionWrapper
 from kombu.utils.imports import symbol_by_name
 
-from redis_queue.basics.times import END_OF_CALENDAR_MS
-from redis_queue.celery.message.headers import SENT
 from redis_queue.monitor.failure_rows import MAX_TEXT, cut, name_of
 from redis_queue.monitor.model import Outcome
 
@@ -113,24 +110,6 @@ class RequestNotes:
     def _retry_worker_lost(self, *args: Any) -> bool:
         self._retried = bool(super()._retry_worker_lost(*args))  # type: ignore[misc]
         return self._retried
-
-
-def note_arrivals(handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return *handle*, a handler of messages, which notes when each arrived, and when it was sent, in attributes.
-
-    The header with the time of sending is removed: the task must not see it, nor pass it on to its retries.
-    """
-
-    def on_message(message: Any) -> Any:
-        setattr(message, FETCHED, time.time())
-        headers = message.headers
-        if isinstance(headers, dict) and SENT in headers:
-            sent = headers.pop(SENT)
-            if isinstance(sent, int) and 0 < sent < END_OF_CALENDAR_MS:
-                setattr(message, SENT, sent)
-        return handle(message)
-
-    return on_message
 
 
 def _noted(base: Any, notes: Notes) -> type:

@@ -1,23 +1,134 @@
-"""Step of a worker's consumer: note how runs end, and report them."""
+"""Step of a worker's consumer: note how runs end, and let a thread report them each second."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from celery import bootsteps
 
+from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import END_OF_CALENDAR_MS
+from redis_queue.basics.waits import Backoff
+from redis_queue.celery.message.headers import SENT
 from redis_queue.celery.monitor.activity import Activity, OnFailure
 from redis_queue.celery.monitor.commands import register
-from redis_queue.celery.monitor.discards import note_discards
 from redis_queue.celery.monitor.failure_log import FailureLog
-from redis_queue.celery.monitor.failure_writer import FailureWriter
-from redis_queue.celery.monitor.reporter import Reporter
-from redis_queue.celery.monitor.requests import note_arrivals, noted_requests
+from redis_queue.celery.monitor.requests import FETCHED, noted_requests
 from redis_queue.celery.monitor.snapshot import Snapshots
 from redis_queue.celery.queues.names import QueueNames
 from redis_queue.celery.store import Store
+from redis_queue.errors import StoreUnavailableError
+from redis_queue.monitor.failures import Failures
+from redis_queue.monitor.model import FailureKind
+from redis_queue.monitor.report import Reports
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+logger = logger_of(__name__)
+
+INTERVAL: Final = 1.0
+"""Seconds between two reports."""
+
+PATIENCE: Final = 2.0
+"""Seconds to wait for Redis."""
+
+STOP_WITHIN: Final = 1.0
+"""Seconds that a shutdown waits for the last report."""
+
+
+class Reporter:
+    """Writes what *activity* and *snapshots* tell about a worker of *app*, and its *failures*, until :meth:`stop`.
+
+    It never raises. While Redis is away, counts are added up in memory, and written later. If one part of a report
+    cannot be written, the others are.
+    """
+
+    def __init__(
+        self, app: Celery, activity: Activity, snapshots: Snapshots, failures: FailureLog | None = None
+    ) -> None:
+        self._app = app
+        self._failures = failures
+        self._activity = activity
+        self._snapshots = snapshots
+        self._stopped = threading.Event()
+        self._failing = False
+        self._skew = 0.0
+        # Calls that add counts. If a reply was lost, the counts may be stored: the same call is made again.
+        self._counts: list[Callable[[], None]] = []
+        self._thread = threading.Thread(target=self._run, name="redis-queue-monitor", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write a last report, and end the thread; if Redis does not answer within a second, leave it alone."""
+        self._stopped.set()
+        self._thread.join(STOP_WITHIN)
+
+    def _run(self) -> None:
+        reports: Reports | None = None
+        failures: Failures | None = None
+        backoff, pause = Backoff(first=INTERVAL), 0.0
+        while not self._stopped.wait(pause) or reports is not None:
+            left = self._stopped.is_set()
+            try:
+                if reports is None or failures is None:
+                    store = Store.of(self._app).within(PATIENCE)
+                    failures = Failures(store.client, store.prefix)
+                    reports = Reports(store.client, store.prefix)
+                self._write(reports, failures, left=left)
+                backoff.reset()
+                pause, self._failing = INTERVAL, False
+            except Exception as error:  # noqa: BLE001 - no error may end the reports of this worker
+                if not self._failing:
+                    logger.warning("cannot write reports: %s", error, extra={"action": "monitor_away"})
+                pause, self._failing = backoff.next(), True
+            if left:
+                break
+
+    def _write(self, reports: Reports, failures: Failures, *, left: bool) -> None:
+        first: Exception | None = None
+        writes: tuple[Callable[[], None], ...] = (
+            partial(self._write_counts, reports),
+            partial(self._write_state, reports, left=left),
+            partial(self._write_failures, failures),
+        )
+        for write in writes:
+            try:
+                write()
+            except StoreUnavailableError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a key that belongs to another program must not hide the worker
+                first = first or error
+        if first is not None:
+            raise first
+
+    def _write_counts(self, reports: Reports) -> None:
+        if not self._counts:
+            self._counts = reports.count_calls(self._activity.take())
+        while self._counts:
+            self._counts[0]()
+            del self._counts[0]
+
+    def _write_state(self, reports: Reports, *, left: bool) -> None:
+        skew, sample = self._skew, self._activity.sample
+        worker, running = self._snapshots.worker(skew), self._snapshots.running(skew)
+        ended = sample.take(skew)
+        began = time.time()
+        now = reports.write(worker, running, ended=ended, left=left)
+        sample.written()
+        self._skew = now / 1000 - (began + time.time()) / 2
+
+    def _write_failures(self, failures: Failures) -> None:
+        if self._failures is not None:
+            self._failures.write(failures, self._skew)
+
 
 TURN: Final = 1.0
 """Seconds between two marks of the event loop."""
@@ -39,12 +150,11 @@ class MonitorStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def _prepare(self, consumer: Any) -> None:
         register()
         queue_of, limits = QueueNames(consumer.app).of, Store.of(consumer.app).settings.failures_kept
-        self._failures: FailureWriter | None = None
+        self._failures = None if limits is None else FailureLog(consumer.hostname, queue_of, limits)
         on_failure: OnFailure = _ignore
-        if limits is not None:
-            log = FailureLog(consumer.hostname, queue_of)
-            note_discards(consumer, log)
-            on_failure, self._failures = log.note, FailureWriter(log, limits)
+        if self._failures is not None:
+            on_failure = self._failures.note
+            _note_discards(consumer, self._failures)
         self._activity = Activity(consumer.hostname, queue_of, on_failure)
         self._snapshots = Snapshots(consumer, self._activity)
         update = consumer.update_strategies
@@ -65,9 +175,23 @@ class MonitorStep(bootsteps.StartStopStep):  # type: ignore[misc]
             self._reporter = Reporter(consumer.app, self._activity, self._snapshots, self._failures)
             self._reporter.start()
 
-    def intake(self, handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return *handle*, with each message noted, and without the header with the time of sending."""
-        return note_arrivals(handle)
+    @staticmethod
+    def intake(handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return *handle*, which notes when each message arrived, and when it was sent, in attributes of it.
+
+        The header with the time of sending is removed: the task must not see it, nor pass it on to its retries.
+        """
+
+        def on_message(message: Any) -> Any:
+            setattr(message, FETCHED, time.time())
+            headers = message.headers
+            if isinstance(headers, dict) and SENT in headers:
+                sent = headers.pop(SENT)
+                if isinstance(sent, int) and 0 < sent < END_OF_CALENDAR_MS:
+                    setattr(message, SENT, sent)
+            return handle(message)
+
+        return on_message
 
     def stop(self, consumer: Any) -> None:  # noqa: ARG002 - what Celery calls
         """Do not watch the event loop while the worker connects again or shuts down."""
@@ -88,3 +212,28 @@ class MonitorStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 def _ignore(request: Any, exc_info: Any, seconds: float | None) -> None:
     """Keep no failures."""
+
+
+def _note_discards(consumer: Any, log: FailureLog) -> None:
+    """Let *log* note each message that *consumer* discards, before it is settled."""
+    consumer.on_unknown_task = _noted(consumer.on_unknown_task, log, "unregistered")
+    consumer.on_invalid_task = _noted(consumer.on_invalid_task, log, "unreadable")
+    discard, refuse = consumer.on_unknown_message, consumer.on_decode_error
+
+    def on_unknown_message(body: Any, message: Any) -> Any:
+        log.note_message("unreadable", message, "neither the headers nor the body name a task")
+        return discard(body, message)
+
+    def on_decode_error(message: Any, exc: BaseException) -> Any:
+        log.note_message("unreadable", message, exc)
+        return refuse(message, exc)
+
+    consumer.on_unknown_message, consumer.on_decode_error = on_unknown_message, on_decode_error
+
+
+def _noted(original: Callable[..., Any], log: FailureLog, kind: FailureKind) -> Callable[..., Any]:
+    def handle(body: Any, message: Any, exc: BaseException) -> Any:
+        log.note_message(kind, message, exc)
+        return original(body, message, exc)
+
+    return handle

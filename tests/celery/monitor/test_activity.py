@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from redis_queue.celery.monitor.activity import MOST_SERIES, Activity
-from redis_queue.celery.monitor.requests import note_arrivals
+from redis_queue.celery.monitor.step import MonitorStep
 from redis_queue.celery.queues.names import QueueNames
 from redis_queue.monitor.model import Outcome, Tally
 from redis_queue.monitor.report import MOST_ENDED, OTHER
@@ -108,7 +108,7 @@ def test_odd_messages_are_counted_all_the_same(activity: Activity, changes: dict
 @pytest.mark.parametrize("sent", [1 << 80, float("nan"), [1], "5", -1, None, {}])
 def test_a_hostile_time_of_sending_is_ignored(activity: Activity, sent: Any) -> None:
     message = SimpleNamespace(headers={"redis_queue_sent": sent})
-    note_arrivals(lambda _: None)(message)
+    MonitorStep.intake(lambda _: None)(message)
     assert message.headers == {}
     found = request(started=1e9)
     found._message = message

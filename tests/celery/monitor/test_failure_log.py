@@ -13,6 +13,7 @@ from celery.utils.serialization import UnpickleableExceptionWrapper
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.monitor.failure_log import FailureLog
 from redis_queue.celery.monitor.requests import exception_name
+from redis_queue.celery.settings import KeepFailures
 from redis_queue.monitor.failure_rows import MAX_MESSAGE, MAX_TEXT, MAX_TRACEBACK
 from redis_queue.monitor.failures import MOST_AT_ONCE
 
@@ -49,7 +50,7 @@ def failed(error: BaseException, traceback: Any = "Traceback") -> Any:
 
 @pytest.fixture
 def log() -> FailureLog:
-    return FailureLog("one@host", lambda info: str(info["routing_key"]))
+    return FailureLog("one@host", lambda info: str(info["routing_key"]), KeepFailures())
 
 
 def test_a_failed_run(log: FailureLog) -> None:

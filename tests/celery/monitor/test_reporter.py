@@ -12,8 +12,7 @@ from celery import Celery
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.monitor.activity import Activity
 from redis_queue.celery.monitor.failure_log import FailureLog
-from redis_queue.celery.monitor.failure_writer import FailureWriter
-from redis_queue.celery.monitor.reporter import Reporter
+from redis_queue.celery.monitor.step import Reporter
 from redis_queue.celery.settings import KeepFailures
 from redis_queue.monitor.history import History
 from redis_queue.monitor.model import WorkerRow
@@ -50,12 +49,12 @@ def test_a_part_that_cannot_be_written_stops_no_other(
     client.set(key, "of another program")
     activity = Activity("one@host", lambda _: "mail", lambda *_: None)
     activity.ended(request("1"), "failed", 0.1)
-    log = FailureLog("one@host", lambda _: "mail")
+    log = FailureLog("one@host", lambda _: "mail", KeepFailures(10, 1.0))
     log.note_message("unreadable", SimpleNamespace(headers={}, body=b"", delivery_info={}), "why")
     with Celery("reporting", set_as_current=False) as app:
         app.conf.redis_queue_url = redis_server.url
         DurableTasks(app, leases=False)
-        reporter = Reporter(app, activity, OneWorker(), FailureWriter(log, KeepFailures(10, 1.0)))  # type: ignore[arg-type]
+        reporter = Reporter(app, activity, OneWorker(), log)  # type: ignore[arg-type]
         reporter.start()
         parts = {KEYS.current: KEYS.totals, KEYS.workers: KEYS.runs, KEYS.failed_at: KEYS.failures}
         for part, source in parts.items():

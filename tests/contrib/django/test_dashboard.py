@@ -57,6 +57,17 @@ def test_the_login_page_is_that_of_the_admin_or_of_the_project(browser: Any, url
     assert (response.status_code, response["Location"]) == (302, f"{login_page}?next=/queues/scheduled")
 
 
+def test_migrate_adds_the_permissions_that_are_missing(tables: Any) -> None:
+    from django.contrib.auth.models import Permission
+    from django.core.management import call_command
+
+    del tables
+    missing = Permission.objects.filter(codename="retry_dashboard")
+    missing.delete()
+    call_command("migrate", verbosity=0)
+    assert missing.count() == 1
+
+
 def test_staff_need_the_permission(browser: Any) -> None:
     login(browser)
     assert browser.get("/queues/").status_code == 403
