@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 from chaos.flow_runs import OUTSIDE, broken_runs, is_run
 from chaos.holds import broken_holds, is_hold
 from chaos.unique_runs import broken_uniques, is_unique
-from redis_queue.validation.checker import Verdict, Violation
-from redis_queue.validation.checker import check as check_messages
-from redis_queue.validation.history import Event
+from redis_queue.validation.history import Event, Verdict, Violation
+from redis_queue.validation.history import check as check_messages
 
 
 def check(events: Sequence[Event], left: Iterable[str]) -> Verdict:

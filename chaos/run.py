@@ -14,8 +14,7 @@ from chaos.checker import check
 from chaos.crew import Crew, Duty
 from chaos.workload import Workload
 from redis_queue.errors import StoreError
-from redis_queue.validation.checker import Verdict, Violation
-from redis_queue.validation.history import Event, read
+from redis_queue.validation.history import Event, Verdict, Violation, read
 
 STEP: Final = 0.002
 LOOK_EVERY: Final = 0.02

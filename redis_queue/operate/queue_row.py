@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from redis_queue.delay.model import sum_stats
-from redis_queue.queue.replies import read_stats
+from redis_queue.queue.claims import read_stats
 from redis_queue.store.keys import Kind
 
 TOTALS: Final = ("put", "acked", "redelivered", "put_back")

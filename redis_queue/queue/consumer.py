@@ -15,12 +15,10 @@ from redis_queue.basics.times import Seconds, duration_ms
 from redis_queue.basics.waits import Backoff, StopEvent, retry_delay
 from redis_queue.errors import RedisQueueError, StoreError, Verdict
 from redis_queue.model import Message
-from redis_queue.queue.ack_buffer import AckBuffer
-from redis_queue.queue.handler import Handler, check_handler, check_ran
+from redis_queue.queue.claims import Step
+from redis_queue.queue.handler import AckBuffer, GiveBack, Handler, check_handler, check_ran, verdict_on
 from redis_queue.queue.heartbeat import Turn
 from redis_queue.queue.queue import RedisQueue
-from redis_queue.queue.verdict import GiveBack, verdict_on
-from redis_queue.queue.waiting import Step
 from redis_queue.store.chunks import CHUNK, check_limit
 from redis_queue.store.redis_errors import is_outage
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 from redis_queue.basics.times import Seconds, duration_ms, point_ms
 from redis_queue.errors import InvalidValueError, LeaseLostError, QueueFullError, Reason, RedisQueueError
 from redis_queue.model import DeadLetter, InFlight, Item, Message, PutBack, Quarantined, QueueStats
+from redis_queue.queue.claims import Claims, Step, read_message, read_stats
+from redis_queue.queue.handler import verdict_on
 from redis_queue.queue.heartbeat import Heartbeat
-from redis_queue.queue.replies import read_message, read_stats
-from redis_queue.queue.verdict import verdict_on
-from redis_queue.queue.waiting import Claims, Step
 from redis_queue.store.chunks import (
     CHUNK,
     MANY,

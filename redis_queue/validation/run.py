@@ -9,19 +9,67 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from redis_queue.errors import ConfigurationError, InvalidValueError
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.chunks import CHUNK, check_limit, chunks
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.scripts import Scripts
-from redis_queue.validation.checker import check
-from redis_queue.validation.history import Event, History, read
-from redis_queue.validation.report import Report
+from redis_queue.validation.history import Event, History, Verdict, check, read
 from redis_queue.validation.worker import Order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Result of a run.
+
+    *lost* messages were put and never acked; *doubled* ones were acked twice, or came again after their ack; *unknown*
+    ones came without a put; *out_of_order* ones came before a message that was put earlier.
+    """
+
+    messages: int
+    handled: int
+    lost: int
+    doubled: int
+    unknown: int
+    out_of_order: int
+    lost_on_purpose: int
+    handled_again: int
+    late_acks_refused: int
+    kills: int
+    put_back: int
+    left_over: int
+    put_per_s: float
+    handled_per_s: float
+    seconds: float
+
+    @classmethod
+    def of(cls, verdict: Verdict, **figures: Any) -> Report:
+        """Return the report of a checked history and the other *figures* of the run."""
+        return cls(
+            handled=verdict.executed - verdict.repeated,
+            lost=verdict.broken("lost"),
+            doubled=verdict.broken("acked twice", "came again after its ack"),
+            unknown=verdict.broken("came from nowhere"),
+            out_of_order=verdict.broken("out of order"),
+            lost_on_purpose=verdict.dropped,
+            handled_again=verdict.repeated,
+            late_acks_refused=verdict.refused,
+            **figures,
+        )
+
+    @property
+    def passed(self) -> bool:
+        """Whether every promise was kept."""
+        return not (self.lost or self.doubled or self.unknown or self.out_of_order or self.left_over)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report with its verdict, ready for JSON."""
+        return {"passed": self.passed, **asdict(self)}
+
 
 KILL_EVERY: Final = 0.25
 QUIET_SECONDS: Final = 30.0
@@ -134,7 +182,7 @@ class _Run:
     def _start(self) -> subprocess.Popen[str]:
         plan, path = self._plan, self._new_history()
         order = Order(plan.url, plan.prefix, self._queue.name, plan.lease, plan.lose_every, plan.batch, str(path))
-        command = [sys.executable, "-m", "redis_queue.validation"]
+        command = [sys.executable, "-c", "from redis_queue.validation.worker import main; main()"]
         consumer = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)  # noqa: S603 - our own module
         assert consumer.stdin is not None  # noqa: S101 - for the type checker
         consumer.stdin.write(order.dumps() + "\n")

@@ -1,8 +1,10 @@
-"""A consumer process that loses messages on purpose; ``__main__`` reads its order."""
+"""A consumer process that loses messages on purpose; it reads its order from stdin."""
 
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +30,12 @@ class Order:
     def dumps(self) -> str:
         """Return the order as one line of JSON."""
         return json.dumps(asdict(self))
+
+
+def main() -> None:
+    """Run one consumer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    work(Order(**json.loads(sys.stdin.readline())))
 
 
 def work(order: Order) -> None:

@@ -251,7 +251,7 @@ MUTANTS: Final = [
         "take, then record (M1)",
         (
             lua("queue/get", RECORD, ""),
-            Edit("queue/waiting.py", "        rows = zip(fields, fields, fields, strict=True)\n", RECORD_BY_CLIENT),
+            Edit("queue/claims.py", "        rows = zip(fields, fields, fields, strict=True)\n", RECORD_BY_CLIENT),
         ),
     ),
     Mutant(

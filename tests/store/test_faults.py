@@ -22,7 +22,7 @@ from redis_queue import (
     WrongTypeError,
 )
 from redis_queue.delay.model import Push
-from redis_queue.queue.waiting import Claims
+from redis_queue.queue.claims import Claims
 from redis_queue.store.script_files import load
 from tests.support.clock import Clock
 from tests.support.paths import ROOT

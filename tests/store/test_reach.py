@@ -20,7 +20,7 @@ from redis_queue import (
     UnsupportedServerError,
     connect,
 )
-from redis_queue.queue.waiting import Claims
+from redis_queue.queue.claims import Claims
 from redis_queue.store.connection import check_server
 from tests.support.ports import HOST, free_port
 from tests.support.servers import RedisServer, client_options

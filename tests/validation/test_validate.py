@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import redis
 
-from redis_queue.validation.checker import check
-from redis_queue.validation.history import Event, Kind
-from redis_queue.validation.report import Report
+from redis_queue.validation.history import Event, Kind, check
+from redis_queue.validation.run import Report
 from tests.support.wait import wait_until
 
 
