@@ -1,4 +1,4 @@
-"""Steps of every worker: a thread dispatches, unless the worker runs with ``--without-dispatch``."""
+"""Steps of every worker: it says what the extension does, and dispatches unless it runs with ``--without-dispatch``."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ logger = logger_of(__name__)
 STOP_WITHIN: Final = 1.0
 """Seconds that a warm shutdown waits for the thread."""
 
+_background: Final = Background()
+
 
 class DispatchStep(bootsteps.StartStopStep):  # type: ignore[misc]
     """Runs a DispatchLoop beside the worker; invalid settings stop the worker on startup."""
@@ -78,18 +80,6 @@ class DispatchStep(bootsteps.StartStopStep):  # type: ignore[misc]
     terminate = stop
 
 
-def install_worker(app: Celery) -> None:
-    """Add the steps and their option to the workers of the app."""
-    app.steps["worker"].update((DispatchStep, StartupStep))
-    app.steps["consumer"].update((MonitorStep, RevokeStep, IntakeStep))
-    app.user_options["worker"].add(
-        click.Option(["--without-dispatch"], is_flag=True, help="Leave due entries to other workers (redis_queue).")
-    )
-
-
-_background: Final = Background()
-
-
 class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
     """Logs one line about the extension, and warns of a store that evicts keys."""
 
@@ -117,6 +107,15 @@ class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 step.told_to_stop()
             elif isinstance(step, LeaseStep):
                 step.end_loop()
+
+
+def install_worker(app: Celery) -> None:
+    """Add the steps and their option to the workers of the app."""
+    app.steps["worker"].update((DispatchStep, StartupStep))
+    app.steps["consumer"].update((MonitorStep, RevokeStep, IntakeStep))
+    app.user_options["worker"].add(
+        click.Option(["--without-dispatch"], is_flag=True, help="Leave due entries to other workers (redis_queue).")
+    )
 
 
 def check_flows(app: Celery) -> None:

@@ -41,8 +41,6 @@ logger = logger_of(__name__)
 lease_lost: Final = Signal(name="lease_lost", providing_args={"task_id", "delivery_tag"})
 """Sent by a worker that lost the lease of a task, so that another worker may run it; the sender is the consumer."""
 
-OnMessage = Callable[[Any], Any]
-
 QUIET: Final = 10.0
 """Seconds without a refusal after which the pauses begin with the shortest again."""
 
@@ -61,8 +59,8 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self.leases: WorkerLeases | None = None
-        #: Consumer of messages of flows, if the broker is not the Redis of the store.
-        self.store_consumer: Any = None
+        #: Of messages of flows, from a store that is not the broker.
+        self.store_leases: WorkerLeases | None = None
         self._consumer = consumer
         #: What the event loop calls in each turn for the connection.
         self._ticks: set[Callable[[], Any]] = set()
@@ -102,12 +100,6 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """Whether the consumer itself takes messages of flows, from its broker."""
         return self.leases is not None and self.leases.admission.here
 
-    @property
-    def store_leases(self) -> WorkerLeases | None:
-        """The leases of messages of flows from a store that is not the broker."""
-        found: WorkerLeases | None = self.store_consumer and self.store_consumer.leases
-        return found
-
     def of(self, tag: Any) -> WorkerLeases | None:
         """Return the leases to which the message with this delivery tag belongs; None if it needs none."""
         return (self.store_leases if isinstance(tag, str) and has_place(tag) else None) or self.leases
@@ -119,7 +111,17 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def tell_loss(self, tag: str, after: float) -> None:
         """Tell that the lease of the message with this delivery tag was lost *after* some seconds."""
-        _tell_loss(self._consumer, tag, after)
+        found = (request for request in tuple(state.reserved_requests) if request.message.delivery_tag == tag)
+        request = next(found, None)
+        task_id = request.id if request else None
+        logger.warning(
+            "lost the lease of task %s (delivery tag %s) after %.0f s: another worker may run it as well",
+            task_id,
+            tag,
+            after,
+            extra={"action": "lease_lost", "task_id": task_id},
+        )
+        lease_lost.send(sender=self._consumer, task_id=task_id, delivery_tag=tag)
 
     def declare(self, keys: FlowKeys) -> None:
         """Tell Redis the flows of the app."""
@@ -150,8 +152,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
             logger.info("the broker is not Redis: it needs no leases", extra={"action": "leases_not_needed"})
             return
         if self.leases is None:
-            admission = self._admission(consumer, connection)
-            self.leases = WorkerLeases(connection, self.tell_loss, admission)
+            self.leases = WorkerLeases(connection, self.tell_loss, self._admission(consumer, connection))
         lease_channels(connection.transport, self.leases, fetching=self._fetching)
         if self._fetching and consumer.hub is not None:
             # After a lost connection it is not kombu's current event loop any more, and no time would be kept.
@@ -232,20 +233,6 @@ def _can_fetch() -> bool:
             extra={"action": "fetch_unsupported"},
         )
     return not lacking
-
-
-def _tell_loss(consumer: Any, tag: str, after: float) -> None:
-    found = (request for request in tuple(state.reserved_requests) if request.message.delivery_tag == tag)
-    request = next(found, None)
-    task_id = request.id if request else None
-    logger.warning(
-        "lost the lease of task %s (delivery tag %s) after %.0f s: another worker may run it as well",
-        task_id,
-        tag,
-        after,
-        extra={"action": "lease_lost", "task_id": task_id},
-    )
-    lease_lost.send(sender=consumer, task_id=task_id, delivery_tag=tag)
 
 
 class BrokerRefusesError(ConnectionError):

@@ -21,6 +21,7 @@ from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import InFlightKeys, amqp_step
 from redis_queue.celery.leases.leases import WorkerLeases
 from redis_queue.celery.leases.qos import lease_channels
+from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.store import Store
 from redis_queue.celery.store_consumer.channel import ERRORS, WorkerView, store_mixins
 from redis_queue.celery.store_consumer.connection import DrainThread, HubGuard, store_connection
@@ -60,19 +61,13 @@ class StoreConsumer:
     """A second consumer of the worker of *consumer*, beside that of its broker. Messages go to the same tasks.
 
     It takes messages once the app, or the store, has flows. While the store is away, nothing is taken, tasks go on and
-    are settled later, and the messages of the broker are not delayed. *on_lost* as that of WorkerLeases, *declare*
-    tells Redis the flows of the app, given their keys.
+    are settled later, and the messages of the broker are not delayed.
     """
 
-    def __init__(
-        self, consumer: Any, on_lost: Callable[[str, float], None], declare: Callable[[FlowKeys], None]
-    ) -> None:
+    def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
-        self._on_lost = on_lost
-        self._declare = declare
+        self._leases: LeaseStep = consumer.redis_queue_leases
         self._store = Store.of(consumer.app)
-        #: Leases of the messages from the store; None before the first connection.
-        self.leases: WorkerLeases | None = None
         self._connection: Any = None
         self._loop: Loop | None = None
         self._share: BrokerShare | None = None
@@ -127,7 +122,7 @@ class StoreConsumer:
     def close(self) -> None:
         """Close the connection, and renew nothing any more."""
         self.stop()
-        leases, self.leases = self.leases, None
+        leases, self._leases.store_leases = self._leases.store_leases, None
         if leases is not None:
             leases.close()
 
@@ -173,10 +168,11 @@ class StoreConsumer:
         connection = store_connection(app)
         try:
             connection.connect()
-            if self.leases is None:
+            leases = self._leases.store_leases
+            if leases is None:
                 in_flight = InFlightKeys.of(connection.default_channel)
                 admission = Admission(AdmissionKeys(in_flight, keys), lambda: processes_of(self._consumer), in_use=True)
-                self.leases = WorkerLeases(connection, self._on_lost, admission)
+                leases = self._leases.store_leases = WorkerLeases(connection, self._leases.tell_loss, admission)
             is_redis = self._consumer.connection.transport.driver_type == "redis"
             worker = WorkerView(
                 lambda: self._consumer.initial_prefetch_count,
@@ -186,8 +182,8 @@ class StoreConsumer:
                 self._flush,
                 lambda: self._consumer.blueprint.state == RUN,
             )
-            lease_channels(connection.transport, self.leases, fetching=True, mixins=store_mixins(worker))
-            self._declare(keys)
+            lease_channels(connection.transport, leases, fetching=True, mixins=store_mixins(worker))
+            self._leases.declare(keys)
         except BaseException:
             connection.close()
             raise
@@ -198,7 +194,7 @@ class StoreConsumer:
 
     def _is_here(self, client: redis.Redis, *, in_use: bool) -> bool:
         """Tell whether the worker fetches from the store: then its own channel takes messages of flows."""
-        leases = self._consumer.redis_queue_leases.leases
+        leases = self._leases.leases
         channel = self._consumer.connection.default_channel
         if leases is None:
             return False
@@ -211,7 +207,7 @@ class StoreConsumer:
             return False
         admission = leases.admission
         admission.here, admission.in_use = True, admission.in_use or in_use
-        self._declare(admission.keys.flows)
+        self._leases.declare(admission.keys.flows)
         return True
 
     def _run(self, connection: Any) -> Loop:

@@ -45,9 +45,7 @@ class StoreConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self._leases: LeaseStep = consumer.redis_queue_leases
-        self._store_consumer = self._leases.store_consumer = StoreConsumer(
-            consumer, self._leases.tell_loss, self._leases.declare
-        )
+        self._store_consumer = StoreConsumer(consumer)
         self._inbox = FlowInbox(consumer)
         # An acknowledgement, and the check of a lease, may fail with an error of the store as well.
         consumer.connection_errors = (*consumer.connection_errors, *Transport.connection_errors)

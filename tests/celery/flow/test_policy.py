@@ -14,8 +14,7 @@ from celery import Celery
 from redis_queue import Flow
 from redis_queue.basics.key_template import KeyTemplate
 from redis_queue.celery import DurableTasks
-from redis_queue.celery.admission.policy import FlowPolicy
-from redis_queue.celery.admission.task_keys import TaskKeys
+from redis_queue.celery.admission.policy import FlowPolicy, TaskKeys
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.store import Store
 from redis_queue.celery.worker import check_flows, warn_of_flows
