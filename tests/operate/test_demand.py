@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,9 +9,9 @@ import pytest
 import redis
 from celery import Celery
 
-from redis_queue.cli.metrics import _with_scale
+from redis_queue.cli.metrics import _scale
 from redis_queue.errors import ConfigurationError, InvalidNameError, InvalidValueError
-from redis_queue.operate.access import Access, AppAccess, access_to
+from redis_queue.operate.access import AppAccess, access_to
 from redis_queue.operate.demand import demand
 from redis_queue.web import dashboard
 from tests.support.celery.observed_names import OK
@@ -94,9 +93,9 @@ def test_all_queues_are_counted_by_one_connection(observed: Observed, monkeypatc
 
 def test_without_an_app_both_endpoints_are_unavailable(client: redis.Redis) -> None:
     assert dashboard(client).test_client().get("/scale?queue=mail").status_code == 503
-    status, body = answer_from(access_to(client, "redis_queue"), "/scale", "queue=mail")
+    status, found = _scale(access_to(client, "redis_queue"), "queue=mail")
     assert status == "503 Service Unavailable"
-    assert b"use celery -A app redis-queue" in body
+    assert "use celery -A app redis-queue" in found["error"]
 
 
 def test_the_dashboard_answers_with_json(observed: Observed) -> None:
@@ -108,31 +107,17 @@ def test_the_dashboard_answers_with_json(observed: Observed) -> None:
     assert web.get("/scale").status_code == 400
 
 
-def answer_of(app: Celery, path: str, query: str = "") -> tuple[str, bytes]:
-    """Return status and body of the endpoint of the metrics."""
-    return answer_from(AppAccess(app), path, query)
-
-
-def answer_from(access: Access, path: str, query: str) -> tuple[str, bytes]:
-    """Return status and body of the endpoint of the metrics with *access*."""
-    statuses: list[str] = []
-    server = _with_scale(access, lambda *_: [b"metrics"])
-    (body,) = server({"PATH_INFO": path, "QUERY_STRING": query}, lambda status, _: statuses.append(status))
-    return "".join(statuses), body
-
-
 def test_the_endpoint_of_the_metrics_answers_with_json(observed: Observed) -> None:
-    assert answer_of(observed.app, "/metrics") == ("", b"metrics")
-    status, body = answer_of(observed.app, "/scale", "queue=mail&due_within=300")
-    found: Any = json.loads(body)
+    access = AppAccess(observed.app)
+    status, found = _scale(access, "queue=mail&due_within=300")
     assert (status, found["total"]) == ("200 OK", 8)
-    assert answer_of(observed.app, "/scale", "queue=nobody")[0] == "404 Not Found"
-    assert answer_of(observed.app, "/scale", "queue=" + "x" * 20_000)[0] == "404 Not Found"
-    assert answer_of(observed.app, "/scale", "&".join(["queue=a"] * 200))[0] == "400 Bad Request"
+    assert _scale(access, "queue=nobody")[0] == "404 Not Found"
+    assert _scale(access, "queue=" + "x" * 20_000)[0] == "404 Not Found"
+    assert _scale(access, "&".join(["queue=a"] * 200))[0] == "400 Bad Request"
 
 
 def test_without_its_redis_it_says_so() -> None:
     app = Celery("away", broker="redis://127.0.0.1:1/0", set_as_current=False)
-    status, body = answer_of(app, "/scale", "queue=celery")
+    status, found = _scale(AppAccess(app), "queue=celery")
     assert status == "503 Service Unavailable"
-    assert b"error" in body
+    assert "error" in found
