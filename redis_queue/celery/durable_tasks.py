@@ -101,7 +101,7 @@ class DurableTasks(StoredTasks):
         results: builtins.list[Any] = []
         batch: builtins.list[tuple[Envelope, Due]] = []
         seconds = seconds_of(countdown)
-        with Bulk(self.app, self._collect, self.settings.min_delay_seconds).open() as bulk:
+        with Bulk(self.app, self._collect, self.shortest_delay).open() as bulk:
             for signature in signatures:
                 result, kept = bulk.message(signature, seconds)
                 results.append(result)

@@ -25,7 +25,7 @@ from redis_queue import (
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.admission.sender import FlowSender
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.headers import FlowHeader, UniqueHeader
+from redis_queue.celery.message.headers import UNIQUE, FlowHeader, UniqueHeader
 from redis_queue.celery.message_store import MessageWriter
 from redis_queue.celery.publish import unique_calls
 from redis_queue.celery.stored_tasks import StoredTasks
@@ -73,6 +73,21 @@ class TestDuplicate:
             assert taken(taker) == [[7]]
             taker.settle()
             assert send(app, "strict", 7) != first
+
+    def test_a_call_that_is_sent_while_another_one_is_keeps_its_own_key_and_delay(self, server: RedisServer) -> None:
+        def route(name: str, *_: Any, **__: Any) -> None:
+            if name == "end":
+                send(app, "hourly", 8, countdown=60)
+                app.send_task("plain", countdown=60)
+
+        with app_of(server) as app, taking(server) as taker:
+            app.conf.task_routes = (route,)
+            first = send(app, "end", 7)
+            assert owned(app) == {("end", "order:7"): "waiting", ("hourly", "order:8"): "delayed"}
+            stored = {task.task: task.headers for task in StoredTasks.of(app).list()}
+            assert (UNIQUE in stored["hourly"], UNIQUE in stored["plain"]) == (True, False)
+            assert taken(taker) == [[7]]
+            assert send(app, "end", 7) == first
 
     def test_without_a_key_all_calls_of_a_task_have_one(self, server: RedisServer) -> None:
         with app_of(server) as app, taking(server) as taker:
