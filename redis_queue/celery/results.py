@@ -15,7 +15,7 @@ from redis_queue.basics.logs import logger_of
 from redis_queue.celery.message.body import plain_body
 from redis_queue.celery.message.entry import read_entry
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.redis_of_app import results_of
+from redis_queue.celery.store import results_of
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
 from redis_queue.store.chunks import chunks

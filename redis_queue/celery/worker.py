@@ -9,9 +9,9 @@ import click
 from celery import bootsteps
 
 from redis_queue.basics.logs import logger_of
+from redis_queue.basics.waits import Background
 from redis_queue.celery.admission.policy import FlowPolicy, UniquePolicy
 from redis_queue.celery.admission.sender import check_admission
-from redis_queue.celery.background import Background
 from redis_queue.celery.control.panel import wrap_panel
 from redis_queue.celery.control.revokes import RevokeStep
 from redis_queue.celery.dispatch.loop import LOOP, WORKER, DispatchLoop

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from redis_queue.basics.times import END_OF_CALENDAR_MS, MAX_DELAY_MS, Seconds, duration_ms, from_ms, point_ms
 from redis_queue.delay.dispatch_log import DispatchLog
-from redis_queue.delay.foreign import Foreign
 from redis_queue.delay.model import OnConflict, Push, sum_stats
-from redis_queue.delay.moves import Moves
+from redis_queue.delay.moves import Foreign, Moves
 from redis_queue.delay.shards import EntryReader, HasDueTime, Shards, format_cursor
 from redis_queue.delay.writer import Calls, EntryWriter, when
 from redis_queue.errors import InvalidDelayError, InvalidValueError

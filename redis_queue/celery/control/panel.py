@@ -9,7 +9,7 @@ from typing import Any, Final
 from celery.worker.control import Panel
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.celery.background import Background
+from redis_queue.basics.waits import Background
 from redis_queue.celery.control.cancels import CANCELLED, CANCELS, as_collection, store_of, task_ids
 from redis_queue.celery.control.revokes import has_newer_call, obey
 from redis_queue.celery.dispatch.loop import answers

@@ -11,11 +11,10 @@ from celery import bootsteps
 from kombu.transport.redis import Transport
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.basics.waits import Backoff
+from redis_queue.basics.waits import Background, Backoff
 from redis_queue.celery.admission.admission import has_place
 from redis_queue.celery.admission.policy import FlowPolicy
 from redis_queue.celery.admission.sender import FlowSender
-from redis_queue.celery.background import Background
 from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from redis_queue.celery import background as aside
-from redis_queue.celery.background import Background
+from redis_queue.basics import waits
+from redis_queue.basics.waits import Background
 from tests.support.wait import wait_until
 
 
@@ -19,7 +19,7 @@ def test_calls_run_in_order_and_a_failure_stops_no_other(caplog: pytest.LogCaptu
 
 
 def test_idle_thread_ends_and_a_later_call_starts_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aside, "IDLE", 0.01)
+    monkeypatch.setattr(waits, "IDLE", 0.01)
     beside = Background()
     for number in range(2):
         done: list[int] = []
