@@ -76,7 +76,7 @@ def test_a_worker_that_does_not_dispatch_is_named(fleet: Fleet) -> None:
     assert said.severity == "error"
     assert "none of the running workers dispatches: " in said.found
     assert "@" in said.found
-    assert "DurableTasks(app, leases=False)" in said.advice
+    assert "DurableTasks(app)" in said.advice
     assert "start a worker" not in said.advice
 
 

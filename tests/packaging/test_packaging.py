@@ -43,7 +43,7 @@ def test_the_queue_examples_of_the_readme_run(number: int, redis_url: str, clien
 
 def test_the_celery_example_of_the_readme_delays_tasks(redis_server: RedisServer, client: redis.Redis) -> None:
     code = examples()[0].replace("redis://localhost:6379/0", f"redis+socket://{redis_server.socket}")
-    code += "print([(entry.id, entry.task, entry.args) for entry in delayed.list()])\n"
+    code += "print([(entry.id, entry.task, entry.args) for entry in durable.list()])\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=40)
 
     assert done.returncode == 0, done.stderr
