@@ -327,7 +327,7 @@ MUTANTS: Final = [
     ),
     Mutant(
         "publish what need not arrive (M12)",
-        (Edit("celery/brokers/amqp_frames.py", r'_MANDATORY: Final = b"\x01"', r'_MANDATORY: Final = b"\x00"'),),
+        (Edit("celery/brokers/amqp.py", "routing_key, True, False", "routing_key, False, False"),),
         "tests/celery/brokers tests/celery/dispatch/test_dispatcher.py",
     ),
     Mutant(

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
+import amqp
+from amqp.exceptions import AccessRefused, FrameSyntaxError, NotFound, PreconditionFailed, ResourceLocked
+from amqp.method_framing import frame_writer
+from amqp.serialization import dumps
+from amqp.spec import Basic
 from kombu.exceptions import OperationalError
 
-from redis_queue.celery.brokers.amqp_frames import frames
 from redis_queue.celery.brokers.base import Broker, Settle, properties, reason_of
 from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.task_entry import restore_types
+from redis_queue.errors import InvalidValueError
 from redis_queue.keeper.renewal import socket_timeout
 from redis_queue.store.chunks import CHUNK
 
@@ -22,11 +28,18 @@ if TYPE_CHECKING:
 CONFIRM_WITHIN: Final = 10.0
 """Most seconds without any confirm; a broker that is out of memory or disk sends none."""
 
+FRAME_OVERHEAD: Final = 20
+"""Bytes of a header frame without its properties: frame header and end, class, weight and length of the body."""
+
 PIECE: Final = 16 * 1024
 """Most bytes of a write, which has to end within the timeout of the socket; py-amqp writes each message by itself.
 
 RabbitMQ begins with the first piece while the next ones are made: larger ones let it wait longer.
 """
+
+
+class TooLargeError(InvalidValueError):
+    """A part of a message is larger than RabbitMQ accepts."""
 
 
 class AmqpBroker(Broker):
@@ -106,9 +119,10 @@ class AmqpBroker(Broker):
         channel = self._channel()
         refusals = {number: self._refusal(lambda: self._prepare(envelopes[number])) for number in batch}  # noqa: B023
         transport, piece = channel.connection.transport, bytearray()
+        write = partial(frame_writer(channel.connection, _Piece(piece.extend)), 1, channel.channel_id, Basic.Publish)
         for number, refusal in refusals.items():
             envelope, mark = envelopes[number], self._ids[number]
-            why = refusal or self._refusal(lambda: piece.extend(_frames(channel, envelope, mark)))  # noqa: B023
+            why = refusal or self._refusal(lambda: _write(write, envelope, mark, channel.connection.frame_max))  # noqa: B023
             if why is not None:
                 settle(number, why)
                 continue
@@ -188,25 +202,59 @@ class AmqpBroker(Broker):
             self._settle(number, returned or why)
 
 
-def _frames(channel: Any, envelope: Envelope, mark: str) -> bytes:
+class _Piece(NamedTuple):
+    """A transport for py-amqp that collects what is written."""
+
+    write: Callable[[Any], None]
+
+
+def _write(write: Callable[..., None], envelope: Envelope, mark: str, frame_max: int) -> None:
+    try:
+        write(_arguments(envelope.exchange, envelope.routing_key), _message(envelope, mark, frame_max))
+    except FrameSyntaxError as error:
+        # py-amqp counts it among the errors of a lost connection.
+        raise InvalidValueError(str(error)) from None
+
+
+@lru_cache(maxsize=2048)
+def _arguments(exchange: str, routing_key: str) -> bytes:
+    """Return the arguments of a mandatory publish."""
+    return bytes(dumps("Bssbb", (0, exchange, routing_key, True, False)))
+
+
+class _Message(amqp.Message):  # type: ignore[misc]
+    """A message whose properties must fit into one frame of *frame_max* bytes.
+
+    Else RabbitMQ would close the connection, which looks like a broker that is away.
+    """
+
+    frame_max = 0
+
+    def _serialize_properties(self) -> bytes:
+        found: bytes = super()._serialize_properties()
+        if len(found) > self.frame_max - FRAME_OVERHEAD:
+            raise TooLargeError(
+                f"headers of {len(found):,} bytes: must be <= {self.frame_max:,}, a frame of the broker"
+            )
+        return found
+
+
+def _message(envelope: Envelope, mark: str, frame_max: int) -> amqp.Message:
+    # Headers are plain JSON, in which values of other types have the form that kombu gives them.
+    typed = {name: restore_types(value) for name, value in envelope.headers.items() if isinstance(value, list | dict)}
     found = {
         **properties(envelope),
         "correlation_id": mark,
         "content_type": envelope.content_type,
         "content_encoding": envelope.content_encoding,
-        "application_headers": envelope.headers,
+        "application_headers": {**envelope.headers, **typed},
     }
     found["priority"] = found.get("priority") or 0
     if "expiration" in found:
         found["expiration"] = str(int(found["expiration"] * 1000))
-    return frames(
-        channel.channel_id,
-        channel.connection.frame_max,
-        exchange=envelope.exchange,
-        routing_key=envelope.routing_key,
-        properties=found,
-        body=envelope.body,
-    )
+    message = _Message(envelope.body)
+    message.properties, message.frame_max = found, frame_max
+    return message
 
 
 def _mark(envelope: Envelope, number: int) -> str:

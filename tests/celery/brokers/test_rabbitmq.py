@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
 from uuid import UUID
 
 import pytest
 from amqp.transport import TCPTransport
 
 from redis_queue.celery import Dispatched, Dispatcher, DurableTasks
-from redis_queue.celery.brokers.amqp import PIECE
-from redis_queue.celery.brokers.amqp_frames import FRAME_OVERHEAD, frames, serialize_properties
+from redis_queue.celery.brokers import amqp as amqp_broker
+from redis_queue.celery.brokers.amqp import FRAME_OVERHEAD, PIECE, TooLargeError
+from redis_queue.celery.message.envelope import Envelope
 from tests.support.celery.brokers import Broker
 
 pytestmark = pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
@@ -76,19 +79,21 @@ def test_headers_larger_than_a_frame_refuse_only_their_message(broker: Broker, r
     work.close()
 
 
-def test_header_of_a_type_that_amqp_lacks_refuses_only_its_message(broker: Broker, redis_url: str) -> None:
+@pytest.mark.parametrize(("headers", "reason"), [({"order": UUID(int=1)}, r"UUID.*order"), ({"x" * 256: 1}, r"<= 255")])
+def test_headers_that_amqp_lacks_refuse_only_their_message(
+    broker: Broker, redis_url: str, headers: dict[str, Any], reason: str
+) -> None:
     app = broker.app(redis_queue_url=redis_url)
     delayed = DurableTasks(app, leases=False)
     work = Dispatcher(app, delayed.queue)
     first = send_due(delayed)
-    refused = send_due(delayed, headers={"order": UUID(int=1)})
+    refused = send_due(delayed, headers=headers)
     last = send_due(delayed)
     assert work.run() == Dispatched(sent=2, failed=1)
     assert set(broker.take_ids(app.conf.task_default_queue)) == {first, last}
     found = delayed.queue.look(refused)
     assert found is not None
-    assert "UUID" in found.reason
-    assert "order" in found.reason
+    assert re.search(reason, found.reason)
     work.close()
 
 
@@ -118,11 +123,16 @@ def test_largest_frame_is_accepted(broker: Broker) -> None:
     with app.connection_for_write() as connection:
         channel = connection.default_channel
         frame_max = channel.connection.frame_max
-        bare = len(serialize_properties({"application_headers": {"note": ""}}))
-        found = {"application_headers": {"note": "x" * (frame_max - FRAME_OVERHEAD - bare)}}
         queue = broker.name("frames")
         connection.SimpleQueue(queue).close()
-        made = frames(channel.channel_id, frame_max, exchange="", routing_key=queue, properties=found, body=b"")
-        channel.connection.transport.write(made)
+
+        def message(size: int) -> Any:
+            envelope = Envelope(b"", "application/json", "utf-8", {"note": "x" * size}, {}, "", queue)
+            return amqp_broker._message(envelope, "mark", frame_max)
+
+        room = frame_max - FRAME_OVERHEAD - len(message(0)._serialize_properties())
+        channel.basic_publish(message(room), routing_key=queue)
         # The connection is still open.
         assert channel.queue_declare(queue, passive=True).message_count >= 0
+        with pytest.raises(TooLargeError, match="a frame of the broker"):
+            message(room + 1)._serialize_properties()

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
-import amqp
 import pytest
 from celery import Celery
 from hypothesis import example, given
@@ -23,7 +22,6 @@ from kombu.transport.redis import Channel
 
 from redis_queue import ConfigurationError, InvalidValueError
 from redis_queue.celery import CelerySettings
-from redis_queue.celery.brokers.amqp_frames import serialize_properties
 from redis_queue.celery.brokers.base import Broker
 from redis_queue.celery.control import panel as control
 from redis_queue.celery.fetch.channel import FetchingChannel
@@ -250,27 +248,6 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-
-
-def written(write: Callable[[], bytes]) -> bytes | str:
-    """Return what *write* returns, or that it refuses."""
-    try:
-        return bytes(write())
-    except Exception:  # noqa: BLE001 - both may refuse, each in its own words
-        return "refused"
-
-
-@fuzzed
-@given(
-    st.dictionaries(st.text(max_size=300) | st.just("x" * 256), values, max_size=3),
-    st.dictionaries(
-        st.sampled_from(["priority", "reply_to", "correlation_id", "expiration", "type"]), values, max_size=2
-    ),
-)
-def test_a_message_for_rabbitmq_is_written_or_refused_as_py_amqp_does(table: Any, more: Any) -> None:
-    options = {"content_type": "application/json", "application_headers": table, **more}
-    ours = written(lambda: serialize_properties(options))
-    assert ours == written(lambda: amqp.Message("", **options)._serialize_properties())
 
 
 class TestConfiguration:
