@@ -14,8 +14,8 @@ from tests.support.celery.brokers import Broker, ManualClock
 from tests.support.servers import RedisServer
 
 # Older versions of kombu have no atomic fetch (test_internals covers the warning) and do not check idle connections.
-NEED_FETCH = ["test_fetch.py", "test_handing_on.py", "test_silent_workers.py"]
-collect_ignore = [f"consume/{name}" for name in NEED_FETCH] if lacking() else []
+NEED_FETCH = ["fetch/test_fetch.py", "fetch/test_handing_on.py", "leases/test_silent_workers.py"]
+collect_ignore = NEED_FETCH if lacking() else []
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])

@@ -31,11 +31,11 @@ RECORD_BY_CLIENT: Final = """        rows = list(zip(fields, fields, fields, str
             self._scripts.command("HSET", self._records.keys.leases, id_, b"%d %s" % (count, token))
 """
 
-ADMISSION: Final = "tests/celery/flow/test_admission.py"
+ADMISSION: Final = "tests/celery/admission/test_admission.py"
 LIVENESS: Final = "tests/property/test_flow_liveness.py"
-FAULTS: Final = "tests/celery/flow/test_admission_faults.py"
-DECLARED: Final = "tests/celery/flow/test_declared.py"
-WORKERS: Final = "tests/celery/flow/test_workers.py"
+FAULTS: Final = "tests/celery/admission/test_admission_faults.py"
+DECLARED: Final = "tests/celery/admission/test_declared.py"
+WORKERS: Final = "tests/celery/admission/test_workers.py"
 
 FLOW_MUTANTS: Final = [
     Mutant(
@@ -225,7 +225,7 @@ FLOW_MUTANTS: Final = [
     Mutant(
         "accept what kombu accepts by default",
         (Edit("celery/store_consumer/consumer.py", "if consumer.task_consumer is not None:", "if False:"),),
-        "tests/celery/flow/test_elsewhere.py -k any_serializer",
+        "tests/celery/admission/test_elsewhere.py -k any_serializer",
     ),
     Mutant(
         "return a message of a flow that another sweep has returned",
@@ -381,37 +381,37 @@ MUTANTS: Final = [
     Mutant(
         "return what another sweep has returned",
         (Edit("lua/held/restore.lua", "~= record then return 0 end", "== '' then return 0 end"),),
-        "tests/celery/consume/test_sweep.py -k two_sweeps",
+        "tests/celery/leases/test_sweep.py -k two_sweeps",
     ),
     Mutant(
         "forget what a lost connection did not settle",
         (Edit("celery/fetch/settlement.py", "            self._waiting[:0] = batch\n", ""),),
-        "tests/celery/consume/test_settlement.py -k unsettled",
+        "tests/celery/fetch/test_settlement.py -k unsettled",
     ),
     Mutant(
         "return what is to be settled",
         (Edit("celery/leases/qos.py", "tag in running or tag in self.leases.settlement:", "tag in running:"),),
-        "tests/celery/consume/test_settlement.py -k recovering",
+        "tests/celery/fetch/test_settlement.py -k recovering",
     ),
     Mutant(
         "listen for ever",
         (Edit("lua/held/fetch.lua", "  redis.call('DEL', listener)\n  wakes = 1\n", ""),),
-        "tests/celery/consume/test_idle_line.py -k wakes_the_listener",
+        "tests/celery/fetch/test_idle_line.py -k wakes_the_listener",
     ),
     Mutant(
         "trust a listener that is gone",
         (Edit("lua/held/fetch.lua", " or redis.call('PUBSUB', 'NUMSUB', listening)[2] == 0", ""),),
-        "tests/celery/consume/test_idle_line.py -k is_gone",
+        "tests/celery/fetch/test_idle_line.py -k is_gone",
     ),
     Mutant(
         "start what another worker has",
         (Edit("celery/intake.py", "if not self._may_start(request):", "if False:"),),
-        "tests/celery/consume/test_task_leases.py -k does_not_start_lost",
+        "tests/celery/leases/test_task_leases.py -k does_not_start_lost",
     ),
     Mutant(
         "start a message that this worker runs",
         (Edit("celery/intake.py", "elif run is not request and run in", "elif False and run in"),),
-        "tests/celery/consume/test_task_leases.py -k comes_again",
+        "tests/celery/leases/test_task_leases.py -k comes_again",
     ),
     Mutant(
         "forget the revoked ids of the store",
@@ -427,7 +427,7 @@ MUTANTS: Final = [
     Mutant(
         "delete a message of a flow and count it as waiting",
         (lua("flow/delete", "shrunk(group, removed)\n", ""),),
-        "tests/celery/flow/test_purge.py -k found_and_deleted",
+        "tests/celery/admission/test_purge.py -k found_and_deleted",
     ),
     Mutant(
         "return a message in flight that was settled meanwhile",

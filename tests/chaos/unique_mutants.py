@@ -6,10 +6,10 @@ from typing import Final
 
 from tests.chaos.edits import Edit, Mutant, lua
 
-UNIQUE: Final = "tests/celery/flow/test_unique.py"
-FAULTS: Final = "tests/celery/flow/test_unique_faults.py"
-WORKERS: Final = "tests/celery/flow/test_unique_workers.py"
-STORE: Final = "tests/celery/flow/test_unique_store.py"
+UNIQUE: Final = "tests/celery/admission/test_unique.py"
+FAULTS: Final = "tests/celery/admission/test_unique_faults.py"
+WORKERS: Final = "tests/celery/admission/test_unique_workers.py"
+STORE: Final = "tests/celery/admission/test_unique_store.py"
 CALLS: Final = "celery/publish/unique_calls.py"
 
 MESSAGES: Final = 150
