@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.actions import broker_errors, id_arguments, one_command, rows_command
 from redis_queue.cli.conditions import conditions
-from redis_queue.cli.output import show_count, show_json, show_place, show_table
+from redis_queue.cli.listing import show_listing
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
-from redis_queue.operate.celery_messages import (
-    Conditions,
-    as_row,
-    celery_queues_of,
-    find,
-)
-from redis_queue.operate.pages import first
-from redis_queue.operate.search_report import SearchReport
+from redis_queue.operate.celery_messages import Messages, as_row, celery_queues_of
+from redis_queue.operate.listing import Conditions
 
 
 @click.group("celery-queue", cls=Group)
@@ -45,7 +41,7 @@ def _name(access: Access) -> str:
 @options.utc
 @options.as_json
 @with_access
-@conditions(Conditions, options.task_part)
+@conditions("messages", options.task_part)
 @broker_errors
 def peek(access: Access, *, only: Conditions, limit: int, with_body: bool, as_json: bool) -> None:
     """Show the next messages without taking them, then those that wait for a place in a flow.
@@ -56,18 +52,20 @@ def peek(access: Access, *, only: Conditions, limit: int, with_body: bool, as_js
 
     Example: redis-queue -A shop celery-queue mail peek --task remind --body
     """
-    name, scan = _name(access), SearchReport()
-    found, more = first(find(access, name, only, scan), limit)
-    rows = [as_row(message, with_body=with_body) for message in found]
-    if as_json:
-        show_json({"messages": rows, "more": more})
-        return
-    if not rows:
-        show_place(access.catalog, scan.no_match("messages") if only else "no messages", scan.hint(only.task_part))
-        return
     heads = ["id", "since", "bytes", "priority", "waits_for", "task", *(["args", "kwargs"] if with_body else [])]
-    show_table(heads, [[row[head] for head in heads] for row in rows], keep=heads[:2], below=heads[5:])
-    show_count(access.catalog, len(rows), more=more)
+    fields = partial(as_row, with_body=with_body)
+    show_listing(
+        access,
+        "messages",
+        Messages(access, _name(access), only),
+        limit,
+        fields,
+        {head: partial(lambda head, message: fields(message)[head], head) for head in heads},
+        keep=heads[:2],
+        below=heads[5:],
+        nothing="no messages",
+        as_json=as_json,
+    )
 
 
 for _verb in ("move", "delete"):
@@ -75,7 +73,7 @@ for _verb in ("move", "delete"):
         rows_command(
             ACTIONS["messages", _verb],
             id_arguments,
-            conditions(Conditions),
+            conditions("messages"),
             scope=lambda access, _: {"name": _name(access)},
         )
     )

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, Final
 
 import click
 
 from redis_queue.cli import options
-from redis_queue.operate import celery_messages, dead_letters, entries
 from redis_queue.operate.access import Access
-from redis_queue.operate.failures import FailureFilter, point
+from redis_queue.operate.listing import Conditions
 
 Function = Callable[..., Any]
 
@@ -30,8 +29,8 @@ def _stamps(_: click.Context, parameter: click.Parameter, values: tuple[str, ...
 _id_prefix: Final = click.option("--id-prefix", help="Only ids with this prefix.")
 _text: Final = click.option("--text", help="Only tasks whose arguments contain this text.")
 
-OPTIONS: Final[dict[type, tuple[Callable[[Any], Any], ...]]] = {
-    entries.Conditions: (
+OPTIONS: Final[dict[str, tuple[Callable[[Any], Any], ...]]] = {
+    "entries": (
         click.option("--queue", help="Only entries for this Celery queue."),
         _id_prefix,
         _text,
@@ -49,35 +48,30 @@ OPTIONS: Final[dict[type, tuple[Callable[[Any], Any], ...]]] = {
         ),
         click.option("--due-after", type=options.when, help="Only entries due at this time or later."),
     ),
-    dead_letters.Filter: (_id_prefix, click.option("--reason", help="Only reasons that contain this text.")),
-    celery_messages.Conditions: (_id_prefix, _text),
-    FailureFilter: (
+    "dead letters": (_id_prefix, click.option("--reason", help="Only reasons that contain this text.")),
+    "messages": (_id_prefix, _text),
+    "failures": (
         click.option("--exception", help="Only this exception: ValueError, or with its module."),
         click.option("--text", help="Only if the exception or the arguments contain this text."),
         click.option("--worker", help="Only failures on this worker."),
-        click.option("--since", type=options.when, help="Only later failures: 2h ago, or since 2030-01-01T00:00Z."),
-        click.option("--until", type=options.when, help="Only earlier failures, as with --since."),
+        click.option(
+            "--since", "due_after", type=options.when, help="Only later failures: 2h ago, or since 2030-01-01T00:00Z."
+        ),
+        click.option("--until", "due_before", type=options.when, help="Only earlier failures, as with --since."),
     ),
 }
-"""The options of each kind of conditions, but for the name of a task."""
+"""The options of the conditions of each listing, but for the name of a task."""
 
 
-def conditions(kind: type, task: Callable[[Any], Any] = options.task) -> Callable[[Function], Function]:
-    """Return a decorator that adds the options of *kind*, with *task*, and passes a *kind* as *only*."""
+def conditions(noun: str, task: Callable[[Any], Any] = options.task) -> Callable[[Function], Function]:
+    """Return a decorator that adds the options for the listing of *noun*, with *task*, and passes them as *only*."""
 
     def add(function: Function) -> Function:
         @functools.wraps(function)
         def wrapper(access: Access, **values: Any) -> Any:
-            only = kind(**{item.name: values.pop(item.name, None) for item in fields(kind)})
-            return function(access, only=_at(access, only), **values)
+            only = Conditions(**{item.name: values.pop(item.name, None) for item in fields(Conditions)})
+            return function(access, only=only, **values)
 
-        return options.together(task, *OPTIONS[kind])(wrapper)
+        return options.together(task, *OPTIONS[noun])(wrapper)
 
     return add
-
-
-def _at(access: Access, only: Any) -> Any:
-    """Return *only* with spans as times of the server; they are counted back from now."""
-    if not isinstance(only, FailureFilter):
-        return only
-    return replace(only, since=point(access, only.since), until=point(access, only.until))

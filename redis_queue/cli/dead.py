@@ -13,16 +13,13 @@ from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.actions import id_arguments, purge_command, rows_command
 from redis_queue.cli.actions import purge as delete_all
 from redis_queue.cli.conditions import conditions
-from redis_queue.cli.output import show_count, show_place, show_table, shown_body
-from redis_queue.cli.report import end_with
-from redis_queue.cli.single_item import item_command, show_one
-from redis_queue.model import DeadLetter
+from redis_queue.cli.listing import item_command, show_listing, show_one
+from redis_queue.cli.output import shown_body
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
-from redis_queue.operate.dead_letters import Filter, task_of
+from redis_queue.operate.dead_letters import Letter, Letters
 from redis_queue.operate.faults import Faults
-from redis_queue.operate.pages import first, sized
-from redis_queue.operate.search_report import SearchReport
+from redis_queue.operate.listing import Conditions, sized
 
 
 @click.group(cls=Group)
@@ -37,28 +34,35 @@ def dead() -> None:
 @options.utc
 @options.as_json
 @with_access
-@conditions(Filter, options.task_part)
-def list_(access: Access, *, name: str | None, only: Filter, limit: int, with_body: bool, as_json: bool) -> None:
+@conditions("dead letters", options.task_part)
+def list_(access: Access, *, name: str | None, only: Conditions, limit: int, with_body: bool, as_json: bool) -> None:
     """List dead letters, oldest first in each queue.
 
     Example: redis-queue dead list --name orders --reason Timeout
     """
-    faults, scan = Faults(), SearchReport()
-    letters, more = first(only.letters(access.queues(name, faults), faults, scan), limit)
-    if as_json:
-        shown = {"dead": [_fields(*pair, with_body=with_body) for pair in letters], "more": more}
-        end_with(faults, shown, as_json=True)
-        return
-    if not letters:
-        nothing = scan.no_match("dead letters") if only else "no dead letters"
-        show_place(access.catalog, nothing, scan.hint(only.task_part))
-        end_with(faults)
-        return
-    heads = ("id", "queue", "died", "deliveries", "task", "reason", *(("body",) if with_body else ()))
-    rows = [_row(*pair, with_body=with_body) for pair in letters]
-    show_table(heads, rows, keep=("id", "died"), below=("task", "reason", "body"))
-    show_count(access.catalog, len(letters), more=more)
-    end_with(faults)
+    faults = Faults()
+    body = {"body": lambda found: shown_body(found.letter.body)} if with_body else {}
+    show_listing(
+        access,
+        "dead",
+        Letters(access, name, only, faults),
+        limit,
+        partial(_fields, with_body=with_body),
+        {
+            "id": lambda found: found.id,
+            "queue": lambda found: found.queue.name,
+            "died": lambda found: found.letter.died_at,
+            "deliveries": lambda found: found.letter.deliveries,
+            "task": lambda found: found.task or None,
+            "reason": lambda found: found.reason,
+            **body,
+        },
+        keep=("id", "died"),
+        below=("task", "reason", "body"),
+        nothing="no dead letters",
+        as_json=as_json,
+        faults=faults,
+    )
 
 
 @dead.command(cls=StoreCommand)
@@ -66,7 +70,7 @@ def list_(access: Access, *, name: str | None, only: Filter, limit: int, with_bo
 def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json: bool) -> None:
     """Show one dead letter."""
     faults = Faults()
-    letters = Filter(id_prefix=id).letters(access.queues(name, faults), faults)
+    letters = ((letter.id, letter) for letter in Letters(access, name, Conditions(id_prefix=id), faults).all())
     show_one("dead letter", id, letters, partial(_fields, with_body=with_body), faults, as_json=as_json)
 
 
@@ -76,7 +80,7 @@ for _verb in ("redrive", "delete"):
             ACTIONS["dead", _verb],
             id_arguments,
             options.name,
-            conditions(Filter),
+            conditions("dead letters"),
             scope=lambda _, values: {"name": values.pop("name")},
         )
     )
@@ -98,19 +102,15 @@ def _dead(queue: AnyQueue) -> int:
     return queue.stats().dead
 
 
-def _row(queue: AnyQueue, letter: DeadLetter, *, with_body: bool) -> list[Any]:
-    row = [letter.id, queue.name, letter.died_at, letter.deliveries, task_of(letter) or None, letter.reason]
-    return [*row, shown_body(letter.body)] if with_body else row
-
-
-def _fields(queue: AnyQueue, letter: DeadLetter, *, with_body: bool) -> dict[str, Any]:
+def _fields(found: Letter, *, with_body: bool) -> dict[str, Any]:
+    letter = found.letter
     known = {
         "id": letter.id,
-        "queue": queue.name,
-        "kind": kind_of(queue),
+        "queue": found.queue.name,
+        "kind": kind_of(found.queue),
         "died_at": letter.died_at,
         "deliveries": letter.deliveries,
         "reason": letter.reason,
-        "task": task_of(letter) or None,
+        "task": found.task or None,
     }
     return {**known, "headers": dict(letter.headers), "body": letter.body} if with_body else known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import click
@@ -11,16 +12,16 @@ from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.actions import id_arguments, rows_command
 from redis_queue.cli.conditions import conditions
+from redis_queue.cli.listing import show_listing
 from redis_queue.cli.output import harmless, show_count, show_fields, show_json, show_place, show_table
 from redis_queue.cli.report import report
 from redis_queue.monitor.model import Failure, GroupRow
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.failures import (
-    FailureFilter,
+    FailureList,
 )
-from redis_queue.operate.pages import first
-from redis_queue.operate.search_report import SearchReport
+from redis_queue.operate.listing import Conditions
 
 
 @click.group(cls=Group)
@@ -38,8 +39,8 @@ def failures() -> None:
 @options.utc
 @options.as_json
 @with_access
-@conditions(FailureFilter)
-def list_(access: Access, *, only: FailureFilter, groups: bool, limit: int, with_body: bool, as_json: bool) -> None:
+@conditions("failures")
+def list_(access: Access, *, only: Conditions, groups: bool, limit: int, with_body: bool, as_json: bool) -> None:
     """List failed tasks, the last one first.
 
     Example: redis-queue failures list --task shop.mail --since 2h
@@ -49,19 +50,26 @@ def list_(access: Access, *, only: FailureFilter, groups: bool, limit: int, with
             raise click.UsageError("--groups counts all failures: leave out the conditions")
         _show_groups(access, limit, as_json=as_json)
         return
-    scan = SearchReport()
-    found, more = first(only.all(access.monitor.failures, scan), limit)
-    if as_json:
-        show_json({"failures": [_fields(failure, with_body=with_body) for failure in found], "more": more})
-        return
-    if not found:
-        nothing = scan.no_match("failures") if only else "no failures"
-        show_place(access.catalog, nothing, scan.hint(only.task))
-        return
-    heads = ("id", "failed", "attempts", "task", "exception", *(("arguments",) if with_body else ()))
-    rows = [_row(failure, with_body=with_body) for failure in found]
-    show_table(heads, rows, keep=("id", "failed"), below=("task", "exception", "arguments"))
-    show_count(access.catalog, len(found), more=more)
+    arguments = {"arguments": lambda failure: f"{failure.args} {failure.kwargs}"} if with_body else {}
+    show_listing(
+        access,
+        "failures",
+        FailureList(access, only),
+        limit,
+        partial(_fields, with_body=with_body),
+        {
+            "id": lambda failure: failure.id,
+            "failed": lambda failure: failure.failed_at,
+            "attempts": lambda failure: failure.attempts,
+            "task": lambda failure: failure.task or None,
+            "exception": lambda failure: ": ".join(filter(None, (failure.exception, failure.message))),
+            **arguments,
+        },
+        keep=("id", "failed"),
+        below=("task", "exception", "arguments"),
+        nothing="no failures",
+        as_json=as_json,
+    )
 
 
 @failures.command(cls=StoreCommand)
@@ -88,7 +96,7 @@ def show(access: Access, *, id: str, with_body: bool, as_json: bool) -> None:
 for _verb in ("retry", "delete"):
     failures.add_command(
         rows_command(
-            ACTIONS["failures", _verb], id_arguments, conditions(FailureFilter), scope=lambda _access, _values: {}
+            ACTIONS["failures", _verb], id_arguments, conditions("failures"), scope=lambda _access, _values: {}
         )
     )
 
@@ -111,12 +119,6 @@ def _show_groups(access: Access, limit: int, *, as_json: bool) -> None:
 def _group(row: GroupRow) -> dict[str, Any]:
     counts = {"failures": row.count, "first_at": row.first_at, "last_at": row.last_at, "last_id": row.last_id}
     return {**row.group._asdict(), **counts}
-
-
-def _row(failure: Failure, *, with_body: bool) -> list[Any]:
-    text = f"{failure.exception}: {failure.message}" if failure.message else failure.exception
-    row = [failure.id, failure.failed_at, failure.attempts, failure.task or None, text]
-    return [*row, f"{failure.args} {failure.kwargs}"] if with_body else row
 
 
 def _fields(failure: Failure, *, with_body: bool) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from redis_queue.cli.report import INTERRUPTED, report
 from redis_queue.model import PutBack
 from redis_queue.operate.access import Access
 from redis_queue.operate.faults import Faults
-from redis_queue.operate.pages import sized
+from redis_queue.operate.listing import sized
 from redis_queue.store.chunks import CHUNK
 
 MOST_ERRORS: Final = 5

@@ -7,18 +7,18 @@ from typing import Any
 
 import click
 
-from redis_queue.catalog import AnyQueue, kind_of
+from redis_queue.catalog import kind_of
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.actions import purge as delete_all
 from redis_queue.cli.actions import purge_command
+from redis_queue.cli.listing import item_command, show_one
 from redis_queue.cli.output import show_count, show_table
 from redis_queue.cli.report import end_with
-from redis_queue.cli.single_item import item_command, show_one
 from redis_queue.model import Quarantined
 from redis_queue.operate.access import Access
 from redis_queue.operate.faults import Faults
-from redis_queue.operate.pages import first, quarantined, sized
+from redis_queue.operate.listing import InQueue, first, quarantined, sized
 
 
 @click.group(cls=Group)
@@ -40,7 +40,7 @@ def list_(access: Access, *, name: str | None, limit: int, as_json: bool) -> Non
     faults = Faults()
     records, more = first(quarantined(access.queues(name, faults), faults), limit)
     if as_json:
-        shown = {"quarantined": [_fields(*pair, with_body=False) for pair in records], "more": more}
+        shown = {"quarantined": [_fields(pair, with_body=False) for pair in records], "more": more}
         end_with(faults, shown, as_json=True)
         return
     heads = ("id", "queue", "found", "bytes", "reason")
@@ -55,7 +55,7 @@ def list_(access: Access, *, name: str | None, limit: int, as_json: bool) -> Non
 def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json: bool) -> None:
     """Show one record; with --body its bytes, escaped."""
     faults = Faults()
-    records = quarantined(access.queues(name, faults), faults)
+    records = ((pair[1].id, pair) for pair in quarantined(access.queues(name, faults), faults))
     show_one("record in quarantine", id, records, partial(_fields, with_body=with_body), faults, as_json=as_json)
 
 
@@ -71,7 +71,8 @@ def purge(access: Access, *, name: str | None, **flags: bool) -> None:
     delete_all(access, "records", counted, ["quarantine"], faults, **flags)
 
 
-def _fields(queue: AnyQueue, record: Quarantined, *, with_body: bool) -> dict[str, Any]:
+def _fields(pair: InQueue[Quarantined], *, with_body: bool) -> dict[str, Any]:
+    queue, record = pair
     known = {
         "id": record.id,
         "queue": queue.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -11,15 +12,14 @@ from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.actions import id_arguments, rows_command
 from redis_queue.cli.conditions import conditions
-from redis_queue.cli.output import show_count, show_fields, show_json, show_place, show_table, shown_body
+from redis_queue.cli.listing import show_listing
+from redis_queue.cli.output import show_fields, show_json, show_place, show_table, shown_body
 from redis_queue.cli.report import report
 from redis_queue.cli.transfer import export, import_
-from redis_queue.model import Entry
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
-from redis_queue.operate.entries import Conditions, find
-from redis_queue.operate.pages import first
-from redis_queue.operate.search_report import SearchReport
+from redis_queue.operate.entries import Entries, Waiting
+from redis_queue.operate.listing import Conditions
 from redis_queue.store.chunks import CHUNK
 
 BAR: Final = 30
@@ -41,37 +41,40 @@ def scheduled() -> None:
 @options.utc
 @options.as_json
 @with_access
-@conditions(Conditions, options.task_part)
+@conditions("entries", options.task_part)
 def list_(access: Access, *, name: str | None, only: Conditions, limit: int, with_body: bool, as_json: bool) -> None:
     """List waiting entries by due time.
 
     Example: redis-queue scheduled list --task shop.remind --due-before 2h
     """
-    queue, scan = access.delay_queue(name), SearchReport()
-    entries, more = first(find(access, queue, only, scan), limit)
-    if as_json:
-        show_json({"entries": [_fields(*pair, with_body=with_body) for pair in entries], "more": more})
-        return
-    if not entries:
-        nothing = scan.no_match("entries") if only else f"no entries wait in {queue.name!r}"
-        show_place(access.catalog, nothing, scan.hint(only.task_part))
-        return
-    heads = ("id", "due", "task", "arguments" if with_body else "queue")
-    show_table(
-        heads, [_row(*pair, with_body=with_body) for pair in entries], keep=("id", "due"), below=("task", "arguments")
+    queue = access.delay_queue(name)
+    last = {"arguments": _arguments} if with_body else {"queue": lambda found: found[1].queue or "-"}
+    show_listing(
+        access,
+        "entries",
+        Entries(access, queue, only),
+        limit,
+        partial(_fields, with_body=with_body),
+        {
+            "id": lambda found: found[0].id,
+            "due": lambda found: found[0].due_at,
+            "task": lambda found: found[1].task or "-",
+            **last,
+        },
+        keep=("id", "due"),
+        below=("task", "arguments"),
+        nothing=f"no entries wait in {queue.name!r}",
+        as_json=as_json,
     )
-    show_count(access.catalog, len(entries), more=more)
 
 
-def _row(entry: Entry, task: TaskEntry, *, with_body: bool) -> list[Any]:
-    return [entry.id, entry.due_at, task.task or "-", _arguments(entry, task) if with_body else task.queue or "-"]
-
-
-def _arguments(entry: Entry, task: TaskEntry) -> str:
+def _arguments(found: Waiting) -> str:
+    entry, task = found
     return f"{task.args} {task.kwargs}" if task.task else shown_body(entry.payload)
 
 
-def _fields(entry: Entry, task: TaskEntry, *, with_body: bool) -> dict[str, Any]:
+def _fields(found: Waiting, *, with_body: bool) -> dict[str, Any]:
+    entry, task = found
     known = {
         "id": entry.id,
         "due_at": entry.due_at,
@@ -102,7 +105,7 @@ def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json:
     if entry is None:
         report("found", 0, error=f"no entry {id!r} waits", as_json=as_json)
         return
-    fields = _fields(entry, TaskEntry.of(entry), with_body=with_body)
+    fields = _fields((entry, TaskEntry.of(entry)), with_body=with_body)
     if as_json:
         show_json(fields)
         return
@@ -116,7 +119,7 @@ for _verb in ("cancel", "reschedule", "run-now"):
         rows_command(
             ACTIONS["scheduled", _verb],
             id_arguments,
-            conditions(Conditions),
+            conditions("entries"),
             options.delay_queue,
             scope=lambda _, values: {"queue": values.pop("name")},
         )

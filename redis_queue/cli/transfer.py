@@ -24,8 +24,9 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Plan
 from redis_queue.operate.actions.queues import One
 from redis_queue.operate.audit import Subject
-from redis_queue.operate.entries import Conditions, find
+from redis_queue.operate.entries import Entries
 from redis_queue.operate.entry_file import destination_check, read_pushes, store, to_json
+from redis_queue.operate.listing import Conditions
 from redis_queue.operate.subjects import SHOWN
 
 STDOUT: Final = "-"
@@ -39,7 +40,7 @@ MODES: Final[tuple[OnConflict, ...]] = ("keep", "replace", "error")
 @click.argument("file", type=click.Path(dir_okay=False), default=STDOUT)
 @options.delay_queue
 @with_access
-@conditions(Conditions, options.task_part)
+@conditions("entries", options.task_part)
 def export(access: Access, *, file: str, name: str | None, only: Conditions) -> None:
     """Write waiting entries with their bodies into FILE (default: stdout), one JSON object per line.
 
@@ -49,7 +50,7 @@ def export(access: Access, *, file: str, name: str | None, only: Conditions) -> 
     """
     count = 0
     with signal_handler(interrupt), _atomic_file(file) as out:
-        for entry, _ in find(access, access.delay_queue(name), only):
+        for entry, _ in Entries(access, access.delay_queue(name), only).all():
             out.write(json.dumps(to_json(entry)) + "\n")
             count += 1
     click.echo(f"{count:,} exported", err=True)

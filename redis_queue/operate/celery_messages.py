@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import Any, Final
 
 from redis_queue.celery.message.destinations import Destinations
+from redis_queue.celery.message.task_entry import Conditions
 from redis_queue.celery.queues.contents import REACH, QueueContents
 from redis_queue.celery.queues.message import Element, WaitingMessage
 from redis_queue.celery.queues.open import on_redis, purge, queue_contents
@@ -16,29 +17,11 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Done
 from redis_queue.operate.audit import Subject
 from redis_queue.operate.celery_queues import CeleryQueues
-from redis_queue.operate.pages import LOOK_BYTES, MOST_LOOKED_AT, Page
+from redis_queue.operate.listing import LOOK_BYTES, Chunk, Listing
 from redis_queue.operate.search_report import SearchReport
 from redis_queue.operate.subjects import SHOWN
-from redis_queue.store.chunks import CHUNK
 
-__all__ = [
-    "REACH",
-    "Conditions",
-    "MessageCursor",
-    "WaitingMessage",
-    "by_reference",
-    "check_target",
-    "find",
-    "is_reference",
-    "keeps_order",
-    "page",
-    "purge_queue",
-    "references_of",
-    "remove",
-]
-
-MOST_BYTES: Final = 8 * 1024 * 1024
-"""Most bytes of messages that are read for one page."""
+__all__ = ["REACH", "Messages", "WaitingMessage"]
 
 _REFERENCE: Final = re.compile(r"\d{1,3}\.[0-9a-f]{32}", re.ASCII)
 
@@ -46,29 +29,41 @@ MessageCursor = tuple[int, int]
 """The number of a list, and of its older messages to skip."""
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """Conditions for waiting messages, all of which must hold; None: any.
+class Messages(Listing[WaitingMessage, MessageCursor]):
+    """The messages that wait in the queue *name*, the next ones for workers first.
 
-    *task* is the whole name of the task, *task_part* a part of it, *text* a part of the arguments in the message.
+    None is read beyond the :data:`REACH` oldest of each priority. While workers take messages, a next page may skip
+    some. Raises ConfigurationError without an app, or if the broker is not Redis, OperationalError and StoreError.
     """
 
-    task: str | None = None
-    task_part: str | None = None
-    id_prefix: str | None = None
-    text: str | None = None
+    noun = "messages"
 
-    def __bool__(self) -> bool:
-        return any(value is not None for value in (self.task, self.task_part, self.id_prefix, self.text))
+    def __init__(self, access: Access, name: str, conditions: Conditions, scan: SearchReport | None = None) -> None:
+        super().__init__(conditions, scan)
+        celery_queues_of(access)
+        self._app, self._name = access.app, name
+        self._contents: QueueContents
 
-    def match(self, message: WaitingMessage) -> bool:
-        """Tell whether *message* matches."""
-        return (
-            (self.task is None or message.task == self.task)
-            and (self.task_part is None or self.task_part in message.task)
-            and (self.id_prefix is None or message.id.startswith(self.id_prefix))
-            and (self.text is None or self.text in message.args or self.text in message.kwargs)
-        )
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Open the queue for as long as items are read."""
+        with queue_contents(self._app, self._name) as self._contents:
+            yield
+
+    def read(self, cursor: MessageCursor | None, size: int, budget: int) -> Chunk[WaitingMessage, MessageCursor]:  # noqa: ARG002
+        """Read messages of one list."""
+        number, offset = cursor or (0, 0)
+        if number >= self._contents.lists:
+            return Chunk((), None)
+        found: list[Element] = self._contents.read(number, offset, size)
+        items = [(WaitingMessage.of(element), (number, at)) for at, element in enumerate(found, offset + 1)]
+        spent = sum(element.size for element in found)
+        return Chunk(items, items[-1][1] if items else (number + 1, 0), spent // LOOK_BYTES, spent)
+
+    def match(self, item: WaitingMessage) -> bool:
+        """Tell whether the message matches, and count it."""
+        self.scan.add(item.task)
+        return self.conditions.match(item)
 
 
 def celery_queues_of(access: Access) -> CeleryQueues:
@@ -76,37 +71,6 @@ def celery_queues_of(access: Access) -> CeleryQueues:
     if access.celery_queues is None:
         raise ConfigurationError("Celery's queues need an app: redis-queue -A APP, or celery -A APP redis-queue")
     return access.celery_queues
-
-
-def page(
-    access: Access,
-    name: str,
-    conditions: Conditions,
-    start: MessageCursor | None,
-    limit: int,
-    *,
-    scan: SearchReport | None = None,
-) -> Page[WaitingMessage, MessageCursor]:
-    """Return up to *limit* matching messages of the queue *name* from *start* on, the next ones for workers first.
-
-    It reads at most :data:`MOST_LOOKED_AT` messages and :data:`MOST_BYTES`, and none beyond the :data:`REACH` oldest of
-    each priority. *scan* counts all messages that were read. While workers take messages, a next page may skip some.
-    Raises ConfigurationError if the broker is not Redis, OperationalError and StoreError.
-    """
-    celery_queues_of(access)
-    with queue_contents(access.app, name) as contents:
-        return _page(contents, conditions, start, limit, scan or SearchReport())
-
-
-def find(access: Access, name: str, conditions: Conditions, scan: SearchReport) -> Iterator[WaitingMessage]:
-    """Yield all matching messages within :data:`REACH`, in the order of :func:`page`; *scan* counts all of them."""
-    celery_queues_of(access)
-    with queue_contents(access.app, name) as contents:
-        cursor: MessageCursor | None = (0, 0)
-        while cursor is not None:
-            found = _page(contents, conditions, cursor, CHUNK, scan)
-            yield from found.items
-            cursor = found.next
 
 
 def check_target(access: Access, name: str, target: str) -> str:
@@ -124,7 +88,7 @@ def check_target(access: Access, name: str, target: str) -> str:
 def by_reference(access: Access, name: str, references: Sequence[str]) -> list[WaitingMessage]:
     """Return the messages with these *references* that still wait."""
     left, found = set(references), []
-    for message in find(access, name, Conditions(), SearchReport()) if left else ():
+    for message in Messages(access, name, Conditions()).all() if left else ():
         if message.element.reference in left:
             left.remove(message.element.reference)
             found.append(message)
@@ -173,29 +137,6 @@ def purge_queue(access: Access, name: str, limit: int) -> Iterator[Done]:
 def subject(name: str, message: WaitingMessage) -> Subject:
     """Return *message* for preview and audit."""
     return Subject(message.id, name, message.task, message.since)
-
-
-def _page(
-    contents: QueueContents, conditions: Conditions, start: MessageCursor | None, limit: int, scan: SearchReport
-) -> Page[WaitingMessage, MessageCursor]:
-    number, offset = start or (0, 0)
-    found: list[WaitingMessage] = []
-    looked = unread = spent = 0
-    while number < contents.lists:
-        if len(found) == limit or looked >= MOST_LOOKED_AT or spent >= MOST_BYTES:
-            return Page(found, (number, offset), looked, unread, spent // LOOK_BYTES)
-        read: list[Element] = contents.read(number, offset, CHUNK if conditions else min(limit, CHUNK))
-        if not read:
-            number, offset = number + 1, 0
-        for element in read:
-            looked, offset, spent = looked + 1, offset + 1, spent + element.size
-            message = WaitingMessage.of(element)
-            scan.add(message.task)
-            if conditions.match(message):
-                found.append(message)
-                if len(found) == limit:
-                    break
-    return Page(found, None, looked, unread, spent // LOOK_BYTES)
 
 
 def references_of(messages: Sequence[WaitingMessage]) -> list[str]:

@@ -1,157 +1,111 @@
-"""Dead letters: conditions, pages and actions."""
+"""The listing of dead letters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from operator import attrgetter
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Final
 
 from redis_queue.catalog import AnyQueue
-from redis_queue.celery.message.task_entry import TaskEntry
+from redis_queue.celery.message.task_entry import Conditions, TaskEntry
 from redis_queue.model import DeadLetter, Entry, Unread
 from redis_queue.operate.access import Access
 from redis_queue.operate.faults import Faults
-from redis_queue.operate.pages import (
-    LOOK_BYTES,
-    MOST_FULL_LOOKS,
-    MOST_LOOKED_AT,
-    InQueue,
-    Page,
-    items_within_budget,
-    through,
-)
+from redis_queue.operate.listing import Chunk, Listing, items_within_budget
 from redis_queue.operate.queue_row import QueueRow
 from redis_queue.operate.search_report import SearchReport
-from redis_queue.store.chunks import CHUNK
 
 MOST_QUEUES: Final = 200
 """Most queues that one page reads."""
 
 LetterCursor = tuple[int, int]
-"""The number of a queue in a sequence, and of its letters to skip."""
+"""The number of a queue among all of them, or among those with one name, and of its letters to skip."""
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Conditions for dead letters; None: any. *task_part* is a part of the task's name, *task* the whole name."""
+class Letter:
+    """A dead letter of *queue*, and its task, which is read when it is needed: that takes time."""
 
-    reason: str | None = None
-    id_prefix: str | None = None
-    task: str | None = None
-    task_part: str | None = None
+    def __init__(self, queue: AnyQueue, letter: DeadLetter) -> None:
+        self.queue, self.letter = queue, letter
+        self.id, self.reason = letter.id, letter.reason
 
-    def __bool__(self) -> bool:
-        return any(value is not None for value in (self.reason, self.id_prefix, self.task, self.task_part))
+    @cached_property
+    def called(self) -> TaskEntry:
+        """The letter as a task."""
+        letter = self.letter
+        return TaskEntry.of(Entry(letter.id, letter.body, letter.headers, letter.died_at, letter.died_at))
 
-    def letters(
-        self, queues: Sequence[AnyQueue], faults: Faults, scan: SearchReport | None = None
-    ) -> Iterator[InQueue[DeadLetter]]:
-        """Yield matching letters, queue by queue, oldest first, read by pages; *scan* counts all of them."""
-        found = through(queues, lambda queue, offset, limit: queue.dead_letters(offset=offset, limit=limit), faults)
-        return (pair for pair in found if self.match(pair[1], scan))
-
-    def page(
-        self,
-        queues: Sequence[AnyQueue],
-        start: LetterCursor | None,
-        limit: int,
-        faults: Faults,
-        scan: SearchReport | None = None,
-    ) -> Page[InQueue[DeadLetter], LetterCursor]:
-        """Return up to *limit* letters that match from *start* on; it reads at most :data:`MOST_LOOKED_AT`.
-
-        Errors of a queue are recorded in *faults*. The bodies of large letters stay in Redis: they match by id
-        and reason only. *scan* counts all letters that were read.
-        """
-        number, offset = start or (0, 0)
-        found: list[InQueue[DeadLetter]] = []
-        looked = unread = spent = 0
-        reads = (self.task, self.task_part) != (None, None)
-        most_spent = LOOK_BYTES * (MOST_FULL_LOOKS - 1)
-        while number < len(queues):
-            if len(found) == limit or looked >= MOST_LOOKED_AT or (reads and spent > most_spent):
-                return Page(found, (number, offset), looked, unread, spent // LOOK_BYTES)
-            listed: Sequence[DeadLetter] = ()
-            size = CHUNK if self else min(limit, CHUNK)
-            budget = LOOK_BYTES if reads else max(0, LOOK_BYTES - spent)
-            with faults.of_queue(queues[number]):
-                listed = queues[number].dead_letters(offset=offset, limit=size, max_bytes=budget)
-            if not listed:
-                number, offset = number + 1, 0
-            spent += sum(letter.size for letter in listed if not isinstance(letter.body, Unread))
-            letters = items_within_budget(listed, attrgetter("body")) if reads else listed
-            for letter in letters:
-                looked += 1
-                offset += 1
-                unread += reads and isinstance(letter.body, Unread)
-                if self.match(letter, scan):
-                    found.append((queues[number], letter))
-                    if len(found) == limit:
-                        break
-        return Page(found, None, looked, unread, spent // LOOK_BYTES)
-
-    def match(self, letter: DeadLetter, scan: SearchReport | None = None) -> bool:
-        """Tell whether *letter* matches; *scan* counts it."""
-        # Read the task's name only if needed: it takes time.
-        named = (self.task, self.task_part) != (None, None)
-        task = task_of(letter) if named else ""
-        if scan is not None:
-            scan.add(task)
-        return (
-            (self.reason is None or self.reason in letter.reason)
-            and (self.id_prefix is None or letter.id.startswith(self.id_prefix))
-            and (self.task is None or task == self.task)
-            and (self.task_part is None or self.task_part in task)
-        )
+    @property
+    def task(self) -> str:
+        """The name of the task that it calls; "" if it is none."""
+        return self.called.task
 
 
-def task_of(letter: DeadLetter) -> str:
-    """Return the name of the task that *letter* calls; "" if it is none."""
-    return as_task(letter).task
+class Letters(Listing[Letter, LetterCursor]):
+    """The dead letters of the queues called *name*, or of all; oldest first in each queue.
 
-
-def as_task(letter: DeadLetter) -> TaskEntry:
-    """Return *letter* as a task."""
-    return TaskEntry.of(Entry(letter.id, letter.body, letter.headers, letter.died_at, letter.died_at))
-
-
-def page_of(
-    access: Access,
-    conditions: Filter,
-    name: str | None,
-    start: LetterCursor | None,
-    limit: int,
-    *,
-    faults: Faults,
-    scan: SearchReport | None = None,
-) -> tuple[Page[InQueue[DeadLetter], LetterCursor], Sequence[QueueRow] | None]:
-    """Return letters from *start* on, of the queues called *name* or of all, and the counts of these queues.
-
-    A page covers at most :data:`MOST_QUEUES` queues. With more queues the counts are None, since they would be
-    incomplete. Adds unreadable queues to *faults*. Raises InvalidNameError for an unknown name.
+    A page covers at most :data:`MOST_QUEUES` queues. Queues that cannot be read are left out and added to *faults*.
+    Raises InvalidNameError for an unknown name.
     """
-    number, offset = start or (0, 0)
-    catalog = access.catalog
-    if name is None:
-        listing = catalog.listing(offset=number, limit=MOST_QUEUES)
-        found, after = listing.known, listing.next
-    else:
-        found, after = catalog.known(name)[number:], None
-    rows = access.inspector.queues(found)
-    queues: list[AnyQueue] = []
-    positions: list[int] = []
-    for position, (known, row) in enumerate(zip(found, rows, strict=True), number):
-        if row.error:
-            faults.add(row)
-        elif row.dead:
-            with faults.of(known.kind, known.name):
-                queues.append(catalog.open(known))
-                positions.append(position)
-    begins_here = bool(positions) and positions[0] == number
-    page = conditions.page(queues, (0, offset if begins_here else 0), limit, faults, scan)
-    following: LetterCursor | None = None if after is None else (after, 0)
-    if page.next is not None:
-        index, rest = page.next
-        following = (positions[index], rest)
-    return replace(page, next=following), rows if not number and after is None else None
+
+    noun = "dead letters"
+
+    def __init__(
+        self, access: Access, name: str | None, conditions: Conditions, faults: Faults, scan: SearchReport | None = None
+    ) -> None:
+        super().__init__(conditions, scan)
+        self._access, self._name, self._faults = access, name, faults
+        # Queues with letters, by their numbers, of those from *start* on; the next ones begin at *end*.
+        self._queues: dict[int, AnyQueue] = {}
+        self._start, self._end, self._has_more_queues = 0, 0, False
+        #: The counts of all queues; None if there are more than those of one page.
+        self.rows: Sequence[QueueRow] | None = None
+
+    @property
+    def reads(self) -> bool:
+        """Whether bodies have to be read to know which letters match."""
+        return self.conditions.has("task", "task_part")
+
+    def read(self, cursor: LetterCursor | None, size: int, budget: int) -> Chunk[Letter, LetterCursor]:
+        """Read letters of one queue."""
+        start, offset = cursor or (0, 0)
+        if not self._start <= start < self._end:
+            self._find_queues(start)
+        number = next((number for number in self._queues if number >= start), None)
+        if number is None:
+            return Chunk((), (self._end, 0) if self._has_more_queues else None, ends=True)
+        queue, offset = self._queues[number], offset if number == start else 0
+        listed: Sequence[DeadLetter] = ()
+        with self._faults.of_queue(queue):
+            listed = queue.dead_letters(offset=offset, limit=size, max_bytes=None if self.whole else budget)
+        letters = items_within_budget(listed, lambda letter: letter.body) if self.reads and not self.whole else listed
+        spent = sum(letter.size for letter in listed if not isinstance(letter.body, Unread))
+        items = [(Letter(queue, letter), (number, at)) for at, letter in enumerate(letters, offset + 1)]
+        return Chunk(items, items[-1][1] if items else (number + 1, 0), int(len(letters) < len(listed)), spent)
+
+    def match(self, item: Letter) -> bool:
+        """Tell whether the letter matches, and count it."""
+        self.scan.add(item.task if self.reads else "")
+        return self.conditions.match(item)
+
+    def is_unread(self, item: Letter) -> bool:
+        """Tell whether the body is needed and was too large."""
+        return self.reads and isinstance(item.letter.body, Unread)
+
+    def _find_queues(self, start: int) -> None:
+        catalog = self._access.catalog
+        if self._name is None:
+            listing = catalog.listing(offset=start, limit=MOST_QUEUES)
+            found, after = listing.known, listing.next
+        else:
+            found, after = catalog.known(self._name)[start:], None
+        self._queues, self._start = {}, start
+        self._end, self._has_more_queues = after or start + max(1, len(found)), after is not None
+        rows = self._access.inspector.queues(found)
+        for number, (known, row) in enumerate(zip(found, rows, strict=True), start):
+            if row.error:
+                self._faults.add(row)
+            elif row.dead:
+                with self._faults.of(known.kind, known.name):
+                    self._queues[number] = catalog.open(known)
+        self.rows = rows if not start and after is None else None

@@ -28,7 +28,7 @@ from redis_queue.doctor.examination import each
 from redis_queue.doctor.finding import CHECK_BROKER, Check, error, run, warning
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.operate.access import Access
-from redis_queue.operate.pages import LOOK_BYTES
+from redis_queue.operate.listing import LOOK_BYTES
 from redis_queue.operate.work_checks import ANSWER_WITHIN, CHECKS, flow_places, unread_queues
 from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.codec import read_document

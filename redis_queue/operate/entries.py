@@ -1,85 +1,68 @@
-"""Find the waiting entries that meet conditions."""
+"""The listing of waiting entries."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from operator import attrgetter
+from typing import Any
 
 from redis_queue.celery.message.task_entry import Conditions, TaskEntry
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.model import Entry, Unread
 from redis_queue.operate.access import Access
-from redis_queue.operate.pages import LOOK_BYTES, MOST_FULL_LOOKS, MOST_LOOKED_AT, Page, items_within_budget
+from redis_queue.operate.listing import Chunk, Listing, items_within_budget
 from redis_queue.operate.search_report import SearchReport
-from redis_queue.store.chunks import CHUNK
-from redis_queue.store.ids import is_id
-
-__all__ = ["Conditions", "Waiting", "count", "find", "find_ids", "page"]
 
 Waiting = tuple[Entry, TaskEntry]
 
 
-def find(
-    access: Access, queue: DelayQueue, conditions: Conditions, scan: SearchReport | None = None
-) -> Iterator[Waiting]:
-    """Yield matching entries by due time, read by pages; *scan* counts all of them."""
-    scan = scan or SearchReport()
-    before, since = conditions.window(access.inspector.now)
-    for entry in queue.scan(due_before=before, due_after=since):
-        task = TaskEntry.of(entry)
-        scan.add(task.task)
-        if conditions.match(task):
-            yield entry, task
+class Entries(Listing[Waiting, str]):
+    """The entries that wait in *queue*, by due time."""
 
+    noun = "entries"
 
-def find_ids(access: Access, queue: DelayQueue, conditions: Conditions, scan: SearchReport | None = None) -> list[str]:
-    """Return the ids of matching entries, without invalid ones: entries written by other tools may have them."""
-    return [entry.id for entry, _ in find(access, queue, conditions, scan) if is_id(entry.id)]
+    def __init__(
+        self, access: Access, queue: DelayQueue, conditions: Conditions, scan: SearchReport | None = None
+    ) -> None:
+        super().__init__(conditions, scan)
+        self._queue = queue
+        before, after = conditions.window(access.inspector.now)
+        self._window: dict[str, Any] = {"due_before": before, "due_after": after}
 
+    @property
+    def reads(self) -> bool:
+        """Whether payloads have to be read to know which entries match."""
+        return self.conditions.needs_payloads
 
-def page(
-    access: Access,
-    queue: DelayQueue,
-    conditions: Conditions,
-    after: str | None,
-    limit: int,
-    *,
-    scan: SearchReport | None = None,
-) -> Page[Waiting, str]:
-    """Return up to *limit* matching entries after the cursor *after*.
+    @property
+    def searches(self) -> bool:
+        """Whether entries in the window of due times may not match."""
+        return self.conditions.needs_entries
 
-    Searches at most :data:`MOST_LOOKED_AT` entries. The payloads of large ones stay in Redis: they match by id and due
-    time only. *scan* counts all entries that were searched.
-    """
-    scan = scan or SearchReport()
-    before, since = conditions.window(access.inspector.now)
-    found: list[Waiting] = []
-    looked = unread = full = 0
-    while len(found) < limit and looked < MOST_LOOKED_AT and full < MOST_FULL_LOOKS:
-        size = CHUNK if conditions.needs_entries else min(limit, CHUNK)
-        listed = queue.list(after=after, limit=size, due_before=before, due_after=since, max_bytes=LOOK_BYTES)
-        entries = items_within_budget(listed, attrgetter("payload")) if conditions.needs_payloads else listed
-        full += len(entries) < len(listed)
-        for entry in entries:
-            looked += 1
-            after = queue.cursor(entry)
-            task = TaskEntry.of(entry)
-            scan.add(task.task)
-            unread += conditions.needs_payloads and isinstance(entry.payload, Unread)
-            if conditions.match(task):
-                found.append((entry, task))
-                if len(found) == limit:
-                    break
-        else:
-            if len(entries) == len(listed) < size:
-                return Page(found, None, looked, unread, full)
-    more = queue.list(after=after, limit=1, due_before=before, due_after=since, max_bytes=0)
-    return Page(found, after if more else None, looked, unread, full)
+    def read(self, cursor: str | None, size: int, budget: int) -> Chunk[Waiting, str]:
+        """Read entries, up to the first one that needs a read of its own."""
+        listed: Sequence[Entry] = self._queue.list(after=cursor, limit=size, max_bytes=budget, **self._window)
+        entries = listed
+        if self.whole:
+            large = (number for number, entry in enumerate(listed) if isinstance(entry.payload, Unread))
+            entries = listed[: next(large, len(listed))]
+            if listed and not entries:
+                entries = self._queue.list(after=cursor, limit=1, **self._window)
+        elif self.reads:
+            entries = items_within_budget(listed, attrgetter("payload"))
+        items = [((entry, TaskEntry.of(entry)), self._queue.cursor(entry)) for entry in entries]
+        is_last = not items or len(entries) == len(listed) < size
+        return Chunk(items, None if is_last else items[-1][1], int(len(entries) < len(listed)))
 
+    def match(self, item: Waiting) -> bool:
+        """Tell whether the entry matches, and count it."""
+        self.scan.add(item[1].task)
+        return self.conditions.match(item[1])
 
-def count(access: Access, queue: DelayQueue, conditions: Conditions) -> int | None:
-    """Return how many entries match; None where they would have to be read."""
-    if conditions.needs_entries:
-        return None
-    before, since = conditions.window(access.inspector.now)
-    return queue.count(due_before=before, due_after=since)
+    def is_unread(self, item: Waiting) -> bool:
+        """Tell whether the payload is needed and was too large."""
+        return self.reads and isinstance(item[0].payload, Unread)
+
+    def count(self) -> int | None:
+        """Return how many entries match; None where they would have to be read."""
+        return None if self.conditions.needs_entries else self._queue.count(**self._window)

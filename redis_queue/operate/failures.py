@@ -13,25 +13,22 @@ from redis_queue.basics.times import to_ms
 from redis_queue.celery.message.body import fresh, with_arguments
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import Attempt, call_name, new_call, sibling_id
+from redis_queue.celery.message.task_entry import Conditions
 from redis_queue.delay.model import Push
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidNameError, InvalidValueError
-from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Subject
-from redis_queue.operate.pages import Page
+from redis_queue.operate.listing import Chunk, Listing
 from redis_queue.operate.relative_time import When
 from redis_queue.operate.search_report import SearchReport
 from redis_queue.operate.subjects import SHOWN
-from redis_queue.store.chunks import CHUNK, chunks, gap_ms
+from redis_queue.store.chunks import chunks, gap_ms
 from redis_queue.store.codec import read_document
 
 PLACE: Final = "failures"
 """What the audit log names in place of a queue."""
-
-MOST_LOOKED_AT: Final = 2500
-"""Failures that are read for one page."""
 
 BATCH: Final = 50
 """Failures that are retried at once: each message may have 64 KiB."""
@@ -40,75 +37,30 @@ NO_MESSAGE: Final = "its message was too large to be kept, or could not be read"
 NOT_MINE: Final = "it is gone, has failed again, or is being retried"
 
 
-@dataclass(frozen=True, slots=True)
-class FailureFilter:
-    """Conditions for failures; None: any.
+class FailureList(Listing[Failure, str]):
+    """The failures that are kept, the last one first; spans of time are counted back from now."""
 
-    *exception* is the name of its class, with or without its module. *text* is a part of the text of the exception,
-    or of the arguments. *since* is inclusive, *until* is not.
-    """
+    noun = "failures"
 
-    task: str | None = None
-    exception: str | None = None
-    text: str | None = None
-    worker: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
-
-    def __bool__(self) -> bool:
-        return self != FailureFilter()
-
-    def match(self, failure: Failure, scan: SearchReport | None = None) -> bool:
-        """Tell whether *failure* matches, apart from its time; *scan* counts it."""
-        if scan is not None:
-            scan.add(failure.task)
-        return (
-            (self.task is None or failure.task == self.task)
-            and (self.exception is None or self.exception in (failure.exception, _last_part(failure.exception)))
-            and (self.worker is None or failure.worker == self.worker)
-            and (
-                self.text is None or any(self.text in part for part in (failure.message, failure.args, failure.kwargs))
-            )
-        )
-
-    def page(
-        self, failures: Failures, after: str | None, limit: int, scan: SearchReport | None = None
-    ) -> Page[Failure, str]:
-        """Return up to *limit* failures that match, the last one first, from the cursor *after* on.
-
-        It reads at most :data:`MOST_LOOKED_AT`. Raises InvalidValueError for an invalid cursor.
-        """
-        found: list[Failure] = []
-        looked, cursor = 0, after
-        while looked < MOST_LOOKED_AT:
-            size = min(CHUNK, limit - len(found)) if not self.searches else CHUNK
-            rows, following = failures.list(after=cursor, limit=size, since=self.since, until=self.until)
-            for row in rows:
-                looked += 1
-                if self.match(row, scan):
-                    found.append(row)
-                    if len(found) == limit:
-                        last = row is rows[-1] and following is None
-                        return Page(found, None if last else failures.cursor(row), looked)
-            cursor = following
-            if cursor is None:
-                return Page(found, None, looked)
-        return Page(found, cursor, looked)
-
-    def all(self, failures: Failures, scan: SearchReport | None = None) -> Iterator[Failure]:
-        """Yield all failures that match, the last one first, read page by page."""
-        cursor = None
-        while True:
-            page = self.page(failures, cursor, CHUNK, scan)
-            yield from page.items
-            cursor = page.next
-            if cursor is None:
-                return
+    def __init__(self, access: Access, conditions: Conditions, scan: SearchReport | None = None) -> None:
+        super().__init__(conditions, scan)
+        self._failures = access.monitor.failures
+        self._window = {"since": point(access, conditions.due_after), "until": point(access, conditions.due_before)}
 
     @property
     def searches(self) -> bool:
         """Whether failures in the time window may not match."""
-        return (self.task, self.exception, self.text, self.worker) != (None,) * 4
+        return self.conditions.has("task", "exception", "text", "worker")
+
+    def read(self, cursor: str | None, size: int, budget: int) -> Chunk[Failure, str]:  # noqa: ARG002
+        """Read failures, without their tracebacks and messages."""
+        rows, following = self._failures.list(after=cursor, limit=size, **self._window)
+        return Chunk([(row, self._failures.cursor(row)) for row in rows], following)
+
+    def match(self, item: Failure) -> bool:
+        """Tell whether the failure matches, and count it."""
+        self.scan.add(item.task)
+        return self.conditions.match(item)
 
 
 def point(access: Access, when: When | None) -> datetime | None:
@@ -254,7 +206,3 @@ def _document(name: str, text: str | None) -> Any:
 
 def _short(text: str | None) -> str:
     return ascii(text)[:60]
-
-
-def _last_part(name: str) -> str:
-    return name.rpartition(".")[2]

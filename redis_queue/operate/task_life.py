@@ -20,9 +20,9 @@ from redis_queue.model import Item
 from redis_queue.monitor.model import Failure, Run, RunningTask
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit, AuditLine
-from redis_queue.operate.celery_messages import Conditions, WaitingMessage
-from redis_queue.operate.celery_messages import page as messages_of
+from redis_queue.operate.celery_messages import Messages, WaitingMessage
 from redis_queue.operate.faults import BROKEN
+from redis_queue.operate.listing import Conditions
 from redis_queue.operate.subjects import task_of
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.ids import check_id
@@ -292,7 +292,7 @@ def _waiting(access: Access, life: TaskLife) -> tuple[str, WaitingMessage] | Non
     try:
         queues = [life.queue] if life.queue else _queues(access)
         for queue in queues:
-            page = messages_of(access, queue, Conditions(id_prefix=life.id), None, 1)
+            page = Messages(access, queue, Conditions(id_prefix=life.id)).page(None, 1)
             looked, searched = looked + page.looked, searched + 1
             found = next((message for message in page.items if message.id == life.id), None)
             if found is not None:

@@ -6,7 +6,7 @@ import itertools
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -46,8 +46,7 @@ class Form:
     back: Callable[[Mapping[str, Any]], str]
     scope: Sequence[str] = ()
     required: Sequence[str] = ()
-    conditions: Sequence[str] = ()
-    read: Callable[[Any], Any] | None = None
+    conditions: Mapping[str, str] = field(default_factory=dict)
 
 
 def _back_to_flow(scope: Mapping[str, Any]) -> str:
@@ -61,23 +60,11 @@ def _back_to_flow(scope: Mapping[str, Any]) -> str:
 
 
 FORMS: Final = {
-    "scheduled": Form(
-        lambda scope: url_for("entries.show", **scope), ("queue",), (), entries.CONDITIONS, entries.conditions_of
-    ),
-    "dead": Form(
-        lambda scope: url_for("dead_letters.show", **scope),
-        ("name",),
-        (),
-        dead_letters.CONDITIONS,
-        dead_letters.filter_of,
-    ),
-    "failures": Form(lambda scope: url_for("failures.show", **scope), (), (), failures.CONDITIONS, failures.filter_of),
+    "scheduled": Form(lambda scope: url_for("entries.show", **scope), ("queue",), (), entries.CONDITIONS),
+    "dead": Form(lambda scope: url_for("dead_letters.show", **scope), ("name",), (), dead_letters.CONDITIONS),
+    "failures": Form(lambda scope: url_for("failures.show", **scope), (), (), failures.CONDITIONS),
     "messages": Form(
-        lambda scope: url_for("celery_queue.show", **scope),
-        ("name",),
-        ("name",),
-        celery_queue.CONDITIONS,
-        celery_queue.conditions_of,
+        lambda scope: url_for("celery_queue.show", **scope), ("name",), ("name",), celery_queue.CONDITIONS
     ),
     "running": Form(lambda _: url_for("running.show")),
     "queue": Form(
@@ -157,11 +144,16 @@ def _choice(action: Action, form: Form, target: str) -> Choice:
     references = values.getlist("row")
     if not isinstance(action.target, Rows) or action.verb == "purge":
         return Choice(scope, arguments)
-    matching = form.read is not None and request_args.flag("matching", values) and not references
+    matching = bool(form.conditions) and request_args.flag("matching", values) and not references
     if not matching:
         request_args.check_rows(references, f"{action.label} what?", MOST_AT_ONCE)
     return Choice(
-        scope, arguments, references, conditions=form.read and form.read(values), most=MOST_AT_ONCE, pinned=True
+        scope,
+        arguments,
+        references,
+        conditions=request_args.conditions(form.conditions, values),
+        most=MOST_AT_ONCE,
+        pinned=True,
     )
 
 

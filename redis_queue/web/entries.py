@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-from typing import Any, Final
+from typing import Final
 
-from flask import Blueprint, abort, render_template, request
+from flask import Blueprint, abort, render_template
 
-from redis_queue.operate import entries
-from redis_queue.operate.entries import Conditions
-from redis_queue.operate.search_report import SearchReport
+from redis_queue.operate.entries import Entries
 from redis_queue.store.ids import id_bytes, id_text, is_id
 from redis_queue.web import request_args
 from redis_queue.web.context import context
@@ -21,7 +19,15 @@ ROWS: Final = 50
 MOST_ROWS: Final = 100
 MAX_CURSOR: Final = 4000
 
-CONDITIONS: Final = ("task", "to", "id_prefix", "text", "due_before", "due_after")
+CONDITIONS: Final = {
+    "task": "task_part",
+    "to": "queue",
+    "id_prefix": "id_prefix",
+    "text": "text",
+    "due_before": "due_before",
+    "due_after": "due_after",
+}
+"""Fields of the form, and the conditions that they set."""
 
 
 @pages.get("/scheduled")
@@ -29,37 +35,22 @@ def show() -> str:
     """Show waiting entries that match the search, by due time."""
     request_args.allow("queue", *CONDITIONS, "after", "limit", "body")
     queue, names = delay_queues(request_args.text("queue", exact=True))
-    conditions = conditions_of(request.args)
+    conditions = request_args.conditions(CONDITIONS)
     limit = request_args.number("limit", ROWS, 1, MOST_ROWS)
     after = _decoded(request_args.text("after", most=MAX_CURSOR))
-    scan = SearchReport()
-    page = entries.page(context().access, queue, conditions, after, limit, scan=scan)
+    listing = Entries(context().access, queue, conditions)
+    page = listing.page(after, limit)
     return render_template(
         "entries.html",
         queue=queue,
         names=names,
         page=page,
-        nothing=f"{scan.no_match('entries')}{scan.hint(conditions.task_part)}" if conditions else "no entries wait",
+        nothing="".join(listing.nothing("no entries wait")),
         after=None if page.next is None else _encoded(page.next),
-        search={name: request.args.get(name, "").strip() for name in CONDITIONS},
-        link={name: value for name, value in request.args.items() if name != "after" and value},
-        first=after is None,
+        **request_args.search(CONDITIONS),
         now=context().inspector.now(),
-        total=entries.count(context().access, queue, conditions),
-        with_body=request_args.flag("body"),
+        total=listing.count(),
         is_id=is_id,
-    )
-
-
-def conditions_of(values: Any) -> Conditions:
-    """Return the conditions of a form or an address."""
-    return Conditions(
-        task_part=request_args.text("task", values),
-        queue=request_args.text("to", values),
-        id_prefix=request_args.text("id_prefix", values),
-        text=request_args.text("text", values),
-        due_before=request_args.when("due_before", values),
-        due_after=request_args.when("due_after", values),
     )
 
 

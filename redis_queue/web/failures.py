@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from flask import Blueprint, abort, render_template, request
 
 from redis_queue.operate.actions.failed import reference
-from redis_queue.operate.failures import FailureFilter, is_dispatched, point
-from redis_queue.operate.search_report import SearchReport
+from redis_queue.operate.failures import FailureList, is_dispatched
 from redis_queue.store.ids import is_id
 from redis_queue.web import request_args
 from redis_queue.web.context import context
@@ -21,7 +20,14 @@ MOST_ROWS: Final = 100
 GROUPS: Final = 20
 """Most groups that the page lists."""
 
-CONDITIONS: Final = ("task", "exception", "text", "worker", "since")
+CONDITIONS: Final = {
+    "task": "task",
+    "exception": "exception",
+    "text": "text",
+    "worker": "worker",
+    "since": "due_after",
+}
+"""Fields of the form, and the conditions that they set."""
 
 MOST_CURSOR: Final = 280
 
@@ -30,9 +36,9 @@ MOST_CURSOR: Final = 280
 def show() -> str:
     """Show the groups of failures, and those that match the search, the last one first."""
     request_args.allow(*CONDITIONS, "after", "limit")
-    failures, conditions, scan = context().monitor.failures, filter_of(request.args), SearchReport()
-    after = request_args.text("after", most=MOST_CURSOR)
-    page = conditions.page(failures, after, request_args.number("limit", ROWS, 1, MOST_ROWS), scan)
+    failures, conditions = context().monitor.failures, request_args.conditions(CONDITIONS)
+    after, listing = request_args.text("after", most=MOST_CURSOR), FailureList(context().access, conditions)
+    page = listing.page(after, request_args.number("limit", ROWS, 1, MOST_ROWS))
     groups = failures.groups() if not conditions and after is None else []
     return render_template(
         "failures.html",
@@ -42,10 +48,8 @@ def show() -> str:
         more_groups=max(0, len(groups) - GROUPS),
         kept=failures.kept(),
         total=None if conditions else failures.count(),
-        nothing=f"{scan.no_match('failures')}{scan.hint(conditions.task)}" if conditions else "",
-        first=after is None,
-        search={key: request.args.get(key, "").strip() for key in CONDITIONS},
-        link={key: value for key, value in request.args.items() if key != "after" and value},
+        nothing="".join(listing.nothing("")),
+        **request_args.search(CONDITIONS),
         is_id=is_id,
         now=context().inspector.now(),
     )
@@ -67,9 +71,3 @@ def one() -> str:
         waits=not is_dispatched(context().access),
         now=context().inspector.now(),
     )
-
-
-def filter_of(values: Any) -> FailureFilter:
-    """Return the conditions of a form or an address."""
-    task, exception, text, worker = (request_args.text(name, values) for name in CONDITIONS[:-1])
-    return FailureFilter(task, exception, text, worker, point(context().access, request_args.when("since", values)))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from flask import abort, request
 from werkzeug.datastructures import MultiDict
 
 from redis_queue.errors import InvalidValueError
+from redis_queue.operate.listing import Conditions
 from redis_queue.operate.relative_time import When, read
 
 MAX_TEXT: Final = 300
+
+_PLACE: Final = re.compile(r"(\d{1,6})\.(\d{1,9})", re.ASCII)
 
 Values = MultiDict[str, str]
 """Parameters of an address, or fields of a form."""
@@ -86,6 +90,35 @@ def when(name: str, values: Values | None = None) -> When | None:
 def flag(name: str, values: Values | None = None) -> bool:
     """Return the state of a check box."""
     return choice(name, ("0", "1"), "0", values) == "1"
+
+
+def conditions(fields: Mapping[str, str], values: Values | None = None) -> Conditions:
+    """Return the conditions that *fields* (name, condition) set; times are fields whose condition begins with "due"."""
+    found: dict[str, Any] = {
+        condition: (when if condition.startswith("due") else text)(name, values) for name, condition in fields.items()
+    }
+    return Conditions(**found)
+
+
+def search(fields: Iterable[str]) -> dict[str, Any]:
+    """Return what a page shows of its search: the texts of *fields*, a *link* to itself, whether it is the *first* …"""
+    return {
+        "search": {name: request.args.get(name, "").strip() for name in fields},
+        "link": {name: value for name, value in request.args.items() if name != "after" and value},
+        "first": request.args.get("after", "") == "",
+        "with_body": flag("body"),
+    }
+
+
+def place() -> tuple[int, int] | None:
+    """Return the place at which a page begins, ``list.offset``; None for the first one."""
+    found = text("after")
+    if found is None:
+        return None
+    parts = _PLACE.fullmatch(found)
+    if parts is None:
+        abort(400, "after: invalid place; use the link at the end of a page.")
+    return int(parts[1]), int(parts[2])
 
 
 def _value(name: str, values: Values | None) -> str:

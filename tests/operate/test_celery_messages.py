@@ -22,15 +22,14 @@ from redis_queue.celery.queues.open import queue_contents
 from redis_queue.errors import ConfigurationError, InvalidNameError, InvalidValueError, StoreError, WrongTypeError
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.celery_messages import (
-    Conditions,
+    Messages,
     WaitingMessage,
     check_target,
-    find,
-    page,
     purge_queue,
     references_of,
     remove,
 )
+from redis_queue.operate.listing import Conditions
 from redis_queue.operate.search_report import SearchReport
 from tests.support.celery.brokers import Broker
 from tests.support.paths import ROOT
@@ -69,7 +68,7 @@ def send(app: Celery) -> Send:
 
 
 def look(access: AppAccess, limit: int = 500, **conditions: Any) -> list[WaitingMessage]:
-    return list(page(access, "mail", Conditions(**conditions), None, limit).items)
+    return list(Messages(access, "mail", Conditions(**conditions)).page(None, limit).items)
 
 
 def ids(client: redis.Redis, key: str) -> list[str]:
@@ -102,7 +101,7 @@ class TestLook:
         seen: list[str] = []
         cursor: tuple[int, int] | None = (0, 0)
         while cursor is not None:
-            found = page(access, "mail", Conditions(), cursor, 3)
+            found = Messages(access, "mail", Conditions()).page(cursor, 3)
             assert len(found.items) <= 3
             seen += [message.id for message in found.items]
             cursor = found.next
@@ -126,18 +125,18 @@ class TestLook:
 
     def test_a_page_reads_a_bounded_number_of_messages_and_bytes(self, access: AppAccess, client: redis.Redis) -> None:
         client.lpush("mail", *["x"] * 3000)
-        found = page(access, "mail", Conditions(task_part="never"), None, 50)
+        found = Messages(access, "mail", Conditions(task_part="never")).page(None, 50)
         assert (found.looked, found.next) == (1000, (0, 1000))
         client.delete("mail")
         client.lpush("mail", *["x" * 1_000_000] * 30)
-        found = page(access, "mail", Conditions(task_part="never"), None, 50)
+        found = Messages(access, "mail", Conditions(task_part="never")).page(None, 50)
         assert found.next is not None
         assert 8 <= found.looked <= 18
 
     def test_nothing_beyond_the_reach_is_read(self, access: AppAccess, client: redis.Redis) -> None:
         client.lpush("mail", *["x"] * (REACH + 5))
         scan = SearchReport()
-        assert list(find(access, "mail", Conditions(task_part="never"), scan)) == []
+        assert list(Messages(access, "mail", Conditions(task_part="never"), scan).all()) == []
         assert scan.looked == REACH
 
     @pytest.mark.parametrize(
@@ -344,7 +343,7 @@ class TestPurge:
                 app.send_task("any", queue=name)
             access = AppAccess(app)
             with pytest.raises(ConfigurationError, match="the broker is amqp: must be Redis"):
-                page(access, name, Conditions(), None, 10)
+                Messages(access, name, Conditions()).page(None, 10)
             assert sum(batch.count for batch in purge_queue(access, name, 1)) == 3
 
 

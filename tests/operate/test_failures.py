@@ -15,8 +15,9 @@ from redis_queue.celery.message.envelope import Envelope
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure
 from redis_queue.operate.access import Access
-from redis_queue.operate.failures import BATCH, NOT_MINE, FailureFilter, delete, point, retry
+from redis_queue.operate.failures import BATCH, NOT_MINE, FailureList, delete, point, retry
 from redis_queue.operate.inspector import Inspector
+from redis_queue.operate.listing import Conditions
 from tests.support.servers import RedisServer
 
 NUMBER = 3 * BATCH + 7
@@ -55,7 +56,7 @@ def own_server() -> Iterator[RedisServer]:
 
 
 def test_retries_at_the_same_time_store_each_once(access: Access, client: redis.Redis) -> None:
-    found = list(FailureFilter().all(access.monitor.failures))
+    found = list(FailureList(access, Conditions()).all())
     with ThreadPoolExecutor(4) as pool:
         done = list(pool.map(lambda _: list(retry(access, found)), range(4)))
     stored = [each.id for batches in done for batch in batches for each in batch.stored]
@@ -68,7 +69,7 @@ def test_retries_at_the_same_time_store_each_once(access: Access, client: redis.
 
 def test_the_rate_holds_over_batches(access: Access, client: redis.Redis) -> None:
     began = datetime.now(timezone.utc)
-    found = list(FailureFilter().all(access.monitor.failures))
+    found = list(FailureList(access, Conditions()).all())
     assert [batch.tried for batch in retry(access, found, rate=50)] == [BATCH, BATCH, BATCH, 7]
     due = [entry.due_at for entry in DelayQueue("scheduled", client).scan() if entry.id != "known"]
     assert len(due) == NUMBER
@@ -79,7 +80,7 @@ def test_the_rate_holds_over_batches(access: Access, client: redis.Redis) -> Non
 def test_a_full_redis_loses_no_failure(own_server: RedisServer) -> None:
     with own_server.client() as client:
         access = fill(client, 20)
-        found = list(FailureFilter().all(access.monitor.failures))
+        found = list(FailureList(access, Conditions()).all())
         client.config_set("maxmemory", 1)
         with pytest.raises(StoreRefusedError):
             list(retry(access, found))
@@ -91,7 +92,7 @@ def test_a_full_redis_loses_no_failure(own_server: RedisServer) -> None:
 def test_a_retry_that_dies_before_the_failure_is_removed(
     access: Access, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = list(FailureFilter(text="bad").all(access.monitor.failures))[:3]
+    found = list(FailureList(access, Conditions(text="bad")).all())[:3]
 
     def die(*_: object) -> None:
         raise KeyboardInterrupt
@@ -111,7 +112,7 @@ def test_a_retry_that_dies_before_the_failure_is_removed(
 
 def test_delete_leaves_those_that_failed_again(access: Access) -> None:
     store = access.monitor.failures
-    first, second, *_ = FailureFilter().all(store)
+    first, second, *_ = FailureList(access, Conditions()).all()
     store.keep([replace(failure(0), id=first.id)], 1000, 7)
     assert [each.id for deleted in delete(access, [first, second]) for each in deleted] == [second.id]
 
@@ -119,28 +120,28 @@ def test_delete_leaves_those_that_failed_again(access: Access) -> None:
 @pytest.mark.parametrize(
     ("only", "matches"),
     [
-        (FailureFilter(), True),
-        (FailureFilter(exception="Error"), True),
-        (FailureFilter(exception="a.b.Error"), True),
-        (FailureFilter(exception="b.Error"), False),
-        (FailureFilter(exception="Err"), False),
-        (FailureFilter(task="shop"), False),
-        (FailureFilter(worker="one", text="ba"), True),
-        (FailureFilter(worker="one", text="no"), False),
+        (Conditions(), True),
+        (Conditions(exception="Error"), True),
+        (Conditions(exception="a.b.Error"), True),
+        (Conditions(exception="b.Error"), False),
+        (Conditions(exception="Err"), False),
+        (Conditions(task="shop"), False),
+        (Conditions(worker="one", text="ba"), True),
+        (Conditions(worker="one", text="no"), False),
     ],
 )
-def test_conditions(only: FailureFilter, matches: bool) -> None:
+def test_conditions(only: Conditions, matches: bool) -> None:
     assert only.match(failure(1)) == matches
-    assert bool(only) == (only != FailureFilter())
+    assert bool(only) == (only != Conditions())
 
 
 def test_a_page_reads_a_limited_number(access: Access, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redis_queue.operate.failures.MOST_LOOKED_AT", 100)
-    monkeypatch.setattr("redis_queue.operate.failures.CHUNK", 50)
-    page = FailureFilter(text="nothing").page(access.monitor.failures, None, 10)
+    monkeypatch.setattr("redis_queue.operate.listing.MOST_LOOKED_AT", 100)
+    monkeypatch.setattr("redis_queue.operate.listing.CHUNK", 50)
+    page = FailureList(access, Conditions(text="nothing")).page(None, 10)
     assert (page.items, page.looked, page.next is not None) == ([], 100, True)
-    assert list(FailureFilter(text="nothing").all(access.monitor.failures)) == []
-    assert len(list(FailureFilter().all(access.monitor.failures))) == NUMBER
+    assert list(FailureList(access, Conditions(text="nothing")).all()) == []
+    assert len(list(FailureList(access, Conditions()).all())) == NUMBER
 
 
 def test_a_time_span_counts_back_whatever_its_sign(access: Access) -> None:

@@ -15,8 +15,8 @@ from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.delay.model import Push
+from redis_queue.operate import listing
 from redis_queue.operate.access import AppAccess
-from redis_queue.operate.actions import stored
 from redis_queue.operate.audit import Audit, AuditLine, Subject
 from redis_queue.operate.subjects import SHOWN
 from redis_queue.store.script_cache import load_scripts
@@ -300,9 +300,9 @@ class TestMatching:
             assert DelayQueue("scheduled", filled).count() == left
 
     def test_a_rare_one_among_many(self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(stored, "MOST_LOOKED_AT_TO_ACT", 30)
-        monkeypatch.setattr("redis_queue.operate.entries.MOST_LOOKED_AT", 30)
-        monkeypatch.setattr("redis_queue.operate.entries.CHUNK", 10)
+        monkeypatch.setattr(listing, "MOST_LOOKED_AT_TO_ACT", 30)
+        monkeypatch.setattr("redis_queue.operate.listing.MOST_LOOKED_AT", 30)
+        monkeypatch.setattr("redis_queue.operate.listing.CHUNK", 10)
         asked = preview(writer, "/scheduled?task=shop.nosuch", "cancel", matching="1")
         assert "No match among the first 30" in asked.text
         assert [form for form in asked.forms if form.method == "post"] == []

@@ -8,11 +8,12 @@ import redis
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.delay.model import Push
 from redis_queue.model import Unread
-from redis_queue.operate import entries as waiting
-from redis_queue.operate import forecast, pages
+from redis_queue.operate import forecast
+from redis_queue.operate import listing as pages
 from redis_queue.operate.access import Access
-from redis_queue.operate.entries import Conditions
+from redis_queue.operate.entries import Entries
 from redis_queue.operate.inspector import Inspector
+from redis_queue.operate.listing import Conditions
 from redis_queue.store.keys import Keys
 from redis_queue.web import dashboard, entry, queues
 from tests.support.web.browser import Browser
@@ -91,7 +92,7 @@ def test_a_search_continues_where_its_limit_ended(large: redis.Redis) -> None:
     access = Access(Inspector(large))
     found, place, unread = [], None, 0
     while True:
-        page = waiting.page(access, queue, conditions, place, 100)
+        page = Entries(access, queue, conditions).page(place, 100)
         found += [one.id for one, _ in page.items]
         unread += page.unread
         if page.next is None:
@@ -115,7 +116,7 @@ def test_the_command_line_reads_all_in_small_batches(large: redis.Redis, monkeyp
         return found
 
     monkeypatch.setattr(DelayQueue, "list", watched)
-    entries = [one for one, _ in waiting.find(Access(Inspector(large)), queue, Conditions())]
+    entries = [one for one, _ in Entries(Access(Inspector(large)), queue, Conditions()).all()]
     assert [one.id for one in entries] == ["largest", *(f"waits-{number}" for number in range(COUNT))]
     assert not any(isinstance(one.payload, Unread) for one in entries)
     assert max(looks) <= pages.LOOK_BYTES // SIZE

@@ -155,11 +155,12 @@ _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Conditions on waiting tasks, all of which must hold; None: any.
+    """Conditions on tasks and messages in any place, all of which must hold; None: any.
 
-    *task* is the whole name of the task, *task_part* a part of it, *text* a part of its arguments. *stamp* maps each
-    name of a stamp to a value, or to several values of which one must match. *due_before* and *due_after* (inclusive)
-    may be spans from now.
+    *task* is the whole name of the task, *task_part* a part of it, *text* a part of its arguments, or of the text of
+    its exception. *stamp* maps each name of a stamp to a value, or to several values of which one must match. *reason*
+    is a part of why a message died, *exception* the name of a class, with or without its module. *due_before* and
+    *due_after* (inclusive) limit its time: when it is due, or failed. They may be spans from now.
     """
 
     task: str | None = None
@@ -170,14 +171,21 @@ class Conditions:
     text: str | None = None
     due_before: datetime | timedelta | None = None
     due_after: datetime | timedelta | None = None
+    reason: str | None = None
+    exception: str | None = None
+    worker: str | None = None
 
     def __bool__(self) -> bool:
-        return any(getattr(self, item.name) is not None for item in fields(self))
+        return self.has(*(item.name for item in fields(self)))
+
+    def has(self, *names: str) -> bool:
+        """Tell whether there is a condition of one of these *names*."""
+        return any(getattr(self, name) is not None for name in names)
 
     @property
     def needs_payloads(self) -> bool:
         """Whether payloads must be read to know which entries match."""
-        return any(value is not None for value in (self.task, self.task_part, self.queue, self.stamp, self.text))
+        return self.has("task", "task_part", "queue", "stamp", "text")
 
     @property
     def needs_entries(self) -> bool:
@@ -191,16 +199,23 @@ class Conditions:
         )
         return before, after
 
-    def match(self, task: TaskEntry) -> bool:
-        """Tell whether *task* meets all conditions but those on its due time."""
-        return (
-            (self.task is None or task.task == self.task)
-            and (self.task_part is None or self.task_part in task.task)
-            and (self.queue is None or task.queue == self.queue)
-            and (self.id_prefix is None or task.id.startswith(self.id_prefix))
-            and (self.stamp is None or _has_stamps(task.stamps, self.stamp))
-            and (self.text is None or self.text in task.args or self.text in task.kwargs)
-        )
+    def match(self, found: Any) -> bool:
+        """Tell whether *found* meets all conditions but those on its time; it has the attributes that they name."""
+        return all(meets(found, value) for name, meets in _MEETS.items() if (value := getattr(self, name)) is not None)
+
+
+_MEETS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "id_prefix": lambda found, prefix: found.id.startswith(prefix),
+    "reason": lambda found, part: part in found.reason,
+    "worker": lambda found, name: found.worker == name,
+    "exception": lambda found, name: name in (found.exception, found.exception.rpartition(".")[2]),
+    "queue": lambda found, name: found.queue == name,
+    "task": lambda found, name: found.task == name,
+    "task_part": lambda found, part: part in found.task,
+    "stamp": lambda found, stamps: _has_stamps(found.stamps, stamps),
+    "text": lambda found, part: any(part in text for text in (found.args, found.kwargs, getattr(found, "message", ""))),
+}
+"""How each condition is met, those first that need no body."""
 
 
 class TaskConditions(TypedDict, total=False):

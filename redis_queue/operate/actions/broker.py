@@ -11,12 +11,10 @@ from redis_queue.errors import ConfigurationError, InvalidValueError
 from redis_queue.operate import celery_messages
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan
-from redis_queue.operate.actions.rows import INVALID_ROW, Rows
+from redis_queue.operate.actions.rows import INVALID_ROW, Rows, chosen
 from redis_queue.operate.audit import Subject
-from redis_queue.operate.celery_messages import MessageCursor, WaitingMessage, subject
-from redis_queue.operate.pages import MOST_LOOKED_AT_TO_ACT, Page, first, gather
+from redis_queue.operate.celery_messages import Messages, WaitingMessage, subject
 from redis_queue.operate.subjects import SHOWN
-from redis_queue.store.chunks import MANY
 
 Message = WaitingMessage | str
 """A message, or the reference to one."""
@@ -31,16 +29,8 @@ class MessageRows(Rows[Message]):
 
     def find(self, access: Access, choice: Choice) -> tuple[Sequence[Message], bool]:
         """Return the messages with the ids of *choice*, or those that match."""
-        name, conditions = choice.scope["name"], choice.conditions
-        if choice.most is None:
-            wanted = None if choice.ids is None else frozenset(choice.ids)
-            found = celery_messages.find(access, name, conditions, choice.scan)
-            return first((row for row in found if wanted is None or row.id in wanted), MANY)[0], False
-
-        def read(start: MessageCursor | None, limit: int) -> Page[WaitingMessage, MessageCursor]:
-            return celery_messages.page(access, name, conditions, start, limit, scan=choice.scan)
-
-        return gather(read, most=choice.most, most_looked_at=MOST_LOOKED_AT_TO_ACT)
+        found, more = chosen(Messages(access, choice.scope["name"], choice.conditions, choice.scan), choice.most)
+        return [row for row in found if choice.ids is None or row.id in choice.ids], more
 
     def read(self, access: Access, choice: Choice) -> list[Message]:  # noqa: ARG002
         """Return the references."""

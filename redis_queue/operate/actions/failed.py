@@ -15,10 +15,9 @@ from redis_queue.monitor.model import Failure
 from redis_queue.operate import failures
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan
-from redis_queue.operate.actions.rows import INVALID_ROW, Rows
+from redis_queue.operate.actions.rows import INVALID_ROW, Rows, chosen
 from redis_queue.operate.actions.stored import RATE
 from redis_queue.operate.audit import Subject
-from redis_queue.operate.pages import MOST_LOOKED_AT_TO_ACT, gather
 from redis_queue.store.ids import is_id
 
 _ROW: Final = re.compile(r"(\d{1,15}):([^:]{1,3000})", re.ASCII)
@@ -39,16 +38,9 @@ class FailureRows(Rows[Failure]):
 
     def find(self, access: Access, choice: Choice) -> tuple[Sequence[Failure], bool]:
         """Return the failures with the ids of *choice*, or those that match."""
-        store, conditions = access.monitor.failures, choice.conditions
         if choice.ids is not None:
-            return store.full(choice.ids), False
-        if choice.most is None:
-            return list(conditions.all(store, choice.scan)), False
-        found, more = gather(
-            lambda after, limit: conditions.page(store, after, limit, choice.scan),
-            most=choice.most,
-            most_looked_at=MOST_LOOKED_AT_TO_ACT,
-        )
+            return access.monitor.failures.full(choice.ids), False
+        found, more = chosen(failures.FailureList(access, choice.conditions, choice.scan), choice.most)
         return [failure for failure in found if is_id(failure.id)], more
 
     def read(self, access: Access, choice: Choice) -> list[Failure]:  # noqa: ARG002

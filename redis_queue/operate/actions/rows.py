@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Choice, Done, Plan
 from redis_queue.operate.audit import Subject
+from redis_queue.operate.listing import Listing
 
 T = TypeVar("T")
 
@@ -90,6 +91,11 @@ class Rows(ABC, Generic[T]):
             references=[self.reference(item) for item in items] if choice.pinned else (),
             gone=self.gone,
         )
+
+
+def chosen(listing: Listing[T, Any], most: int | None) -> tuple[list[T], bool]:
+    """Return the first *most* items that match, or all, and whether there may be more."""
+    return (list(listing.all()), False) if most is None else listing.gather(most)
 
 
 def _nothing(choice: Choice) -> str:

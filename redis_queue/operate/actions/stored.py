@@ -13,12 +13,12 @@ from redis_queue.catalog import AnyQueue, kind_of
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidDelayError, InvalidValueError
 from redis_queue.model import CancelOutcome, State
-from redis_queue.operate import dead_letters, entries
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Done
-from redis_queue.operate.actions.rows import INVALID_ROW, Rows
+from redis_queue.operate.actions.rows import INVALID_ROW, Rows, chosen
 from redis_queue.operate.audit import Subject
-from redis_queue.operate.pages import MOST_LOOKED_AT_TO_ACT, Page, gather
+from redis_queue.operate.dead_letters import Letters
+from redis_queue.operate.entries import Entries
 from redis_queue.operate.relative_time import When
 from redis_queue.operate.relative_time import read as read_time
 from redis_queue.operate.subjects import ANY, DEAD, subjects
@@ -102,7 +102,7 @@ class StoredRows(Rows[Row]):
         """Raise InvalidValueError if *queue* has no such items."""
 
 
-class Entries(StoredRows):
+class EntryRows(StoredRows):
     """Entries that wait in a DelayQueue: that of *scope*, by default the one for Celery tasks."""
 
     name, noun, plural, at = "scheduled", "waiting entry", "entries", "due"
@@ -116,19 +116,15 @@ class Entries(StoredRows):
         queue, more = access.delay_queue(choice.scope.get("queue")), False
         if choice.ids is not None:
             ids = [id_ for id_ in choice.ids if not choice.exact or queue.get(id_) is not None]
-        elif choice.most is None:
-            ids = entries.find_ids(access, queue, choice.conditions, choice.scan)
         else:
-
-            def read(after: str | None, limit: int) -> Page[str, str]:
-                page = entries.page(access, queue, choice.conditions, after, limit, scan=choice.scan)
-                return page.of([entry.id for entry, _ in page.items if is_id(entry.id)])
-
-            ids, more = gather(read, most=choice.most, most_looked_at=MOST_LOOKED_AT_TO_ACT)
+            listing = Entries(access, queue, choice.conditions, choice.scan)
+            found, more = chosen(listing, choice.most)
+            # Ids written by other tools may be invalid for any call.
+            ids = [entry.id for entry, _ in found if is_id(entry.id)]
         return [Row(queue, id_) for id_ in ids], more
 
 
-class Letters(StoredRows):
+class LetterRows(StoredRows):
     """Dead letters of the queues with the name of *scope*, or of all."""
 
     name, noun, plural, at = "dead", "dead letter", "dead letters", "died"
@@ -137,23 +133,12 @@ class Letters(StoredRows):
     def find(self, access: Access, choice: Choice) -> tuple[list[Row], bool]:
         """Return the letters with the ids of *choice*, or those that match."""
         name = choice.scope.get("name")
-        if choice.most is not None:
-
-            def read(start: dead_letters.LetterCursor | None, limit: int) -> Page[Row, dead_letters.LetterCursor]:
-                page, _ = dead_letters.page_of(
-                    access, choice.conditions, name, start, limit, faults=choice.faults, scan=choice.scan
-                )
-                return page.of([Row(queue, letter.id) for queue, letter in page.items if is_id(letter.id)])
-
-            return gather(read, most=choice.most, most_looked_at=MOST_LOOKED_AT_TO_ACT)
-        queues, ids = access.queues(name, choice.faults), choice.ids
-        if ids is not None and not choice.exact:
+        if choice.ids is not None and not choice.exact:
             # The action itself checks whether they are dead.
-            return [Row(queue, id_) for queue in queues for id_ in ids], False
-        letters = choice.conditions.letters(queues, choice.faults, choice.scan)
-        # Ids written by other tools may be invalid for any call.
-        rows = [Row(queue, letter.id) for queue, letter in letters if is_id(letter.id)]
-        return rows if ids is None else [row for row in rows if row.id in frozenset(ids)], False
+            return [Row(queue, id_) for queue in access.queues(name, choice.faults) for id_ in choice.ids], False
+        found, more = chosen(Letters(access, name, choice.conditions, choice.faults, choice.scan), choice.most)
+        rows = [Row(letter.queue, letter.id) for letter in found if is_id(letter.id)]
+        return [row for row in rows if choice.ids is None or row.id in choice.ids], more
 
 
 def as_delay_queue(queue: AnyQueue) -> DelayQueue:
@@ -274,7 +259,7 @@ RATE: Final = Argument(
     metavar="NUMBER",
 )
 
-_entries, _letters = Entries(), Letters()
+_entries, _letters = EntryRows(), LetterRows()
 
 ACTIONS: Final = (
     Action(_entries, "cancel", "Cancel", "cancelled", cancel, destroys=True),

@@ -21,8 +21,8 @@ from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.flow import backlog as backlog_module
 from redis_queue.flow.backlog import Backlog
 from redis_queue.operate.access import AppAccess
-from redis_queue.operate.celery_messages import Conditions, find, references_of, remove
-from redis_queue.operate.search_report import SearchReport
+from redis_queue.operate.celery_messages import Messages, references_of, remove
+from redis_queue.operate.listing import Conditions
 from redis_queue.operate.task_life import task_life
 from redis_queue.store.chunks import MANY
 from redis_queue.store.scripts import Scripts
@@ -429,7 +429,7 @@ class TestChosen:
             kept = [app.tasks["sync"].delay(f"k{number}", number).id for number in range(3)]
             middle = [app.tasks["sync"].delay("k1", number).id for number in range(10, 14)]
             unique = app.tasks["work"].delay("u", 1).id
-            found = list(find(access, QUEUE, Conditions(), SearchReport()))
+            found = list(Messages(access, QUEUE, Conditions()).all())
             assert {message.id for message in found} == {*kept, *middle, unique}
             assert {message.waits_for for message in found} == {"a place"}
             life = task_life(access, middle[1])
@@ -438,11 +438,11 @@ class TestChosen:
             chosen = [message for message in found if message.id in (middle[1], middle[2], unique)]
             done = list(remove(access, QUEUE, references_of(chosen)))
             assert sum(each.count for each in done) == 3
-            left = [message.id for message in find(access, QUEUE, Conditions(), SearchReport())]
+            left = [message.id for message in Messages(access, QUEUE, Conditions()).all()]
             assert sorted(left) == sorted([*kept, middle[0], middle[3]])
             # Its key is free.
             assert app.tasks["work"].delay("u", 2).id != unique
-            list(remove(access, QUEUE, references_of(list(find(access, QUEUE, Conditions(), SearchReport())))))
+            list(remove(access, QUEUE, references_of(list(Messages(access, QUEUE, Conditions()).all()))))
             assert counts(client) == {}
             assert client.zcard(KEYS.oldest) == 0
 
@@ -450,7 +450,7 @@ class TestChosen:
         with flow_app(server, {f"queue:{QUEUE}": {"limit": 1}}) as app:
             access = AppAccess(app)
             app.tasks["work"].delay("a", 1)
-            (message,) = find(access, QUEUE, Conditions(), SearchReport())
+            (message,) = Messages(access, QUEUE, Conditions()).all()
             (done,) = remove(access, QUEUE, references_of([message]), "other")
             assert (done.count, done.tried) == (0, 1)
-            assert len(list(find(access, QUEUE, Conditions(), SearchReport()))) == 1
+            assert len(list(Messages(access, QUEUE, Conditions()).all())) == 1

@@ -16,7 +16,8 @@ from redis_queue.errors import InvalidValueError
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure
 from redis_queue.operate.access import AppAccess
-from redis_queue.operate.failures import NO_MESSAGE, Changes, FailureFilter, Retried, is_dispatched, retry
+from redis_queue.operate.failures import NO_MESSAGE, Changes, FailureList, Retried, is_dispatched, retry
+from redis_queue.operate.listing import Conditions
 from tests.support.celery.observed_names import AGAIN, DIE, FAIL, GATE, HUGE, IGNORE, LONG, MENDED, OK, REJECT, SEEN
 from tests.support.celery.observing import PREFIX, Observed, observed_on_one_redis
 from tests.support.marks import thorough
@@ -49,10 +50,10 @@ def wait_for_failures(observed: Observed, count: int) -> list[Failure]:
     return wait_until(kept, timeout=60, description=f"{count} failures")
 
 
-def retried(observed: Observed, only: FailureFilter, *args: Any, **options: Any) -> Retried:
+def retried(observed: Observed, only: Conditions, *args: Any, **options: Any) -> Retried:
     """Retry the failures that match *only*; return what became of them."""
     access = AppAccess(observed.app)
-    batches = list(retry(access, list(only.all(failures_of(observed))), *args, **options))
+    batches = list(retry(access, list(FailureList(access, only).all()), *args, **options))
     return Retried([f for batch in batches for f in batch.stored], [s for batch in batches for s in batch.skipped])
 
 
@@ -145,7 +146,7 @@ def test_huge_exceptions_and_messages_are_cut(observed: Observed, pool: str) -> 
     kept = failures_of(observed).get(big)
     assert kept is not None
     assert kept.body is None
-    result = retried(observed, FailureFilter(task=FAIL))
+    result = retried(observed, Conditions(task=FAIL))
     assert [reason for _, reason in result.skipped] == [NO_MESSAGE]
     assert failures_of(observed).count() == 2
 
@@ -190,7 +191,7 @@ def test_retried_tasks_run_at_the_rate_and_leave_the_list(observed: Observed) ->
         wait_for_failures(observed, 20)
         observed.client.set("mended", 1)
         assert not is_dispatched(AppAccess(observed.app))
-        result = retried(observed, FailureFilter(exception="ZeroDivisionError"), rate=5)
+        result = retried(observed, Conditions(exception="ZeroDivisionError"), rate=5)
         assert {failure.id for failure in result.stored} == sent
         assert failures_of(observed).count() == 0
         assert failures_of(observed).groups() == []
@@ -214,7 +215,7 @@ def test_a_retry_keeps_what_the_message_was(observed: Observed) -> None:
     with observed.worker(pool="solo"):
         wait_for_failures(observed, 1)
         observed.client.set("mended", 1)
-        retried(observed, FailureFilter(task=MENDED))
+        retried(observed, Conditions(task=MENDED))
         wait_until(lambda: observed.client.llen(SEEN) == 1, timeout=60, description="a run")
     (run,) = (json.loads(row) for row in observed.client.lrange(SEEN, 0, -1))
     assert {name: run[name] for name in ("id", "number", "own", "group", "root", "parent", "priority")} == {
@@ -240,7 +241,7 @@ def test_other_arguments_and_any_broker(broker: Any, client: Any, redis_server: 
         with observed.worker(pool="solo"):
             wait_for_failures(observed, 1)
             client.set("mended", 1)
-            assert len(retried(observed, FailureFilter(), Changes([2], {})).stored) == 1
+            assert len(retried(observed, Conditions(), Changes([2], {})).stored) == 1
             wait_until(lambda: client.llen(SEEN) == 1, timeout=60, description="a run")
         run = json.loads(client.lindex(SEEN, 0))
         assert (run["id"], run["number"], run["argsrepr"]) == (id_, 2, "(2,)")
@@ -256,7 +257,7 @@ def test_an_unregistered_task_runs_once_a_worker_knows_it() -> None:
             id_ = observed.send("observed.later")
             wait_for_failures(observed, 1)
         with observed.worker(name="new", environment={"LATER": "1"}):
-            assert len(retried(observed, FailureFilter(exception="NotRegistered")).stored) == 1
+            assert len(retried(observed, Conditions(exception="NotRegistered")).stored) == 1
             wait_until(lambda: observed.client.llen(SEEN) == 1, timeout=60, description="a run")
         assert observed.client.lrange(SEEN, 0, -1) == [id_.encode()]
 
@@ -269,9 +270,9 @@ def test_a_second_retry_has_no_effect_while_the_first_one_waits(observed: Observ
         store = failures_of(observed)
         full = store.get(failure.id)
         assert full is not None
-        retried(observed, FailureFilter())
+        retried(observed, Conditions())
         store.keep([full], 1000, 7)
-        assert len(retried(observed, FailureFilter()).stored) == 1
+        assert len(retried(observed, Conditions()).stored) == 1
         assert len(AppAccess(observed.app).delay_queue().list()) == 1
         assert store.count() == 0
 
@@ -281,7 +282,7 @@ def test_another_call_that_waits_under_the_id_is_kept(observed: Observed) -> Non
     with observed.worker("--without-dispatch", pool="solo"):
         (failure,) = wait_for_failures(observed, 1)
         observed.app.send_task(OK, task_id=failure.id, countdown=3600)
-        retried(observed, FailureFilter())
+        retried(observed, Conditions())
         queue = AppAccess(observed.app).delay_queue()
         tasks = {Envelope.unpack(entry.payload, entry.id, entry.headers).task for entry in queue.list()}
         assert tasks == {OK, MENDED}
@@ -297,7 +298,7 @@ def test_failures_that_cannot_be_rebuilt_are_named_and_stay(observed: Observed) 
     broken = {b"\x01{": "cannot be read", b"\x02later": "expected", b"junk": "expected"}
     for number, body in enumerate(broken):
         store.keep([replace(full, id=f"broken{number}", body=body)], 1000, 7)
-    result = retried(observed, FailureFilter())
+    result = retried(observed, Conditions())
     assert [failure.id for failure in result.stored] == [full.id]
     assert {failure.id for failure, _ in result.skipped} == {f"broken{number}" for number in range(3)}
     for (_, reason), part in zip(sorted(result.skipped, key=lambda pair: pair[0].id), broken.values(), strict=True):

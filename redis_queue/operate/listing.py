@@ -1,0 +1,222 @@
+"""Listings: what a person may search and page through, with one search for all of them."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Generic, TypeVar
+
+from redis_queue.catalog import AnyQueue
+from redis_queue.celery.message.task_entry import Conditions
+from redis_queue.model import Quarantined, Unread
+from redis_queue.operate.faults import Faults
+from redis_queue.operate.search_report import SearchReport
+from redis_queue.store.chunks import CHUNK
+
+__all__ = ["Chunk", "Conditions", "InQueue", "Listing", "Page", "first", "items_within_budget", "quarantined", "sized"]
+
+T = TypeVar("T")
+Cursor = TypeVar("Cursor")
+
+InQueue = tuple[AnyQueue, T]
+"""An item, and its queue."""
+
+MOST_LOOKED_AT: Final = 1000
+"""Items that are read for one page, so that a rare name costs no more than a frequent one."""
+
+MOST_LOOKED_AT_TO_ACT: Final = 100_000
+"""Items that are read to find those of an action, so that a request ends in time."""
+
+LOOK_BYTES: Final = 2 * 1024 * 1024
+"""Most bytes of records per read; bodies that do not fit stay in Redis."""
+
+MOST_FULL_LOOKS: Final = 4
+"""Most full reads (LOOK_BYTES each) for a page."""
+
+MOST_FULL_LOOKS_TO_ACT: Final = 32
+"""Most full reads to find the items of an action."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk(Generic[T, Cursor]):
+    """The items of one read, each with the cursor behind it; *next* is None if there are no more.
+
+    *full* counts how often :data:`LOOK_BYTES` were used up, *spent* the bytes of bodies, where they are known. *ends*:
+    a page ends here, whatever it has found.
+    """
+
+    items: Sequence[tuple[T, Cursor]]
+    next: Cursor | None
+    full: int = 0
+    spent: int = 0
+    ends: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T, Cursor]):
+    """Items, and where to continue: *next* is None after the last one.
+
+    *looked* counts items that were looked at, *unread* those of them that are too large to be searched, and *full* the
+    reads that used up :data:`LOOK_BYTES`.
+    """
+
+    items: Sequence[T]
+    next: Cursor | None
+    looked: int
+    unread: int = 0
+    full: int = 0
+
+
+class Listing(ABC, Generic[T, Cursor]):
+    """Items that meet *conditions*, in an order that lasts; *scan* counts those that were looked at.
+
+    *reads*: bodies have to be read to know which match. *whole*: bodies of any size are read.
+    """
+
+    noun: ClassVar[str]
+    """The word for several."""
+
+    whole = False
+
+    def __init__(self, conditions: Conditions, scan: SearchReport | None = None) -> None:
+        self.conditions = conditions
+        self.scan = scan or SearchReport()
+
+    @property
+    def reads(self) -> bool:
+        """Whether bodies have to be read to know which items match."""
+        return False
+
+    @property
+    def searches(self) -> bool:
+        """Whether items that are read may not match."""
+        return bool(self.conditions)
+
+    @abstractmethod
+    def read(self, cursor: Cursor | None, size: int, budget: int) -> Chunk[T, Cursor]:
+        """Read up to *size* items and *budget* bytes of bodies behind *cursor*, or the first ones."""
+
+    @abstractmethod
+    def match(self, item: T) -> bool:
+        """Tell whether *item* matches, and count it."""
+
+    def is_unread(self, item: T) -> bool:  # noqa: ARG002
+        """Tell whether the body of *item* is needed and was too large."""
+        return False
+
+    def nothing(self, otherwise: str) -> tuple[str, str]:
+        """Return what to tell if no item was found, and a hint: how many were searched, or *otherwise*."""
+        if not self.conditions:
+            return otherwise, ""
+        return self.scan.no_match(self.noun), self.scan.hint(self.conditions.task_part or self.conditions.task)
+
+    def opened(self) -> AbstractContextManager[Any]:
+        """Return a context in which items can be read."""
+        return nullcontext()
+
+    def page(self, start: Cursor | None, limit: int) -> Page[T, Cursor]:
+        """Return up to *limit* items that match behind the cursor *start*.
+
+        It looks at about :data:`MOST_LOOKED_AT` items and reads :data:`MOST_FULL_LOOKS` times :data:`LOOK_BYTES`. Large
+        bodies stay in Redis: such items match by what else is known of them. Raises InvalidValueError for a cursor that
+        is none, and StoreError.
+        """
+        with self.opened():
+            return self._page(start, limit)
+
+    def all(self) -> Iterator[T]:
+        """Yield all items that match, read piece by piece, with bodies of any size."""
+        self.whole = True
+        cursor: Cursor | None = None
+        with self.opened():
+            while True:
+                chunk = self.read(cursor, CHUNK, LOOK_BYTES)
+                yield from (item for item, _ in chunk.items if self.match(item))
+                cursor = chunk.next
+                if cursor is None:
+                    return
+
+    def first(self, limit: int) -> tuple[list[T], bool]:
+        """Return the first *limit* of all items that match, and whether there are more."""
+        return first(self.all(), limit)
+
+    def gather(self, most: int) -> tuple[list[T], bool]:
+        """Return the first *most* items that match, for an action, and whether there may be more."""
+        found: list[T] = []
+        cursor, looked, unread, full = None, 0, 0, 0
+        with self.opened():
+            while len(found) < most and looked < MOST_LOOKED_AT_TO_ACT and full < MOST_FULL_LOOKS_TO_ACT:
+                page = self._page(cursor, most - len(found))
+                found += page.items
+                cursor, looked = page.next, looked + page.looked
+                unread, full = unread + page.unread, full + page.full
+                if cursor is None:
+                    return found, unread > 0
+        return found, True
+
+    def _page(self, start: Cursor | None, limit: int) -> Page[T, Cursor]:
+        found: list[T] = []
+        cursor, looked, unread, full, spent = start, 0, 0, 0, 0
+        while len(found) < limit and looked < MOST_LOOKED_AT and max(full, spent // LOOK_BYTES) < MOST_FULL_LOOKS:
+            size = CHUNK if self.searches else min(limit - len(found), CHUNK)
+            chunk = self.read(cursor, size, LOOK_BYTES if self.reads else max(0, LOOK_BYTES - spent))
+            full, spent = full + chunk.full, spent + chunk.spent
+            for item, behind in chunk.items:
+                looked, cursor = looked + 1, behind
+                unread += self.is_unread(item)
+                if self.match(item):
+                    found.append(item)
+                    if len(found) == limit:
+                        break
+            else:
+                cursor = chunk.next
+                if cursor is None or chunk.ends:
+                    return Page(found, cursor, looked, unread, full)
+        return Page(found, cursor if self._has_more(cursor) else None, looked, unread, full)
+
+    def _has_more(self, cursor: Cursor | None) -> bool:
+        while cursor is not None:
+            chunk = self.read(cursor, 1, 0)
+            if chunk.items:
+                return True
+            cursor = chunk.next
+        return False
+
+
+def items_within_budget(items: Sequence[T], body: Callable[[T], object]) -> Sequence[T]:
+    """Return *items* up to the first one whose body did not fit into :data:`LOOK_BYTES` beside those before it."""
+    for position, item in enumerate(items):
+        left = body(item)
+        if position and isinstance(left, Unread) and left.size <= LOOK_BYTES:
+            return items[:position]
+    return items
+
+
+def quarantined(queues: Sequence[AnyQueue], faults: Faults) -> Iterator[InQueue[Quarantined]]:
+    """Yield the records in quarantine, queue by queue; errors of a queue are recorded in *faults*."""
+    for queue in queues:
+        for offset in itertools.count(0, CHUNK):
+            page: Sequence[Quarantined] = ()
+            with faults.of_queue(queue):
+                page = queue.quarantined(offset=offset, limit=CHUNK)
+            yield from ((queue, item) for item in page)
+            if len(page) < CHUNK:
+                break
+
+
+def sized(queues: Sequence[AnyQueue], size: Callable[[AnyQueue], int], faults: Faults) -> list[tuple[AnyQueue, int]]:
+    """Return each queue with its *size*; errors of a queue are recorded in *faults*."""
+    found: list[tuple[AnyQueue, int]] = []
+    for queue in queues:
+        with faults.of_queue(queue):
+            found.append((queue, size(queue)))
+    return found
+
+
+def first(found: Iterator[T], limit: int) -> tuple[list[T], bool]:
+    """Return the first *limit* items, and whether there are more."""
+    items = list(itertools.islice(found, limit))
+    return items, len(items) == limit and next(found, None) is not None
