@@ -56,7 +56,7 @@ class Stage:
     def kill(self) -> None:
         """Make dead letters of all records."""
         drained(lambda: self.queue.nack_many(self.queue.get_many(RECORDS), dead=True))
-        drained(lambda: self.timed.release_many(self.timed.claim(RECORDS), dead=True))
+        drained(lambda: self.timed.nack_many(self.timed.claim(RECORDS), dead=True))
 
     def spoil(self) -> None:
         """Truncate every record, so that it goes to quarantine."""

@@ -110,8 +110,8 @@ TIMED_DELAYS: dict[str, tuple[str, Call]] = {
     "push": ("delay", lambda q, value: q.push(1, delay=value)),
     "push_many": ("delay", lambda q, value: q.push_many([Push(1), Push(2, delay=value)])),
     "reschedule": ("delay", lambda q, value: q.reschedule("e1", delay=value)),
-    "release": ("delay", lambda q, value: q.release(ENTRY, delay=value)),
-    "release_many": ("delay", lambda q, value: q.release_many([ENTRY], delay=value)),
+    "nack": ("delay", lambda q, value: q.nack(ENTRY, delay=value)),
+    "nack_many": ("delay", lambda q, value: q.nack_many([ENTRY], delay=value)),
     "extend": ("lease", lambda q, value: q.extend(ENTRY, value)),
     "claim": ("older_than", lambda q, value: q.claim(older_than=value)),
     "pop": ("older_than", lambda q, value: q.pop(older_than=value)),
@@ -419,7 +419,7 @@ def test_a_message_without_a_lease_cannot_be_settled(queue: RedisQueue, timed: D
     for call in (queue.ack, queue.nack, queue.extend, queue.still_mine):
         assert_refused(InvalidValueError, "'m1' has no lease: it must be claimed first", lambda call=call: call(seen))
     entry = Entry("e1", None, {}, NOW, NOW)
-    for act in (timed.ack, timed.release, timed.extend):
+    for act in (timed.ack, timed.nack, timed.extend):
         assert_refused(InvalidValueError, "'e1' has no lease: it must be claimed first", lambda act=act: act(entry))
 
 
@@ -619,7 +619,7 @@ class TestHarmless:
         assert timed.run_now(name)
         claimed = timed.claim()
         assert [found.id for found in claimed] == [name]
-        assert timed.release(claimed[0], reason="died")
+        assert timed.nack(claimed[0], reason="died")
         assert timed.redrive([name]) == 1
         assert timed.cancel(name).taken_out
 
@@ -846,7 +846,7 @@ class TestForeignLeases:
         timed.push("b", id="a")
         second = timed.claim()[0]
         assert not timed.ack(first)
-        assert not timed.release(first)
+        assert not timed.nack(first)
         assert timed.ack_many([second, second]) == [True, False]
 
     def test_after_a_flush_it_settles_nothing(self, client: redis.Redis, live: RedisQueue, message: Message) -> None:

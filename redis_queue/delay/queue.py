@@ -195,7 +195,7 @@ class DelayQueue:
         return sum_stats([shard.run("delay/stats", now=shard.clock()) for shard in self._shards])
 
     def claim(self, limit: int = 1, *, older_than: Seconds = 0, within: Seconds = 0) -> builtins.list[Entry]:
-        """Take up to *limit* (1 to 500) due entries under a lease; :meth:`ack` or :meth:`release` them.
+        """Take up to *limit* (1 to 500) due entries under a lease; :meth:`ack` or :meth:`nack` them.
 
         *older_than*: only entries that have been due for at least this time. *within*: only entries that have been due
         for at most this time (0: no limit). An entry that is not acked is due again after its lease has ended and
@@ -213,16 +213,16 @@ class DelayQueue:
         """Finish *entries*; one round trip per 500 and shard."""
         return self._shards.settle(entries, Records.ack)
 
-    def release(
+    def nack(
         self, entry: Entry, *, delay: Seconds = 0, reason: str = "", dead: bool = False, counted: bool = True
     ) -> bool:
         """Give *entry* back, due after *delay*; after its last delivery, or with *dead*, it becomes a dead letter.
 
         With ``counted=False`` this delivery does not count. False: the lease was lost; nothing changed.
         """
-        return self.release_many([entry], delay=delay, reason=reason, dead=dead, counted=counted)[0]
+        return self.nack_many([entry], delay=delay, reason=reason, dead=dead, counted=counted)[0]
 
-    def release_many(
+    def nack_many(
         self,
         entries: Sequence[Entry],
         *,
@@ -231,7 +231,7 @@ class DelayQueue:
         dead: bool = False,
         counted: bool = True,
     ) -> builtins.list[bool]:
-        """Give *entries* back, as :meth:`release` does."""
+        """Give *entries* back, as :meth:`nack` does."""
         wait = duration_ms(delay)
         return self._shards.settle(
             entries, partial(Records.release, delay=wait, reason=reason, counted=counted or dead, dead=dead)

@@ -317,7 +317,7 @@ class TestRetry:
         app.send_task("shop.note", task_id="order-42", countdown=HOUR)
         queue = DurableTasks(app, leases=False).queue
         (entry,) = queue.moves.claim_batch(early=True).entries
-        queue.release(entry, dead=True, reason="no queue")
+        queue.nack(entry, dead=True, reason="no queue")
         run(app, message)
         assert [letter.id for letter in queue.dead_letters()] == ["order-42"]
         assert set(stored(app)) == {"order-42~retry"}

@@ -200,7 +200,7 @@ class TestScheduled:
 
     def test_cancel_shows_how_many_may_have_been_sent(self, run: Run, tasks: DelayQueue) -> None:
         assert tasks.run_now("data")
-        assert tasks.release_many(tasks.claim(), reason="refused")
+        assert tasks.nack_many(tasks.claim(), reason="refused")
         done = run("scheduled", "cancel", "data", "task-2", "--yes")
         assert done.stdout == "2 cancelled\n"
         assert done.stderr == "1 of them were claimed before and may have been sent: revoke them as well\n"
@@ -407,7 +407,7 @@ class TestDead:
         """Dead letters in queues of both kinds, one of them a task."""
         clock.now += 3 * 3_600_000
         for entry in tasks.claim(9):
-            tasks.release(entry, dead=True, reason=f"no route for {entry.id}")
+            tasks.nack(entry, dead=True, reason=f"no route for {entry.id}")
 
     @pytest.mark.parametrize(
         ("options", "expected"),

@@ -132,7 +132,7 @@ def test_control_characters_in_stored_names_are_escaped(name: str, run: Run, cli
     delays = DelayQueue("scheduled", client, clock=clock)
     delays.push({"task": f"shop{HOSTILE}", "args": [HOSTILE]}, id="[red]x", delay=60)
     delays.push("x", id="gone[/]")
-    delays.release(delays.claim()[0], dead=True, reason=HOSTILE)
+    delays.nack(delays.claim()[0], dead=True, reason=HOSTILE)
     client.rpush("{redis_queue:queue:orders}:quarantine", f"1 3 {len(HOSTILE.encode())}\n\x1b[A{HOSTILE}raw")
     data = client.hget("{redis_queue:delay:scheduled:0}:records", "data")
     client.hset("{redis_queue:delay:scheduled:0}:records", b"\xff\x1b[2J", data)

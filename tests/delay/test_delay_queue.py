@@ -153,7 +153,7 @@ class TestPush:
         timed.push("old", id="x")
         (held,) = timed.claim()
         if where == "dead":
-            timed.release(held, dead=True)
+            timed.nack(held, dead=True)
         timed.push("kept out", id="x", on_conflict="keep")
         with pytest.raises(EntryExistsError):
             timed.push("refused", id="x", on_conflict="error")
@@ -185,9 +185,9 @@ class TestChange:
     ) -> None:
         timed.push_many([Push(name, id=name) for name in ("died", "refused", "returned", "unanswered")])
         entries = {entry.id: entry for entry in timed.claim(9)}
-        assert timed.release(entries["refused"])
-        assert timed.release(entries["returned"], counted=False)
-        assert timed.release(entries["unanswered"], counted=False, reason="the broker did not answer")
+        assert timed.nack(entries["refused"])
+        assert timed.nack(entries["returned"], counted=False)
+        assert timed.nack(entries["unanswered"], counted=False, reason="the broker did not answer")
         clock.forward(61)
         assert timed.put_back() == PutBack(1, 0)
         outcomes = timed.cancel_many(["died", "refused", "unanswered", "returned", "unknown"])
@@ -206,7 +206,7 @@ class TestChange:
 
     def test_a_dead_letter_can_be_cancelled(self, timed: DelayQueue, client: redis.Redis) -> None:
         timed.push("a", id="a")
-        timed.release(timed.claim()[0], dead=True, reason="x")
+        timed.nack(timed.claim()[0], dead=True, reason="x")
         assert timed.cancel("a").taken_out
         assert timed.dead_letters() == []
         assert keys_left(client) == []
@@ -255,7 +255,7 @@ class TestLook:
         held = timed.get("a")
         assert held is not None
         assert (held.due_at, held.deliveries) == (when(60), 1)
-        timed.release(entry, dead=True)
+        timed.nack(entry, dead=True)
         assert timed.get("a") is None
 
     def test_a_list_is_ordered_by_due_time_then_id(self, timed: DelayQueue) -> None:
@@ -360,7 +360,7 @@ class TestLook:
         timed.push("later", delay=5)
         first, second, third = timed.claim(3)
         timed.ack(first)
-        timed.release(second, dead=True)
+        timed.nack(second, dead=True)
         stats = timed.stats()
         assert (stats.waiting, stats.due, stats.in_flight, stats.dead, stats.quarantined) == (7, 6, 1, 1, 0)
         assert stats.next_due == when(0)
@@ -405,7 +405,7 @@ class TestClaim:
         (entry,) = timed.claim()
         assert (entry.payload, entry.deliveries) == ("a", 2)
         assert not timed.ack(late)
-        assert not timed.release(late)
+        assert not timed.nack(late)
         assert not timed.extend(late)
         assert timed.ack(entry)
 
@@ -428,9 +428,9 @@ class TestClaim:
     def test_a_released_entry_is_due_at_once_or_later(self, timed: DelayQueue, clock: Clock) -> None:
         timed.push("a")
         (entry,) = timed.claim()
-        assert timed.release(entry)
+        assert timed.nack(entry)
         (entry,) = timed.claim()
-        assert timed.release(entry, delay=5)
+        assert timed.nack(entry, delay=5)
         assert timed.claim() == []
         assert timed.next_due() == when(5)
         clock.forward(5)
@@ -441,7 +441,7 @@ class TestClaim:
         for _ in range(10):
             (entry,) = timed.claim()
             assert entry.deliveries == 1
-            assert timed.release(entry, counted=False)
+            assert timed.nack(entry, counted=False)
 
     def test_after_its_last_delivery_it_is_a_dead_letter_with_the_last_reason(
         self, timed: DelayQueue, clock: Clock
@@ -449,7 +449,7 @@ class TestClaim:
         timed.push({"a": 1}, id="a", headers={"h": 1})
         timed.push({"b": 1}, id="b", headers={"h": 1})
         for reason in ("first", "second"):
-            assert timed.release_many(timed.claim(2), reason=reason) == [True, True]
+            assert timed.nack_many(timed.claim(2), reason=reason) == [True, True]
         assert len(timed.claim(2)) == 2
         clock.forward(60)
         assert timed.put_back() == PutBack(dead=2)
@@ -533,7 +533,7 @@ class TestMoveDue:
         timed.push("a", destination="list")
         (entry,) = timed.claim()
         assert timed.move_due() == 0
-        assert timed.release(entry)
+        assert timed.nack(entry)
         assert timed.move_due() == 1
         assert not timed.ack(entry)
         assert keys_left(client) == [b"list"]
@@ -632,7 +632,7 @@ class TestDeadLetters:
         for name in names:
             timed.push(name, id=name)
             clock.forward(1)
-            timed.release(timed.claim()[0], dead=True, reason=f"reason {name}")
+            timed.nack(timed.claim()[0], dead=True, reason=f"reason {name}")
         return names
 
     def test_pages_start_with_the_oldest(self, timed: DelayQueue, dead: list[str]) -> None:

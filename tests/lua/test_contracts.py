@@ -430,7 +430,7 @@ def test_every_method_uses_keys_of_one_slot_and_of_the_documented_type(
     timed.push("later", delay=60, id="later")
     entries = timed.claim(4)
     timed.extend(entries[0])
-    timed.release(entries[0])
+    timed.nack(entries[0])
     timed.put_back()
     timed.reschedule("later", delay=90)
     timed.get("later")

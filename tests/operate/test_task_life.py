@@ -112,7 +112,7 @@ def test_a_delayed_task_is_found_with_its_dead_letter(app_access: AppAccess, cli
     assert happened(life) == ["stored in scheduled", "due"]
     queue.run_now("a")
     (entry,) = queue.claim(1)
-    queue.release(entry, dead=True, reason="no such queue")
+    queue.nack(entry, dead=True, reason="no such queue")
     life = task_life(app_access, "a")
     assert life.state == "dead letter"
     assert happened(life)[-1] == "became a dead letter no such queue"

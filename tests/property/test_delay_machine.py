@@ -350,7 +350,7 @@ class DelayMachine(Machine):
         entries, held = self.pick(many)
         dead, counted = verdict == "dead", verdict != "uncounted"
         self.both(
-            lambda: self.queue.release_many(entries, delay=delay / 1000, reason=reason, dead=dead, counted=counted),
+            lambda: self.queue.nack_many(entries, delay=delay / 1000, reason=reason, dead=dead, counted=counted),
             lambda: self.model.release(held, delay=delay, reason=reason, dead=dead, counted=counted),
             loss,
         )

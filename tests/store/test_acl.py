@@ -78,7 +78,7 @@ def fill(client: redis.Redis) -> None:
     delayed.push("x", delay=60, id="far")
     for holder, take in ((queue, queue.get), (delayed, lambda: delayed.claim()[0])):
         message: Any = take()
-        holder.nack(message, dead=True) if isinstance(holder, RedisQueue) else holder.release(message, dead=True)
+        holder.nack(message, dead=True)
     assert queue.get() is not None
     load_scripts(client)
 

@@ -96,7 +96,7 @@ class TestForward:
         assert timed.ack(late), "it was not put back yet"
         assert timed.put_back().returned == 1
         assert not timed.ack(held)
-        assert not timed.release(held)
+        assert not timed.nack(held)
         found = timed.claim(10)
         assert sorted((entry.id, entry.deliveries) for entry in found) == [("held", 2), ("soon", 1)]
         assert timed.ack_many(found) == [True, True]

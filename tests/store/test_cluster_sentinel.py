@@ -103,7 +103,7 @@ def use_every_method_of_a_delay_queue(client: Client) -> None:
     assert sorted(entry.id for entry in entries) == sorted([f"e{number:02}" for number in range(1, 20)] + ["e37"])
     assert timed.extend(entries[0])
     assert timed.ack_many(entries[:10]) == [True] * 10
-    assert timed.release_many(entries[10:], dead=True, reason="bad") == [True] * 10
+    assert timed.nack_many(entries[10:], dead=True, reason="bad") == [True] * 10
     assert len(timed.dead_letters()) == 10
     assert timed.redrive() == 10
     assert len(timed.pop(500)) == 10

@@ -236,7 +236,7 @@ LATE: dict[str, Late] = {
     "a redrive, and it dies again": Late(
         "dead/redrive",
         lambda on: on.timed.redrive(["dead"]),
-        lambda on: on.timed.release_many(on.timed.claim(9), dead=True),
+        lambda on: on.timed.nack_many(on.timed.claim(9), dead=True),
         lambda on: on.timed.stats().dead == 3,
     ),
     "a deletion of a dead letter, and another one has its id": Late(
@@ -272,7 +272,7 @@ class TestDelayedFirstAttempt:
         queue, timed = RedisQueue("orders", client), DelayQueue("orders", client)
         queue.put_many(["a", "b", "c"])
         timed.push("dead", id="dead")
-        timed.release_many(timed.claim(), dead=True)
+        timed.nack_many(timed.claim(), dead=True)
         timed.push_many([Push("a", id="a"), Push("b", id="b"), Push("later", id="later", delay=60)])
         if script == "delay/claim":
             timed.purge("dead")

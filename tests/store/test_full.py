@@ -370,7 +370,7 @@ def test_both_queues_are_drained_and_take_messages_afterwards(client: redis.Redi
     got = 0
     while entries := timed.claim(100):
         back = entries[1:2]
-        assert all(timed.release_many(back))
+        assert all(timed.nack_many(back))
         assert all(timed.ack_many(entries[:1] + entries[2:]))
         got += len(entries) - len(back)
     assert got == count

@@ -423,7 +423,7 @@ class TestDelay:
         entry = timed.claim()[0]
         assert entry.payload == "hello"
         assert timed.extend(entry)
-        assert timed.release(entry)
+        assert timed.nack(entry)
         assert timed.ack_many(timed.claim(5)) == [True] * 4
         assert client.hlen(TIMED.records) == 0
 
@@ -462,7 +462,7 @@ class TestDelay:
         timed = DelayQueue("orders", client, max_deliveries=1)
         ids = timed.push_many(range(1001))
         for _ in range(3):
-            timed.release_many(timed.claim(500))
+            timed.nack_many(timed.claim(500))
         assert timed.stats().dead == 1001
         client.hdel(TIMED.records, *ids[:600])
         assert timed.redrive() == 401

@@ -94,7 +94,7 @@ def dispatch(queue: RedisQueue, delayed: DelayQueue) -> None:
     delayed.moves.due_in()
     delayed.move_due()
     for entry in delayed.claim(10):
-        delayed.release(entry, delay=60)
+        delayed.nack(entry, delay=60)
     for entry in delayed.claim(10):
         delayed.ack(entry)
     delayed.put_back()

@@ -71,7 +71,7 @@ class TestSelected:
     def test_cancel_shows_how_many_may_have_been_sent(self, writer: Browser, filled: redis.Redis) -> None:
         queue = DelayQueue("scheduled", filled)
         queue.push("held", id="held")
-        queue.release_many(queue.claim(500), delay=60)
+        queue.nack_many(queue.claim(500), delay=60)
         asked = preview(writer, "/scheduled?id_prefix=held", "cancel", row=rows(writer, "/scheduled", "held"))
 
         text = writer.send(asked.confirmation).text
@@ -204,7 +204,7 @@ class TestSelected:
             queue.redrive([id_])
             queue.push("another call", id=id_)
             (held,) = [entry for entry in queue.claim(100) if entry.id == id_]
-            queue.release(held, dead=True, reason="died, too")
+            queue.nack(held, dead=True, reason="died, too")
         else:
             queue.push("another call", id=id_, delay=9000)
         before = queue.look(id_)

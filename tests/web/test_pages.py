@@ -129,7 +129,7 @@ def test_broken_data_does_not_hide_other_data(
 ) -> None:
     torn = DelayQueue("torn", filled)
     torn.push_many("xy")
-    torn.release(torn.claim(1)[0], dead=True, reason="x")
+    torn.nack(torn.claim(1)[0], dead=True, reason="x")
     filled.delete(KEYS.errors)
     damage(filled)
     assert "Timeout" in reader.get("/").text

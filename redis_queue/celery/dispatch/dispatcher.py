@@ -163,7 +163,7 @@ class Claims:
         claim, self._next = self._next, None
         if claim is not None and claim.claimed.entries:
             with contextlib.suppress(StoreError):
-                self._queue.release_many(claim.claimed.entries, reason="not sent: out of time", counted=False)
+                self._queue.nack_many(claim.claimed.entries, reason="not sent: out of time", counted=False)
 
     def _claim(self, limit: int, within: float) -> Claim:
         at = time.monotonic()

@@ -110,7 +110,7 @@ class DispatchOutcome:
         if isinstance(error, UnknownVersionError):
             extra = {"action": "dispatch_unknown", "entry_id": entry.id}
             logger.warning("entry %s is left for a newer version: %s", entry.id, why, extra=extra)
-            self._queue.release(entry, delay=UNKNOWN_WAIT, counted=False)
+            self._queue.nack(entry, delay=UNKNOWN_WAIT, counted=False)
             return
         invalid = isinstance(error, InvalidValueError)
         if error is not None and not invalid:
@@ -119,11 +119,11 @@ class DispatchOutcome:
         self._refused.setdefault(why, []).append(entry.id)
         self._failed += 1
         self._spans.end(entry, why)
-        self._queue.release(entry, delay=retry_delay(entry.deliveries), reason=why, dead=invalid)
+        self._queue.nack(entry, delay=retry_delay(entry.deliveries), reason=why, dead=invalid)
 
     def end(self, left: Sequence[Entry]) -> None:
         """Give *left* back uncounted, and log the refused entries: one line per reason, as they may be thousands."""
-        self._queue.release_many(left, reason="not sent: the broker is away or slow", counted=False)
+        self._queue.nack_many(left, reason="not sent: the broker is away or slow", counted=False)
         for why, ids in self._refused.items():
             several = f" ({len(ids)} entries)" if len(ids) > 1 else ""
             fields = {"action": "dispatch_refused", "entry_id": ids[0], "count": len(ids)}

@@ -278,12 +278,12 @@ class _Outcome:
 
     def _give_back(self, entries: Sequence[Entry], reason: str) -> None:
         due = [entry for entry in entries if self._is_due(entry)]
-        self._queue.release_many(due, reason=reason, counted=False)
+        self._queue.nack_many(due, reason=reason, counted=False)
         for entry in entries:
             if not self._is_due(entry):
                 # First too late, by as long as it was held, then exactly: never early.
                 wait = entry.due_at - self._claimed_at(entry)
-                if self._queue.release(entry, delay=wait, reason=reason, counted=False):
+                if self._queue.nack(entry, delay=wait, reason=reason, counted=False):
                     self._queue.reschedule(entry.id, due_at=entry.due_at)
 
     def _is_due(self, entry: Entry) -> bool:

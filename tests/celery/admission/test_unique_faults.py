@@ -279,7 +279,7 @@ class TestRevoke:
             first = send(app, task, 7, "a", countdown=60)
             entry = claimed(app, first)
             # The dispatcher has sent it, and hangs for longer than its lease.
-            StoredTasks.of(app).queue.release(entry, reason="test")
+            StoredTasks.of(app).queue.nack(entry, reason="test")
             app.control.revoke(first)
             assert not owned(app)
             second = send(app, task, 7, "b")
@@ -319,7 +319,7 @@ class TestRevoke:
     def test_a_dead_letter_frees_its_key(self, server: RedisServer, client: redis.Redis) -> None:
         with app_of(server) as app:
             first = send(app, "end", 7, countdown=60)
-            StoredTasks.of(app).queue.release(claimed(app, first), reason="test", dead=True)
+            StoredTasks.of(app).queue.nack(claimed(app, first), reason="test", dead=True)
             assert StoredTasks.of(app).cancel(first) == CancelOutcome.MAYBE_SENT
             assert not owned(app)
 
@@ -568,7 +568,7 @@ class TestRetry:
             retry(app, taker.messages[0])
             taker.settle()
             (own,) = [entry.id for entry in StoredTasks.of(app).list() if entry.id != "x"]
-            StoredTasks.of(app).queue.release(claimed(app, own), reason="test", dead=True)
+            StoredTasks.of(app).queue.nack(claimed(app, own), reason="test", dead=True)
             assert send(app, "start", 8, "new") != "x"
 
 

@@ -30,7 +30,7 @@ def bury(app: Celery, task_id: str) -> None:
     queue = StoredTasks.of(app).queue
     queue.run_now(task_id)
     (entry,) = queue.claim()
-    queue.release(entry, reason="test", dead=True)
+    queue.nack(entry, reason="test", dead=True)
 
 
 class TestNewTime:

@@ -104,7 +104,7 @@ class TestCallThatNeverLeftTheStore:
         else:
             send(delayed, 0.001)
             (entry,) = wait_until(delayed.queue.claim, description="the entry to be due")
-            delayed.queue.release(entry)
+            delayed.queue.nack(entry)
         delayed.app.control.revoke(ORDER)
         data = wait_until(lambda: broadcasts.get_message(timeout=0.1), description="the broadcast")["data"]
         assert data

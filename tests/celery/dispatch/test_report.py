@@ -122,7 +122,7 @@ def test_redriven_entries_are_counted(broker: Broker, client: redis.Redis) -> No
     result = app.send_task("shop.remind", countdown=60)
     delayed.run_now(result.id)
     (entry,) = delayed.queue.claim()
-    delayed.queue.release(entry, dead=True)
+    delayed.queue.nack(entry, dead=True)
     assert delayed.redrive() == 1
     assert delayed.queue.dispatch_log.totals().sent == 1
     assert delayed.queue.dispatch_log.dispatchers() == []

@@ -420,7 +420,7 @@ class TestStoredId:
         stock.send_task("shop.remind", eta=LATER, task_id="the-task")
         app.send_task("shop.remind", eta=LATER, task_id="the-task")
         (entry,) = stored(app).moves.claim_batch(early=True).entries
-        stored(app).release(entry, dead=True)
+        stored(app).nack(entry, dead=True)
 
         adoption = Adoption(app)
         adoption.run()

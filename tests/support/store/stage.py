@@ -111,7 +111,7 @@ class Stage:
         queue.put("ready", dedupe_key="ready")
         queue.put("ready 2", dedupe_key="ready2")
         timed.push("dead", id="dead")
-        timed.release(timed.claim()[0], dead=True, reason="on purpose")
+        timed.nack(timed.claim()[0], dead=True, reason="on purpose")
         timed.push("held", id="held")
         self.held_entry = timed.claim()[0]
         timed.push("due", id="due", destination="target")
@@ -172,9 +172,9 @@ VERBS: dict[str, Verb] = {
         lambda s: s.timed.push("held", id="held", delay=1, on_conflict="keep"), "delay/push", which="delay"
     ),
     "claim": Verb(lambda s: s.timed.claim(5), "delay/claim", which="delay"),
-    "release": Verb(lambda s: s.timed.release(s.held_entry, reason="busy"), "lease/release", which="delay"),
-    "release dead": Verb(
-        lambda s: s.timed.release(s.held_entry, dead=True, reason="bad"), "lease/release", which="delay"
+    "timed nack": Verb(lambda s: s.timed.nack(s.held_entry, reason="busy"), "lease/release", which="delay"),
+    "timed nack dead": Verb(
+        lambda s: s.timed.nack(s.held_entry, dead=True, reason="bad"), "lease/release", which="delay"
     ),
     "timed extend": Verb(lambda s: s.timed.extend(s.held_entry, 120), "lease/extend", which="delay"),
     "pop": Verb(lambda s: s.timed.pop(5), "delay/claim", takes=("due",), which="delay"),

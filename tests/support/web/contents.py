@@ -63,7 +63,7 @@ def fill_delayed(client: redis.Redis, name: str = "scheduled", text: str = "", c
     client.hset(Keys("redis_queue", "delay", name, 0).records, "unreadable", f"\x1b[2J{text}")
     for entry in queue.claim(3):
         if entry.id.startswith("dead"):
-            queue.release(entry, dead=True, reason=f"no such queue{text}")
+            queue.nack(entry, dead=True, reason=f"no such queue{text}")
     queue.push_many(
         Push(call, delay=3600 + number, id=f"task-{number}{text}", headers=headers) for number in range(count)
     )
