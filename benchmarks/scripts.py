@@ -17,8 +17,8 @@ from redis_queue.celery.message.packing import PHRASES
 from redis_queue.delay.model import Push
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import Keys
-from redis_queue.store.script_cache import load_scripts
 from redis_queue.store.script_files import all_scripts
+from redis_queue.store.scripts import load_scripts
 
 RECORDS = 500
 

@@ -14,8 +14,8 @@ from redis_queue.cli.output import harmless
 from redis_queue.cli.report import interrupt, report, signal_handler
 from redis_queue.errors import StoreError
 from redis_queue.store.connection import connect
-from redis_queue.store.script_cache import load_scripts as load
 from redis_queue.store.script_files import all_scripts
+from redis_queue.store.scripts import load_scripts as load
 
 SLOWEST: Final = 3600
 

@@ -10,7 +10,7 @@ from redis_queue.doctor.finding import Finding, warning
 from redis_queue.doctor.server import ServerInfo
 from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
 from redis_queue.store.keys import Keys
-from redis_queue.store.replies import pairs, text
+from redis_queue.store.scripts import pairs, text
 
 KEY: Final = "DEL EXISTS GET HKEYS HLEN INCR LLEN PTTL RPOP TYPE UNLINK ZCARD"
 KEY_AND_ONE: Final = (

@@ -16,8 +16,7 @@ from redis_queue.doctor.survey import ShardView, Survey, survey
 from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
 from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.connection import Client
-from redis_queue.store.replies import text
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.scripts import Scripts, text
 from redis_queue.store.settings import Settings
 
 DEFAULT_PREFIX: Final = Settings().prefix

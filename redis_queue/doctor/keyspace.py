@@ -9,7 +9,7 @@ from redis_queue.doctor.finding import Check, Finding, error, warning
 from redis_queue.doctor.survey import ShardView, Survey
 from redis_queue.errors import ConfigurationError, WrongTypeError
 from redis_queue.store.keys import PrefixKeys
-from redis_queue.store.replies import text
+from redis_queue.store.scripts import text
 from redis_queue.store.settings import Settings
 
 SCHEMA: Final = 1

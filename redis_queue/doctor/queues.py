@@ -11,8 +11,7 @@ from redis_queue.doctor.finding import Check, Finding, error, warning
 from redis_queue.doctor.survey import SAMPLE, STEP, ShardView
 from redis_queue.store.chunks import chunks
 from redis_queue.store.keys import BrokerKeys
-from redis_queue.store.replies import pairs, text
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.scripts import Scripts, pairs, text
 
 FORGOTTEN_MS: Final = 600_000
 """Age of an expired lease that beat's put-back has missed at least twice."""

@@ -14,8 +14,7 @@ from redis_queue.doctor.finding import Check, CommandMissingError, Finding, erro
 from redis_queue.errors import StoreError
 from redis_queue.store.connection import Client
 from redis_queue.store.links import Argument
-from redis_queue.store.replies import pairs, text
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.scripts import Scripts, pairs, text
 
 
 class ServerInfo:

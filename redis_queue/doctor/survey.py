@@ -14,8 +14,7 @@ from redis_queue.store.connection import Client
 from redis_queue.store.keys import Keys, Kind, Part, PrefixKeys
 from redis_queue.store.links import Argument
 from redis_queue.store.registry import Known, read
-from redis_queue.store.replies import pairs
-from redis_queue.store.scripts import BoundScript, Scripts
+from redis_queue.store.scripts import BoundScript, Scripts, pairs
 
 STEP: Final = 500
 """Elements per command."""

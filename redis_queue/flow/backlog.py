@@ -11,10 +11,8 @@ from redis_queue.flow.flows import OF_QUEUE, literal, scored, whole_number
 from redis_queue.store.chunks import chunks
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import FlowKeys
-from redis_queue.store.numbered_calls import NumberedCalls
 from redis_queue.store.records import Clock, server_clock
-from redis_queue.store.replies import pairs
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.scripts import NumberedCalls, Scripts, pairs
 
 MOST_GROUPS: Final = 400
 """Most groups of messages whose oldest message is read."""

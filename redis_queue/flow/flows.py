@@ -20,8 +20,7 @@ from redis_queue.store.connection import Client
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import MAX_NAME, FlowKeys
 from redis_queue.store.links import Argument
-from redis_queue.store.replies import pairs
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.scripts import Scripts, pairs
 
 OF_QUEUE: Final = "queue:"
 """How the name of the flow of a queue begins; the flow of a task has the name of the task."""

@@ -16,10 +16,8 @@ from redis_queue.store.chunks import CHUNK, by_size, check_limit, chunks
 from redis_queue.store.connection import Client
 from redis_queue.store.ids import id_bytes
 from redis_queue.store.keys import MonitorKeys
-from redis_queue.store.numbered_calls import NumberedCalls
 from redis_queue.store.records import Clock, now_ms, server_clock
-from redis_queue.store.replies import pairs
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.scripts import NumberedCalls, Scripts, pairs
 
 MOST_KEPT: Final = 100_000
 """Greatest number of failures that can be kept."""

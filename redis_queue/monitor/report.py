@@ -11,9 +11,8 @@ from redis_queue.monitor.rows import MAX_TEXT, write_run, write_running, write_t
 from redis_queue.store.chunks import chunks
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import MonitorKeys
-from redis_queue.store.numbered_calls import NumberedCalls
 from redis_queue.store.records import Clock, server_clock
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.scripts import NumberedCalls, Scripts
 
 MOST_SERIES: Final = 100
 """Most series in one call. In all, 200 are counted apart; the runs of others are counted as "(other)"."""

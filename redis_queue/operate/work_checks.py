@@ -33,8 +33,7 @@ from redis_queue.operate.flows import KINDS, LimitsRow
 from redis_queue.operate.running import MOST_READ, RunningRow, running
 from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import redact
-from redis_queue.store.replies import text
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.scripts import Scripts, text
 
 MINUTES: Final = 60
 """Minutes of history in which failures count."""

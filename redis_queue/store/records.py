@@ -16,8 +16,7 @@ from redis_queue.store.chunks import ANY_SIZE, CHUNK, chunks
 from redis_queue.store.codec import Codec, UnreadableError
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import Keys
-from redis_queue.store.numbered_calls import NumberedCalls
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.scripts import NumberedCalls, Scripts
 from redis_queue.store.settings import Settings
 
 logger = logger_of(__name__)

@@ -1,13 +1,16 @@
 """Call the Lua scripts by named keys and arguments, and repeat calls whose reply was lost.
 
-Each script is safe to call twice with the same arguments. redis_queue repeats commands here and nowhere else.
+Each script is safe to call twice with the same arguments. redis_queue repeats commands here and nowhere else. The calls
+of each thread may be numbered, so that a script answers a repeated call with the outcome of the first one.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
@@ -17,9 +20,10 @@ import redis
 from redis_queue.errors import RedisQueueError, SchemaError, StoreError, StoreUnavailableError, WrongTypeError
 from redis_queue.store.chunks import chunks
 from redis_queue.store.connection import Client
+from redis_queue.store.keys import FlowKeys, Keys, MonitorKeys
 from redis_queue.store.links import Argument, Command, Link, link
 from redis_queue.store.redis_errors import RedisErrors, may_have_arrived, translate
-from redis_queue.store.script_files import READS, Script, load
+from redis_queue.store.script_files import READS, Script, all_scripts, load
 
 CALL_ATTEMPTS: Final = 3
 
@@ -159,3 +163,98 @@ def pause(attempt: int, error: Exception, ours: RedisQueueError) -> None:
     if attempt >= most or not isinstance(ours, StoreUnavailableError):
         raise ours from error
     time.sleep(random.uniform(0.01, 0.05) * attempt)
+
+
+class NumberedCalls:
+    """Calls of scripts that keep the number and the outcome of a thread's last call in its slot."""
+
+    def __init__(self, scripts: Scripts, keys: FlowKeys | Keys | MonitorKeys) -> None:
+        self._scripts = scripts
+        self._keys = keys
+        self._caller = _Caller()
+
+    def script(self, name: str, **keys: bytes) -> BoundScript:
+        """Return script *name*, bound to the slot of this thread; *keys* as :meth:`Scripts.bind` takes them."""
+        caller = self._caller
+        if caller.pid != os.getpid():
+            caller.reset()
+        script = caller.scripts.get(name)
+        if script is None or keys:
+            script = caller.scripts[name] = self._scripts.bind(
+                name, self._keys, slot=self._keys.slot(caller.name), **keys
+            )
+        return script
+
+    def next_number(self) -> int:
+        """Return the next number of this thread."""
+        return next(self._caller.numbers)
+
+    def prepare(self, name: str, **arguments: Any) -> Callable[[], Any]:
+        """Return a call of script *name* with the next number of this thread.
+
+        It has one effect however often it is made, and the same reply for a minute, but is refused after a later call
+        of the thread.
+        """
+        return functools.partial(self.script(name), sequence=self.next_number(), **arguments)
+
+
+class _Caller(threading.local):
+    """The scripts of one thread, bound to its slot."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Choose a new name, also in a forked child: it must not share the slot of its parent."""
+        self.name, self.pid = os.urandom(8).hex(), os.getpid()
+        self.scripts: dict[str, BoundScript] = {}
+        self.numbers = itertools.count(1)
+
+
+def load_scripts(client: Client) -> int:
+    """Load missing scripts into the server of *client*, or into all nodes of its Cluster; return how many there were.
+
+    Redis forgets scripts on restart and SCRIPT FLUSH, and a promoted replica may never have had them. Loads into all
+    nodes that can be reached, then raises StoreError for the first node that failed.
+    """
+    loaded: set[str] = set()
+    failed: StoreError | None = None
+    for node in _nodes(client):
+        try:
+            for script in missing_scripts(node):
+                node.script_load(script.source)
+                loaded.add(script.name)
+        except RedisErrors as error:
+            failed = failed or translate(error)
+            failed.__cause__ = failed.__cause__ or error
+    if failed is not None:
+        raise failed
+    return len(loaded)
+
+
+def missing_scripts(node: redis.Redis) -> list[Script]:
+    """Return the scripts missing on one server. Raises the errors of redis-py."""
+    scripts = all_scripts()
+    known = node.script_exists(*(script.sha for script in scripts))
+    return [script for script, flag in zip(scripts, known, strict=True) if not flag]
+
+
+def _nodes(client: Client) -> list[redis.Redis]:
+    # Replicas of a Cluster, too: each may be promoted.
+    if not isinstance(client, redis.RedisCluster):
+        return [client]
+    return [client.get_redis_connection(node) for node in client.get_nodes()]
+
+
+def pairs(reply: Any) -> list[tuple[Any, Any]]:
+    """Return a reply of RESP2 or RESP3 as pairs."""
+    if isinstance(reply, dict):
+        return list(reply.items())
+    if reply and isinstance(reply[0], list | tuple):
+        return [(one, other) for one, other in reply]
+    return list(zip(reply[::2], reply[1::2], strict=True))
+
+
+def text(value: Any) -> str:
+    """Return a reply as text; invalid UTF-8 is replaced."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from redis_queue.store.script_cache import missing_scripts
 from redis_queue.store.script_files import all_scripts
+from redis_queue.store.scripts import missing_scripts
 from tests.support.cli.commands import Run
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer

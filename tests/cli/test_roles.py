@@ -12,7 +12,7 @@ import redis
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.flow.flows import Flows
 from redis_queue.monitor.failures import Failures
-from redis_queue.store.script_cache import load_scripts
+from redis_queue.store.scripts import load_scripts
 from tests.support.acl import ROLES
 from tests.support.cli.commands import EXAMPLES, LOOKS, Run
 

@@ -15,8 +15,7 @@ from redis_queue.monitor.report import MOST_SERIES as IN_A_REPORT
 from redis_queue.monitor.report import OTHER, Reports
 from redis_queue.monitor.rows import read_tally, write_tally
 from redis_queue.store.keys import MonitorKeys
-from redis_queue.store.numbered_calls import NumberedCalls
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.scripts import NumberedCalls, Scripts
 from tests.support.clock import Clock, when
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer, client_options

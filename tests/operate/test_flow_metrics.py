@@ -16,8 +16,7 @@ from redis_queue.flow.flows import Flows
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.metrics import MOST_FLOWS, Collector, read_flows
 from redis_queue.store.keys import FlowKeys
-from redis_queue.store.numbered_calls import NumberedCalls
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.scripts import NumberedCalls, Scripts
 
 KEYS = FlowKeys("redis_queue")
 

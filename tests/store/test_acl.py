@@ -17,8 +17,8 @@ from redis_queue.celery import DispatchLoop, DurableTasks
 from redis_queue.celery.leases.poison import DeliveryLimit
 from redis_queue.delay.model import Push
 from redis_queue.operate.audit import Audit
-from redis_queue.store.script_cache import load_scripts, missing_scripts
 from redis_queue.store.script_files import all_scripts, load
+from redis_queue.store.scripts import load_scripts, missing_scripts
 from tests.support.acl import ACTION, ROLES, Role, rules_of
 from tests.support.cluster import RedisCluster
 from tests.support.paths import ROOT

@@ -23,10 +23,8 @@ from redis_queue.monitor.report import Reports
 from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.operate.inspector import Inspector
 from redis_queue.store.keys import FlowKeys
-from redis_queue.store.numbered_calls import NumberedCalls
-from redis_queue.store.script_cache import load_scripts
 from redis_queue.store.script_files import load
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.scripts import NumberedCalls, Scripts, load_scripts
 from redis_queue.unique.owners import Owners, field_of
 
 QUEUES = ("~{redis_queue:queue:*", "~{redis_queue:delay:*")

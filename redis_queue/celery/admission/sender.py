@@ -17,8 +17,7 @@ from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError, StoreError
 from redis_queue.flow.flows import Flows
-from redis_queue.store.numbered_calls import NumberedCalls
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.scripts import NumberedCalls, Scripts
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -8,6 +8,6 @@ keep a task from being stored, sent or run.
 
 from redis_queue.celery.tracing.dispatch import DispatchSpans
 from redis_queue.celery.tracing.run import describe_runs
-from redis_queue.celery.tracing.schedule import schedule_spans, scheduling_call
+from redis_queue.celery.tracing.spans import schedule_spans, scheduling_call
 
 __all__ = ["DispatchSpans", "describe_runs", "schedule_spans", "scheduling_call"]

@@ -16,7 +16,7 @@ from redis_queue.celery.queues.open import broker_queues
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.work_checks import flow_workers
-from redis_queue.store.script_cache import load_scripts
+from redis_queue.store.scripts import load_scripts
 from tests.support.acl import rules_of
 from tests.support.celery.brokers import Broker
 from tests.support.celery.flow_names import AGAIN, FAIL, SYNC, WORK

@@ -13,8 +13,8 @@ from kombu.connection import Connection
 from redis_queue.celery.fetch import fetch as fetches
 from redis_queue.celery.fetch.fetch import Fetch
 from redis_queue.celery.kombu import connection as kombu_connection
-from redis_queue.store.script_cache import load_scripts
 from redis_queue.store.script_files import load
+from redis_queue.store.scripts import load_scripts
 from tests.support.celery.fetching import Taker, connected, drained, publish, wait_until_idle
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer

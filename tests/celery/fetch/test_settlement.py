@@ -11,7 +11,7 @@ import redis
 from kombu.connection import Connection
 
 from redis_queue.celery.fetch.settlement import MOST
-from redis_queue.store.script_cache import load_scripts
+from redis_queue.store.scripts import load_scripts
 from tests.support.celery.fetching import Taker, connected, publish
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer

@@ -16,7 +16,7 @@ from kombu.messaging import Consumer
 from redis_queue.celery.fetch.settlement import InFlightRecords
 from redis_queue.celery.leases.leases import WorkerLeases
 from redis_queue.celery.leases.qos import lease_channels
-from redis_queue.store.script_cache import load_scripts
+from redis_queue.store.scripts import load_scripts
 from tests.support.celery.fetching import publish
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
