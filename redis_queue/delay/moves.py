@@ -270,7 +270,7 @@ class Foreign:
         id_, *_, record = self._writer.row(item, iter(()))
         stored = self._writer.call(
             self._shards.of(id_),
-            "dead/add",
+            "records/add_dead",
             id=id_bytes(id_),
             record=record,
             deliveries=deliveries,

@@ -123,7 +123,7 @@ def _put_back(shard: ShardView, dry_run: bool) -> Iterator[tuple[str, bool]]:
     if dry_run:
         count = int(shard.command("ZCOUNT", shard.keys.in_flight, "-inf", shard.now()))
     else:
-        script = shard.script("lease/put_back")
+        script = shard.script("records/put_back")
         count, seen = 0, CHUNK
         while seen == CHUNK:
             seen, _, _ = script(now=0, limit=CHUNK, max_deliveries=shard.max_deliveries, listed=shard.listed)
@@ -155,7 +155,7 @@ def _place(shard: ShardView, dry_run: bool) -> Iterator[tuple[str, bool]]:
 
 
 def _mend(shard: ShardView, ids: list[bytes], answer: bytes, dry_run: bool) -> int:
-    script = shard.script("lease/mend")
+    script = shard.script("records/mend")
     size = max(1, min(CHUNK, WALK // max(1, tally(shard).ready)))
     found = 0
     for chunk in chunks(ids, size):

@@ -48,7 +48,7 @@ class RecordCounts:
 
 def tally(shard: ShardView) -> RecordCounts:
     """Count records and places in one script."""
-    return RecordCounts(*shard.script("lease/tally")())
+    return RecordCounts(*shard.script("records/tally")())
 
 
 def orphans(shard: ShardView) -> Iterator[Finding]:
@@ -72,7 +72,7 @@ def orphans(shard: ShardView) -> Iterator[Finding]:
 
 def recordless(shard: ShardView, limit: int | None, most: int | None = None) -> Iterator[bytes]:
     """Yield ids in a place without a record, at most *most*, out of *limit* ids of each place."""
-    look, confirm = shard.script("lease/recordless"), shard.script("lease/mend")
+    look, confirm = shard.script("records/recordless"), shard.script("records/mend")
     left = most
     for chunk in chunks(shard.placed(limit), STEP):
         flags = look(more=chunk)
@@ -105,7 +105,7 @@ def leases(shard: ShardView) -> Iterator[Finding]:
 
 def _bare(shard: ShardView) -> Iterator[bytes]:
     held = ((id_, lease) for id_, lease in shard.fields(shard.keys.leases) if b" " in lease)
-    look = shard.script("lease/mend")
+    look = shard.script("records/mend")
     left = FEW
     for chunk in chunks(held, STEP):
         scores = shard.command("ZMSCORE", shard.keys.in_flight, *(id_ for id_, _ in chunk))

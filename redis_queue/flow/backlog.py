@@ -39,7 +39,7 @@ class Backlog:
         self._clock = clock
         self._calls = NumberedCalls(scripts, keys)
         # Not messages in flight: of these, the script only tells the number.
-        self._depth = scripts.bind("held/depth", None, unacked=self._keys.held)
+        self._depth = scripts.bind("broker/depth", None, unacked=self._keys.held)
 
     def of_queues(self, queues: Sequence[str]) -> list[int]:
         """Return how many messages of each queue wait for a place, also those that have only the flow of their task."""
@@ -140,7 +140,7 @@ class Backlog:
 
 
 def sent_at(sent: bytes, due: bytes) -> float | None:
-    """Return the seconds since the epoch when a message was sent, or due, from the texts of the script held/depth."""
+    """Return the seconds since the epoch when a message was sent, or due, from the texts of the script broker/depth."""
     times = [int(sent) / 1000] if 0 < len(sent) < 16 else []  # noqa: PLR2004 - milliseconds
     with contextlib.suppress(ValueError, OverflowError, OSError):
         at = datetime.fromisoformat(due.decode())

@@ -81,7 +81,7 @@ class Renewer:
 
     def __init__(self, client: redis.Redis, index: LeaseIndex) -> None:
         self._index = index
-        self._script = Scripts(client).bind("held/renew", index)
+        self._script = Scripts(client).bind("broker/renew", index)
 
     def renew(self, held: Mapping[str, float]) -> Renewal:
         """Renew the leases of *held*, delivery tag -> last known time.

@@ -165,10 +165,10 @@ class Broker:
         return found
 
     def flags(self, tags: Sequence[bytes], *, acting: bool = False) -> bytes:
-        """Return a flag for each of *tags* (see lua/held/mend.lua); with *acting* add lost ones to the index."""
+        """Return a flag for each of *tags* (see lua/broker/mend.lua); with *acting* add lost ones to the index."""
         keys = self.keys
         named = {"index": keys.index, "unacked": keys.records, "lease_ends": keys.lease_ends}
-        mend = self.scripts.bind("held/mend", None, **{name: key.encode() for name, key in named.items()})
+        mend = self.scripts.bind("broker/mend", None, **{name: key.encode() for name, key in named.items()})
         return b"".join(mend(now=0, acting=int(acting), more=chunk) for chunk in chunks(tags))
 
     def task_id(self, tag: bytes) -> str:

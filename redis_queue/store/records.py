@@ -106,7 +106,7 @@ class Records:
 
     def ack(self, held: Sequence[Leased]) -> list[bool]:
         """Ack *held*; False for each whose lease was lost."""
-        return [kept for chunk in chunks(held) for kept in read_flags(self.call("lease/ack", more=pairs(chunk)))]
+        return [kept for chunk in chunks(held) for kept in read_flags(self.call("records/ack", more=pairs(chunk)))]
 
     def release(self, held: Sequence[Leased], *, delay: int, reason: object, counted: bool, dead: bool) -> list[bool]:
         """Give *held* back, to be claimed after *delay* ms; False for each whose lease was lost."""
@@ -114,7 +114,7 @@ class Records:
             flag != _NO
             for chunk in chunks(held)
             for flag in self.call(
-                "lease/release",
+                "records/release",
                 now=self.clock(),
                 delay=delay,
                 reason=reason_bytes(reason),
@@ -130,7 +130,7 @@ class Records:
         return [
             kept
             for chunk in chunks(held)
-            for kept in read_flags(self.run("lease/extend", now=self.clock(), lease=lease_ms, more=pairs(chunk))[1])
+            for kept in read_flags(self.run("records/extend", now=self.clock(), lease=lease_ms, more=pairs(chunk))[1])
         ]
 
     def put_back(self, limit: int) -> PutBack:
@@ -139,7 +139,7 @@ class Records:
         while limit > 0:
             size = min(limit, CHUNK)
             seen, returned, dead = self.run(
-                "lease/put_back",
+                "records/put_back",
                 now=self.clock(),
                 limit=size,
                 max_deliveries=self._settings.max_deliveries,
@@ -154,7 +154,7 @@ class Records:
     def quarantine(self, held: Leased, reason: str) -> bool:
         """Move an unreadable record to quarantine; False if the lease was lost."""
         id_, token = pairs([held])
-        return bool(self.run("lease/quarantine", now=self.clock(), id=id_, token=token, reason=reason_bytes(reason)))
+        return bool(self.run("records/quarantine", now=self.clock(), id=id_, token=token, reason=reason_bytes(reason)))
 
     def set_aside(self, held: Leased, reason: str) -> None:
         """Quarantine the unreadable record of *held*; if that fails, it comes back when its lease ends."""
@@ -165,12 +165,12 @@ class Records:
 
     def quarantined(self, offset: int, limit: int, max_bytes: int | None) -> list[Quarantined]:
         """Return a page of unreadable records."""
-        rows = self.pages("lease/quarantined", 2, offset, limit, max_bytes)
+        rows = self.pages("records/quarantined", 2, offset, limit, max_bytes)
         return [_read_quarantined(raw, size) for raw, size in rows]
 
     def dead_letters(self, offset: int, limit: int, max_bytes: int | None) -> list[DeadLetter]:
         """Return a page of dead letters, oldest first."""
-        return [self._letter(*row) for row in self.pages("dead/letters", 5, offset, limit, max_bytes)]
+        return [self._letter(*row) for row in self.pages("records/dead_letters", 5, offset, limit, max_bytes)]
 
     def pages(self, name: str, width: int, offset: int, limit: int, max_bytes: int | None) -> Iterator[tuple[Any, ...]]:
         """Yield up to *limit* rows of script *name*, which returns about 1 MiB per call."""
@@ -185,7 +185,7 @@ class Records:
 
     def look(self, id_: str, max_bytes: int | None) -> Item | None:
         """Return the message or entry *id_* in any state, or None."""
-        found = self.run("lease/look", id=id_bytes(id_), budget=ANY_SIZE if max_bytes is None else max_bytes)
+        found = self.run("records/look", id=id_bytes(id_), budget=ANY_SIZE if max_bytes is None else max_bytes)
         if not found:
             return None
         state, at, deliveries, reason, record = found
@@ -210,14 +210,14 @@ class Records:
         for chunk in chunks(ids):
             left = chunk
             while left:
-                lines = self.run("lease/versions", more=map(id_bytes, left))
+                lines = self.run("records/versions", more=map(id_bytes, left))
                 found.update((id_, _version(line)) for id_, line in zip(left, lines, strict=False) if line)
                 left = left[len(lines) :]
         return found
 
     def in_flight(self, offset: int, limit: int) -> list[InFlight]:
         """Return a page of the items in flight, by the end of their leases."""
-        reply = iter(self.run("lease/held", offset=offset, limit=limit))
+        reply = iter(self.run("records/in_flight", offset=offset, limit=limit))
         rows = zip(reply, reply, reply, strict=True)
         return [InFlight(id_text(raw), from_ms(ends), deliveries) for raw, ends, deliveries in rows]
 
@@ -227,14 +227,19 @@ class Records:
         for chunk in self._dead_ids() if ids is None else chunks(ids):
             after = max(0.0, moved * gap - (time.monotonic() - started) * 1000) if moved else 0
             flags = self.call(
-                "dead/redrive", now=self.clock(), after=after, gap=gap, listed=self._listed, more=map(id_bytes, chunk)
+                "records/redrive",
+                now=self.clock(),
+                after=after,
+                gap=gap,
+                listed=self._listed,
+                more=map(id_bytes, chunk),
             )
             moved += flags.count(_YES_BYTE)
         return moved
 
     def delete_dead(self, ids: Iterable[str], latest: int) -> int:
         """Delete dead letters that died by *latest* (ms; 0: at any time); return their number."""
-        flags = (self.call("dead/delete", latest=latest, more=map(id_bytes, chunk)) for chunk in chunks(ids))
+        flags = (self.call("records/delete_dead", latest=latest, more=map(id_bytes, chunk)) for chunk in chunks(ids))
         return sum(found.count(_YES_BYTE) for found in flags)
 
     def purge(self, place: str, limit: int) -> int:
@@ -255,7 +260,7 @@ class Records:
         return total
 
     def _purge_some(self, place: bytes, limit: int) -> int:
-        return int(self.call("lease/purge", others={"place": place}, limit=limit))
+        return int(self.call("records/purge", others={"place": place}, limit=limit))
 
     def _size(self, place: str) -> int:
         command = "LLEN" if place in ("ready", "quarantine") else "ZCARD"

@@ -262,7 +262,7 @@ MUTANTS: Final = [
         "take what is due and record nothing (M3)",
         (lua("delay/claim", "redis.call('ZADD', in_flight, unpack(scores))", ""),),
     ),
-    Mutant("put back and keep in flight (M4)", (lua("lease/put_back", "  redis.call('ZREM', in_flight, id)\n", ""),)),
+    Mutant("put back and keep in flight (M4)", (lua("records/put_back", "  redis.call('ZREM', in_flight, id)\n", ""),)),
     Mutant(
         "remove before the destination took it (M5)",
         (
@@ -332,17 +332,17 @@ MUTANTS: Final = [
     ),
     Mutant(
         "put back without a limit (M13)",
-        (lua("lease/put_back", ", 'LIMIT', 0, limit)", ")"),),
+        (lua("records/put_back", ", 'LIMIT', 0, limit)", ")"),),
         "tests/queue/test_queue.py -k at_most_its_limit",
     ),
     Mutant(
         "a sweep that stops at what it cannot read (M14)",
-        (lua("lease/put_back", "    redis.call('HDEL', leases, id)\n  else", "    break\n  else"),),
+        (lua("records/put_back", "    redis.call('HDEL', leases, id)\n  else", "    break\n  else"),),
         "tests/store/test_records.py -k put_back",
     ),
     Mutant(
         "a sweep that begins at 0 (M15)",
-        (lua("lease/put_back", "in_flight, '-inf', at", "in_flight, '0', at"),),
+        (lua("records/put_back", "in_flight, '-inf', at", "in_flight, '0', at"),),
         "tests/store/test_records.py -k negative_end",
     ),
     Mutant("take what is not due", (lua("delay/claim", "string.format('%.0f', now - older_than)", "'+inf'"),)),
@@ -352,12 +352,14 @@ MUTANTS: Final = [
     ),
     Mutant(
         "put back to nowhere",
-        (lua("lease/put_back", "redis.call('ZADD', waiting, at, id)", "redis.call('ZCARD', dead)"),),
+        (lua("records/put_back", "redis.call('ZADD', waiting, at, id)", "redis.call('ZCARD', dead)"),),
     ),
     Mutant("settle and keep in flight", (lua("includes/finish", "redis.call('ZREM', in_flight, unpack(done))", ""),)),
     Mutant("store without a place", (lua("queue/put", "redis.pcall('LPUSH', ready, unpack(pushed))", "#pushed"),)),
     Mutant("the last comes first", (lua("queue/put", "'LPUSH', ready, unpack", "'RPUSH', ready, unpack"),)),
-    Mutant("dead too soon", (lua("lease/release", "deliveries >= max_deliveries", "deliveries > max_deliveries - 2"),)),
+    Mutant(
+        "dead too soon", (lua("records/release", "deliveries >= max_deliveries", "deliveries > max_deliveries - 2"),)
+    ),
     Mutant("take a lock that another one holds", (lua("lock/acquire", "and ends > now then", "and ends < 0 then"),)),
     Mutant(
         "give back a lock that another one holds",
@@ -380,7 +382,7 @@ MUTANTS: Final = [
     ),
     Mutant(
         "return what another sweep has returned",
-        (Edit("lua/held/restore.lua", "~= record then return 0 end", "== '' then return 0 end"),),
+        (Edit("lua/broker/restore.lua", "~= record then return 0 end", "== '' then return 0 end"),),
         "tests/celery/leases/test_sweep.py -k two_sweeps",
     ),
     Mutant(
@@ -395,12 +397,12 @@ MUTANTS: Final = [
     ),
     Mutant(
         "listen for ever",
-        (Edit("lua/held/fetch.lua", "  redis.call('DEL', listener)\n  wakes = 1\n", ""),),
+        (Edit("lua/broker/fetch.lua", "  redis.call('DEL', listener)\n  wakes = 1\n", ""),),
         "tests/celery/fetch/test_idle_line.py -k wakes_the_listener",
     ),
     Mutant(
         "trust a listener that is gone",
-        (Edit("lua/held/fetch.lua", " or redis.call('PUBSUB', 'NUMSUB', listening)[2] == 0", ""),),
+        (Edit("lua/broker/fetch.lua", " or redis.call('PUBSUB', 'NUMSUB', listening)[2] == 0", ""),),
         "tests/celery/fetch/test_idle_line.py -k is_gone",
     ),
     Mutant(
@@ -431,7 +433,7 @@ MUTANTS: Final = [
     ),
     Mutant(
         "return a message in flight that was settled meanwhile",
-        (lua("held/mend", "if redis.call('HEXISTS', unacked, tag) == 0 then", "if false then"),),
+        (lua("broker/mend", "if redis.call('HEXISTS', unacked, tag) == 0 then", "if false then"),),
         "tests/doctor/test_in_flight.py",
     ),
     *FLOW_MUTANTS,

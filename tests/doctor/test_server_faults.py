@@ -178,7 +178,7 @@ def test_missing_permissions_of_the_current_user(stage: Stage, limited: Limit) -
 
 
 def test_the_checked_permissions_cover_all_scripts() -> None:
-    scripts = " ".join(load(name).source for name in names() if not name.startswith("held/"))
+    scripts = " ".join(load(name).source for name in names() if not name.startswith("broker/"))
     called = set(re.findall(r"'([A-Z]+)'", " ".join(re.findall(r"redis\.p?call\(([^,)]+)", scripts))))
     listed = {*access.KEY.split(), *access.KEY_AND_ONE.split(), *access.KEY_AND_TWO.split(), "TIME"}
     # Only workers call it, and their fetch needs it as well.

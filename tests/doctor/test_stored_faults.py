@@ -74,7 +74,7 @@ def test_other_prefixes_are_not_checked(stage: Stage) -> None:
 
 
 def test_the_schema_equals_that_of_the_scripts() -> None:
-    assert f"local SCHEMA = {SCHEMA}\n" in load("lease/mend").source
+    assert f"local SCHEMA = {SCHEMA}\n" in load("records/mend").source
     assert f"local SCHEMA = {SCHEMA}\n" in load("queue/get").source
 
 

@@ -35,6 +35,7 @@ from tests.support.servers import RedisServer
 from tests.support.store.stage import Copy, Stage
 
 MAX_LINES = 150
+FOLDERS = ("broker", "delay", "flow", "lock", "monitor", "queue", "records", "unique")
 HOSTILE_NAME = "a{b}:c d*[é]?"
 
 
@@ -51,17 +52,7 @@ def text(name: str) -> Text:
 
 
 def test_the_scripts_are_found_as_package_data() -> None:
-    assert {name.partition("/")[0] for name in names()} == {
-        "dead",
-        "delay",
-        "flow",
-        "held",
-        "lease",
-        "lock",
-        "monitor",
-        "queue",
-        "unique",
-    }
+    assert {name.partition("/")[0] for name in names()} == set(FOLDERS)
     assert names() == sorted(
         str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.glob("*/*.lua") if path not in includes()
     )
@@ -71,7 +62,7 @@ def test_the_scripts_are_found_as_package_data() -> None:
 def test_the_code_calls_every_script_and_no_unknown_ones() -> None:
     package = Path(str(files("redis_queue")))
     code = "\n".join(path.read_text("utf-8") for path in package.rglob("*.py"))
-    assert sorted(set(re.findall(r'"((?:dead|delay|flow|held|lease|lock|monitor|queue|unique)/\w+)"', code))) == names()
+    assert sorted(set(re.findall(rf'"((?:{"|".join(FOLDERS)})/\w+)"', code))) == names()
 
 
 def test_the_header_lists_keys_then_arguments_with_their_kinds(text: Text) -> None:
@@ -236,8 +227,12 @@ def test_every_command_is_spelled_out_and_names_a_declared_key(name: str, text: 
         "delay/move_due": {"destination", "list"},
         "delay/deliver": {"list", "key"},
     }
-    others |= {"delay/adopt": {"key", "index"}, "held/fetch": {"list", "several", "idle", ""}, "held/leave": {"idle"}}
-    others |= {"held/restore": {"list"}, "held/depth": {"list"}, "held/total": {"list"}}
+    others |= {
+        "delay/adopt": {"key", "index"},
+        "broker/fetch": {"list", "several", "idle", ""},
+        "broker/leave": {"idle"},
+    }
+    others |= {"broker/restore": {"list"}, "broker/depth": {"list"}, "broker/total": {"list"}}
     others |= {"monitor/count": {"ring", "of_day", "of_span"}}
     others |= {"monitor/failure_keep": {"key"}, "monitor/report": {"key"}}
     if name.startswith("flow/"):
@@ -295,7 +290,7 @@ def test_the_server_and_the_client_have_the_same_sha(name: str, client: redis.Re
     assert client.script_load(script.source) == script.sha
 
 
-IN_ONE_REDIS = ("flow/", "held/", "lock/", "unique/cancel")
+IN_ONE_REDIS = ("flow/", "broker/", "lock/", "unique/cancel")
 """Scripts whose keys have several hash tags, or that exist in no Cluster."""
 
 
@@ -308,7 +303,7 @@ def test_all_keys_of_a_call_are_in_one_cluster_slot(name: str) -> None:
         other = getattr(keys, "dead", b"")
         bound = [keys.slot("thread") if key == "slot" else getattr(keys, key, other) for key in script.keys]
         assert len({key_slot(key) for key in bound}) == 1
-        assert len(set(bound)) == len(bound) or name == "lease/purge"
+        assert len(set(bound)) == len(bound) or name == "records/purge"
 
 
 @pytest.fixture(scope="module")
@@ -355,7 +350,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[bytes]]]:
 
 def test_renewing_uses_the_keys_of_the_broker(client: redis.Redis, calls: dict[str, list[list[bytes]]]) -> None:
     Renewer(client, LeaseIndex(b"index", b"lease_ends", 60.0, 1)).renew({})
-    assert calls == {"held/renew": [[b"index", b"lease_ends"]]}
+    assert calls == {"broker/renew": [[b"index", b"lease_ends"]]}
 
 
 def test_locking_uses_keys_of_one_slot(client: redis.Redis, calls: dict[str, list[list[bytes]]]) -> None:
@@ -462,16 +457,16 @@ def test_every_method_uses_keys_of_one_slot_and_of_the_documented_type(
     client.hset(Keys("redis_queue", "queue", HOSTILE_NAME).records, "nowhere", "v1 1 json 0 1\n5")
     repair(client, dry_run=False)
 
-    elsewhere = ("flow/", "held/", "lock/", "monitor/", "unique/")
+    elsewhere = ("flow/", "broker/", "lock/", "monitor/", "unique/")
     assert sorted(calls) == [name for name in names() if not name.startswith(elsewhere)]
     assert all(len({key_slot(key) for key in keys}) == 1 for made in calls.values() for keys in made)
     check_types(client, calls)
 
 
 LOOKS = """
-    dead/letters delay/count delay/dispatchers delay/find delay/head delay/list delay/minutes delay/stats held/depth
-    held/look held/total lease/held lease/look lease/quarantined lease/recordless lease/tally lease/versions queue/peek
-    queue/stats
+    broker/depth broker/look broker/total delay/count delay/dispatchers delay/find delay/head delay/list
+    delay/minutes delay/stats queue/peek queue/stats records/dead_letters records/in_flight records/look
+    records/quarantined records/recordless records/tally records/versions
 """
 
 

@@ -113,7 +113,7 @@ def calls(script: Script) -> Iterator[tuple[str, list[str]]]:
         yield "a long phrase", ["0", "500", "0", "0", "t", "-1", LONG]
         yield "many phrases", ["0", "500", "0", "0", "t", "-1", *["a" * 1000] * 100]
     for (number, label), value in itertools.product(enumerate(named), VALUES):
-        rest = "lists" if script.name == "held/fetch" else next(iter(rests))
+        rest = "lists" if script.name == "broker/fetch" else next(iter(rests))
         yield f"{label}={value[:10]} {rest}", [*plain[:number], value, *plain[number + 1 :], *rests[rest][:200]]
 
 

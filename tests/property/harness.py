@@ -58,7 +58,7 @@ LOSSES: Final = (
 LOOKS: Final = frozenset(
     value
     for name in (
-        *("queue/peek", "queue/stats", "dead/letters", "lease/quarantined"),
+        *("queue/peek", "queue/stats", "records/dead_letters", "records/quarantined"),
         *("delay/count", "delay/find", "delay/list", "delay/stats"),
     )
     for script in [load(name)]

@@ -218,7 +218,7 @@ def test_only_the_operator_can_change_the_audit_log(client: redis.Redis, limited
                 ("LPUSH", AUDIT, "{}"),
                 ("RPUSH", AUDIT, "{}"),
                 ("SET", AUDIT, "x"),
-                ("EVALSHA", load("lease/purge").sha, 8, *[AUDIT] * 8, 1),
+                ("EVALSHA", load("records/purge").sha, 8, *[AUDIT] * 8, 1),
             ):
                 with pytest.raises(redis.ResponseError):
                     user.execute_command(*command)

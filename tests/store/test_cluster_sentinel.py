@@ -285,7 +285,7 @@ class TestClientWithRetries:
 
             def lossy(node: Any, *command: Any, **options: Any) -> Any:
                 reply = execute(node, *command, **options)
-                if command[1] == load("lease/ack").sha and not lost:
+                if command[1] == load("records/ack").sha and not lost:
                     lost.append(command)
                     raise redis.ConnectionError("the reply is lost")
                 return reply

@@ -192,7 +192,7 @@ LATE: dict[str, Late] = {
         lambda on: (on.queue.stats().ready, on.queue.stats().in_flight) == (3, 0),
     ),
     "an ack that found nothing, and the message is claimed again": Late(
-        "lease/ack",
+        "records/ack",
         lambda on: on.queue.ack(GONE),
         lambda on: on.queue.get_many(1),
         lambda on: on.queue.stats().in_flight == 1,
@@ -228,19 +228,19 @@ LATE: dict[str, Late] = {
         lambda on: on.timed.stats().due == 2,
     ),
     "a purge, and more is put": Late(
-        "lease/purge",
+        "records/purge",
         lambda on: on.queue.purge("ready"),
         lambda on: on.queue.put("more"),
         lambda on: len(on.queue) == 1,
     ),
     "a redrive, and it dies again": Late(
-        "dead/redrive",
+        "records/redrive",
         lambda on: on.timed.redrive(["dead"]),
         lambda on: on.timed.nack_many(on.timed.claim(9), dead=True),
         lambda on: on.timed.stats().dead == 3,
     ),
     "a deletion of a dead letter, and another one has its id": Late(
-        "dead/delete",
+        "records/delete_dead",
         lambda on: on.timed.delete_dead(["dead"]),
         lambda on: on.timed.foreign.bury(Push("late", id="dead"), reason="on purpose", deliveries=1),
         lambda on: on.timed.stats().dead == 1,
@@ -252,7 +252,7 @@ LATE: dict[str, Late] = {
         lambda on: on.timed.calls.is_renewed("late", "mark"),
     ),
     "a burial, and the dead letter is redriven and done": Late(
-        "dead/add",
+        "records/add_dead",
         lambda on: on.timed.foreign.bury(Push("late", id="late"), reason="on purpose", deliveries=1),
         lambda on: (on.timed.redrive(["late"]), on.timed.cancel("late")),
         lambda on: on.timed.look("late") is None,

@@ -176,7 +176,7 @@ class TestLostReply:
         for _ in range(3):
             queue.nack_many(queue.get_many(500))
         RedisQueue("warm", client).redrive(["x"])
-        proxy.drop_next_reply(matching=load("dead/redrive").sha.encode())
+        proxy.drop_next_reply(matching=load("records/redrive").sha.encode())
         RedisQueue("orders", through).redrive()
         assert proxy.pending_drops == 0
         stats = queue.stats()
@@ -190,7 +190,7 @@ class TestLostReply:
             queue.get_many(500)
         clock.now += 60_000
         RedisQueue("warm", client).put_back()
-        proxy.drop_next_reply(matching=load("lease/put_back").sha.encode())
+        proxy.drop_next_reply(matching=load("records/put_back").sha.encode())
         RedisQueue("orders", through, clock=clock).put_back()
         stats = queue.stats()
         assert (stats.ready, stats.in_flight, stats.redelivered) == (1100, 0, 1100)

@@ -123,8 +123,8 @@ def mend(stage: Stage) -> Any:
     ids = [b"orphan", b"empty"]
     queue, timed = stage.queue._records, stage.timed._shards[0]
     return [
-        queue.run("lease/mend", now=1, listed=1, acting=1, more=ids),
-        timed.run("lease/mend", now=1, listed=0, acting=1, more=ids),
+        queue.run("records/mend", now=1, listed=1, acting=1, more=ids),
+        timed.run("records/mend", now=1, listed=0, acting=1, more=ids),
     ]
 
 
@@ -145,22 +145,22 @@ def purge_twice(stage: Stage) -> Any:
 
 
 CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.items()} | {
-    "quarantine": Call(lambda s: s.queue._records.quarantine(s.held, "bad"), "lease/quarantine"),
-    "mend": Call(mend, "lease/mend"),
+    "quarantine": Call(lambda s: s.queue._records.quarantine(s.held, "bad"), "records/quarantine"),
+    "mend": Call(mend, "records/mend"),
     "adopt": Call(adopt, "delay/adopt"),
     "note_revoked": Call(lambda s: s.timed.calls.note_revoked(["waiting", "new"]), "delay/revoke"),
     "cancel an unknown id": Call(lambda s: s.timed.cancel("unknown"), "delay/cancel"),
-    "delete an unknown id": Call(lambda s: s.queue.delete_dead(["unknown"]), "dead/delete"),
-    "purge more": Call(purge_twice, "lease/purge"),
+    "delete an unknown id": Call(lambda s: s.queue.delete_dead(["unknown"]), "records/delete_dead"),
+    "purge more": Call(purge_twice, "records/purge"),
     "retry": Call(lambda s: s.timed.calls.replace_own(Push("again", id="new", mark="call")), "delay/push"),
     "lock": Call(locked, "lock/acquire"),
     "wait for a lock": Call(lambda s: (locked(s), lock(s).acquire()), "lock/acquire"),
     "extend a lock": Call(lambda s: lock(s).extend([locked(s)], 60_000), "lock/extend"),
     "release a lock": Call(lambda s: locked(s).release(), "lock/release"),
-    "held/fetch": Call(
+    "broker/fetch": Call(
         lambda s: script(
             s,
-            "held/fetch",
+            "broker/fetch",
             now=0,
             limit=5,
             tag="tag",
@@ -171,21 +171,26 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
             lease=1,
             more=["foreign", "1"],
         ),
-        "held/fetch",
+        "broker/fetch",
     ),
-    "held/expired": Call(lambda s: script(s, "held/expired", now=0, timeout=1, limit=1), "held/expired"),
-    "held/leave": Call(lambda s: script(s, "held/leave", channel="channel"), "held/leave"),
-    "held/mend": Call(lambda s: script(s, "held/mend", now=0, acting=1, more=["lost"]), "held/mend"),
-    "held/record": Call(lambda s: script(s, "held/record", now=0, tag="new", record="[]", lease=1), "held/record"),
-    "held/renew": Call(
-        lambda s: script(s, "held/renew", now=0, lease=60, signature=1, more=["tag", "1"]), "held/renew"
+    "broker/expired": Call(lambda s: script(s, "broker/expired", now=0, timeout=1, limit=1), "broker/expired"),
+    "broker/leave": Call(lambda s: script(s, "broker/leave", channel="channel"), "broker/leave"),
+    "broker/mend": Call(lambda s: script(s, "broker/mend", now=0, acting=1, more=["lost"]), "broker/mend"),
+    "broker/record": Call(
+        lambda s: script(s, "broker/record", now=0, tag="new", record="[]", lease=1), "broker/record"
     ),
-    "held/restore": Call(
-        lambda s: script(s, "held/restore", tag="tag", record="[]", last=0, more=["foreign", "x" * 100]), "held/restore"
+    "broker/renew": Call(
+        lambda s: script(s, "broker/renew", now=0, lease=60, signature=1, more=["tag", "1"]), "broker/renew"
     ),
-    "held/drop": Call(lambda s: script(s, "held/drop", sequence=1, limit=5), "held/drop"),
-    "held/take": Call(lambda s: script(s, "held/take", sequence=1, more=[0, 7, "element", "", "x" * 100]), "held/take"),
-    "held/settle": Call(lambda s: script(s, "held/settle", more=["tag"]), "held/settle"),
+    "broker/restore": Call(
+        lambda s: script(s, "broker/restore", tag="tag", record="[]", last=0, more=["foreign", "x" * 100]),
+        "broker/restore",
+    ),
+    "broker/drop": Call(lambda s: script(s, "broker/drop", sequence=1, limit=5), "broker/drop"),
+    "broker/remove": Call(
+        lambda s: script(s, "broker/remove", sequence=1, more=[0, 7, "element", "", "x" * 100]), "broker/remove"
+    ),
+    "broker/settle": Call(lambda s: script(s, "broker/settle", more=["tag"]), "broker/settle"),
     "send to a gate": Call(send, "flow/send"),
     "take from a gate": Call(take, "flow/take"),
     "settle and take": Call(lambda s: take(s, settled=["t-001"]), "flow/take"),

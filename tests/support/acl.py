@@ -258,7 +258,7 @@ TASK = RunningTask("id", "task", "queue", "me", NOW)
 RUN = Run("id", "task", "queue", "me", "succeeded", NOW)
 ACTION = AuditLine(datetime.now(timezone.utc), "ann", "purge", "work", 3)
 FAILURE = Failure("failed", "shop.mail", "celery", "one", NOW, traceback="Traceback")
-LEASES = ("lease/ack", "lease/release", "lease/quarantine", "lease/put_back")
+LEASES = ("records/ack", "records/release", "records/quarantine", "records/put_back")
 ROLES = [
     Role(
         "producer",
@@ -267,7 +267,7 @@ ROLES = [
         ("hkeys", "hmget", "hset", "hsetnx"),
         produce,
     ),
-    Role("worker", QUEUES[:1], ("queue/get", "queue/promote", "lease/extend", *LEASES), ("blpop",), consume),
+    Role("worker", QUEUES[:1], ("queue/get", "queue/promote", "records/extend", *LEASES), ("blpop",), consume),
     Role(
         "dispatcher",
         (*QUEUES, MONITOR, REGISTRY, "~redis_queue:probe:*", "&{redis_queue:delay:*"),
@@ -281,7 +281,7 @@ ROLES = [
             "monitor/count",
             "monitor/failure_keep",
             "monitor/report",
-            "lease/extend",
+            "records/extend",
             *LEASES,
         ),
         ("hkeys", "hmget", "ping", "subscribe"),
@@ -319,11 +319,11 @@ ROLES = [
         (
             *("queue/stats", "queue/peek", "delay/stats", "delay/count", "delay/list", "delay/find", "delay/head"),
             *(
-                "dead/letters",
-                "lease/quarantined",
-                "lease/look",
-                "lease/versions",
-                "lease/held",
+                "records/dead_letters",
+                "records/quarantined",
+                "records/look",
+                "records/versions",
+                "records/in_flight",
                 "delay/minutes",
                 "delay/dispatchers",
             ),
@@ -350,7 +350,7 @@ ROLES = [
         "admin",
         (*QUEUES, MONITOR, FLOWS, REGISTRY),
         (
-            *("dead/letters", "dead/redrive", "dead/delete", "lease/purge"),
+            *("records/dead_letters", "records/redrive", "records/delete_dead", "records/purge"),
             *(
                 "monitor/failure_claim",
                 "monitor/failure_delete",

@@ -77,7 +77,7 @@ class Fetch:
     """
 
     def __init__(self, client: redis.Redis, admission: Admission, prefix: str, longest_look: float) -> None:
-        self._script, self._leave = load("held/fetch"), load("held/leave")
+        self._script, self._leave = load("broker/fetch"), load("broker/leave")
         self._admission = admission
         self._keys = BrokerKeys(prefix)
         self._longest_look = min(LONGEST_LOOK, longest_look)

@@ -44,7 +44,7 @@ class Settlement:
 
     def __init__(self, keys: AdmissionKeys, holder: Holder) -> None:
         # Those with a place in a flow free it.
-        scripts = {False: load("held/settle"), True: load("flow/settle")}
+        scripts = {False: load("broker/settle"), True: load("flow/settle")}
         self._scripts = {places: (script, keys.of(script)) for places, script in scripts.items()}
         self._holder = holder
         self._waiting: list[str] = []
@@ -182,9 +182,11 @@ class InFlightRecords:
         self._keys = keys
         self._in_flight = keys.in_flight
         self._link = DirectLink(client)
-        self._record, self._restore, self._settle = map(self._bound, ("held/record", "held/restore", "held/settle"))
+        self._record, self._restore, self._settle = map(
+            self._bound, ("broker/record", "broker/restore", "broker/settle")
+        )
         self._restore_waiting, self._settle_places = map(self._bound, ("flow/restore", "flow/settle"))
-        self._expired = self._bound("held/expired")
+        self._expired = self._bound("broker/expired")
 
     def _bound(self, name: str) -> BoundScript:
         script = load(name)

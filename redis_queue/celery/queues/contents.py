@@ -78,7 +78,7 @@ class QueueContents:
         place = self._place(number)
         if place is None:
             return []
-        script = place.scripts.bind("held/look", None, list=place.key)
+        script = place.scripts.bind("broker/look", None, list=place.key)
         _, *rows = script(first=offset, limit=min(limit, REACH - offset))
         parts = zip(*[iter(rows)] * 3, strict=True)
         return [
@@ -126,7 +126,7 @@ class QueueContents:
     def purge(self, limit: int) -> Iterator[int]:
         """Delete up to *limit* messages, the next ones first; yield the number of each batch."""
         for place in self._lists:
-            script = self._scripts.bind("held/drop", None, list=place.key, slot=self._slot)
+            script = self._scripts.bind("broker/drop", None, list=place.key, slot=self._slot)
             while limit > 0:
                 count = int(script(sequence=next(self._numbers), limit=min(CHUNK, limit)))
                 if not count:
@@ -162,7 +162,7 @@ class QueueContents:
                 rows.append((element, b"" if target is None else self._moved(key, element, target)))
             except InvalidValueError:
                 refused.append(element)
-        script = self._scripts.bind("held/take", None, list=key, target=to, slot=self._slot)
+        script = self._scripts.bind("broker/remove", None, list=key, target=to, slot=self._slot)
         removed: list[Element] = []
         for batch in _by_size(rows):
             # Those that this call has removed were older.

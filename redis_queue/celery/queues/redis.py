@@ -48,8 +48,8 @@ class RedisQueues:
         self._lists = ListNames.of(channel.connection.client.transport_options)
         self._scripts = Scripts(client_of(channel))
         records = InFlightKeys.of(channel).records.encode()
-        self._script = self._scripts.bind("held/depth", None, unacked=records)
-        self._total = self._scripts.bind("held/total", None, unacked=records)
+        self._script = self._scripts.bind("broker/depth", None, unacked=records)
+        self._total = self._scripts.bind("broker/total", None, unacked=records)
 
     def bound(self, known: Collection[str] = ()) -> set[str]:
         """Return the names of queues that kombu has bound, of the first 20,000 keys of the broker.

@@ -7,8 +7,7 @@
 -- ARGV older_than  MS     only entries that have been due for at least this long; -n = also those due in up to n ms
 -- ARGV within      MS     only entries that have been due for at most this long; 0 = no limit
 -- ARGV nonce       TEXT   new for every call, part of the token
--- ARGV sequence    TEXT   number of the claim, grows per caller; a repeat gets the same claim, a lower number is
---                         refused
+-- ARGV sequence    TEXT   number of the claim, grows per caller; a repeat gets the same claim, a lower one is refused
 --
 -- Returns {token, end of the lease, 1 = there may be more, then id, deliveries, due time and record of each entry}.
 -- Token "" = nothing due, "+" = only unreadable entries were due, which went to quarantine: claim again.

@@ -1,7 +1,6 @@
 -- Ack claimed entries and push their messages into lists of the same Redis, each in one atomic step.
 --
--- The caller chooses the lists, so this script writes keys that it does not declare; it must not be called on Redis
--- Cluster.
+-- The caller chooses the lists, so this script writes keys that it does not declare: not for Redis Cluster.
 --
 -- KEYS meta, records, in_flight, leases, errors, slot
 -- ARGV sequence  TEXT  number of the call, grows per caller; a repeat gets the same reply, a lower number is refused

@@ -11,8 +11,7 @@
 -- ARGV row       TEXT   JSON of its report; empty = it left
 -- ARGV counts    LIST   field of a bucket and how many to add; two for each
 --
--- Returns 1 = done, 0 = an earlier attempt did it. Also removes dispatchers that were not seen for an hour, out of ten
--- random ones.
+-- Returns 1 = done, 0 = an earlier attempt did it. Of ten random dispatchers, those not seen for an hour are removed.
 -- O(counts)
 
 local MINUTES, GONE, LOOK = 1440, 3600000, 10

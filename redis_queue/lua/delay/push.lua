@@ -9,8 +9,7 @@
 --
 -- Returns {1 if the queue is new, flags}: per entry 1 = stored, 2 = replaced an existing one, 4 = replaced one that was
 -- claimed before (its holder, if any, lost the lease, but may have sent it), 3 = stored, and its id was revoked before
--- (a new call; only with a mark, never with own), 0 = kept the existing one. With error, flags "exists <id>": nothing
--- was stored.
+-- (a new call; only with a mark, never with own), 0 = kept the existing one. With error, flags "exists <id>".
 -- O(entries * log waiting)
 
 -- include schema, last_call

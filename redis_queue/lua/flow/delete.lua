@@ -7,8 +7,7 @@
 -- ARGV now       TIME  0 = the server's clock
 -- ARGV sequence  TEXT  number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
 -- ARGV group     TEXT  to which the messages belong
--- ARGV found     LIST  for each, oldest first: number of older messages, size, message or its beginning, "" or the end
---                      of a large one
+-- ARGV found     LIST  for each, oldest first: number of older messages, size, message or beginning, "" or end if large
 --
 -- Returns flags: 1 = deleted, 0 = not found.
 -- O(found * older messages)

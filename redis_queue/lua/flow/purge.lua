@@ -9,8 +9,7 @@
 -- ARGV now       TIME   0 = the server's clock
 -- ARGV sequence  TEXT   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
 -- ARGV limit     COUNT  most messages
--- ARGV groups    LIST   group, list to push to ("" = delete), JSON of exchange and routing key to record with messages
---                       ("" = push them alone), ...
+-- ARGV groups    LIST   of each: group, list to push to ("" = delete), JSON of its route to record ("" = none)
 --
 -- Stops after 50 groups, after 250 messages, and after the message that makes 512 KiB.
 -- Returns "<number of messages> <number of groups that are done> <number of messages that were moved>".

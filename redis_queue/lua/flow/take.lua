@@ -23,8 +23,8 @@
 -- O((messages + groups) * log groups)
 
 local MAX_BYTES, MOST, LOOKS, RINGS, SETTLED, MOST_OFFERS = 1048576, 100, 300, 100, 500, 20
--- include clock, flow_ready, flow_offer, flow_free, flow_limits, unique_owner, unique_message, unique_settle
--- include unique_take
+-- include clock, flow_ready, flow_offer, flow_free, flow_limits, unique_owner, unique_message
+-- include unique_settle, unique_take
 -- check backlog, oldest, rates, running, owners, owner_ends, replaced, owned
 if #tag > 128 or #channel > 1024 then return redis.error_reply('ERR tag, channel: must be shorter') end
 -- first_write held

@@ -1,6 +1,6 @@
 -- Put a message into the list of its group: behind the others, or before them.
 --
--- Needs now, step, queue, task, of_task, of_queue, root, oldest, backlog, get_ready, changed. Defines group: their text,
+-- Needs now, step, queue, task, of_task, of_queue, root, oldest, backlog, get_ready, changed. Defines group: its text,
 -- push: takes a message and whether it comes first.
 local group = table.concat({step, queue, task, of_task, of_queue}, '\0')
 if not string.find(group, '^%d%z[^%z]+%z[^%z]*%z[^%z]*%z[^%z]*$') then return redis.error_reply('ERR invalid group') end

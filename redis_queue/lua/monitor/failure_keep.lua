@@ -8,8 +8,7 @@
 -- ARGV missed    COUNT  failures that the caller could not keep
 -- ARGV rest      LIST   id, time in ms, task, exception, JSON, traceback and message; six for each
 --
--- Returns the number of kept failures. Removes at most 100 more than it adds. A group beyond 500 is counted as
--- "(other)".
+-- Returns the number of kept failures. Removes at most 100 more than it adds. Groups beyond 500 count as "(other)".
 -- O(failures * log N)
 
 local DAY, TRIM, MOST_GROUPS = 86400000, 100, 500

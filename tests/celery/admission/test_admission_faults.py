@@ -65,7 +65,7 @@ def test_a_script_that_redis_does_not_know_mixes_up_no_tags(server: RedisServer,
         taker.leases.admission.in_use = True
         wait_until_idle(taker)
         client.script_flush()
-        client.script_load(load("held/fetch").source)
+        client.script_load(load("broker/fetch").source)
         for number in range(9):
             app.tasks["work"].delay("k", number)
         drain(taker, 9)

@@ -114,7 +114,7 @@ def test_an_unreadable_message_that_cannot_be_put_aside_strands_no_other(
 def test_a_cut_reply_ends_the_connection_and_its_message_stays_recorded(
     redis_server: RedisServer, client: redis.Redis, after: int
 ) -> None:
-    client.script_load(load("held/fetch").source)
+    client.script_load(load("broker/fetch").source)
     with FaultProxy(str(redis_server.socket)) as proxy, Connection(proxy.url) as connection:
         publish(connection, "x")
         taker = Taker(connection, ["q"], 1)

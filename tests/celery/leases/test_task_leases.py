@@ -341,7 +341,7 @@ class TestKeeper:
                 leasing.client.echo("the end")
                 commands = takewhile(lambda text: "the end" not in text, commands_of(monitor))
                 # Times of leases are whole seconds: three more take up to 3 s, which are 4.5 thirds of the timeout.
-                assert sum(load("held/renew").sha in text for text in commands) <= 5
+                assert sum(load("broker/renew").sha in text for text in commands) <= 5
             assert len(leasing.held()) == 1000
 
     def test_is_replaced_when_it_dies(self, leasing: Leasing) -> None:

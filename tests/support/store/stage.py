@@ -151,35 +151,35 @@ VERBS: dict[str, Verb] = {
     "promote": Verb(lambda s: s.queue.promote(), "queue/promote", LATER),
     "peek": Verb(lambda s: s.queue.peek(5), "queue/peek"),
     "stats": Verb(lambda s: s.queue.stats(), "queue/stats"),
-    "ack": Verb(lambda s: s.queue.ack(s.held), "lease/ack", takes=("held",)),
-    "nack": Verb(lambda s: s.queue.nack(s.held), "lease/release"),
-    "nack delayed": Verb(lambda s: s.queue.nack(s.held, delay=5, reason="busy"), "lease/release"),
-    "nack dead": Verb(lambda s: s.queue.nack(s.held, dead=True, reason="bad"), "lease/release"),
-    "extend": Verb(lambda s: s.queue.extend(s.held, 120), "lease/extend"),
-    "put_back": Verb(lambda s: s.queue.put_back(), "lease/put_back", LATER),
-    "still_mine": Verb(lambda s: s.queue.still_mine(s.held), "lease/extend"),
-    "dead_letters": Verb(lambda s: s.queue.dead_letters(), "dead/letters"),
-    "redrive": Verb(lambda s: s.queue.redrive(), "dead/redrive"),
-    "redrive slowly": Verb(lambda s: s.queue.redrive(["dead"], rate=1), "dead/redrive"),
-    "delete dead": Verb(lambda s: s.queue.delete_dead(["dead"]), "dead/delete", takes=("dead",)),
-    "purge": Verb(lambda s: s.queue.purge("ready"), "lease/purge", takes=("ready", "ready 2")),
-    "purge dead": Verb(lambda s: s.queue.purge("dead"), "lease/purge", takes=("dead",)),
-    "quarantined": Verb(lambda s: s.queue.quarantined(), "lease/quarantined"),
-    "versions": Verb(lambda s: s.queue.versions(["held"]), "lease/versions"),
+    "ack": Verb(lambda s: s.queue.ack(s.held), "records/ack", takes=("held",)),
+    "nack": Verb(lambda s: s.queue.nack(s.held), "records/release"),
+    "nack delayed": Verb(lambda s: s.queue.nack(s.held, delay=5, reason="busy"), "records/release"),
+    "nack dead": Verb(lambda s: s.queue.nack(s.held, dead=True, reason="bad"), "records/release"),
+    "extend": Verb(lambda s: s.queue.extend(s.held, 120), "records/extend"),
+    "put_back": Verb(lambda s: s.queue.put_back(), "records/put_back", LATER),
+    "still_mine": Verb(lambda s: s.queue.still_mine(s.held), "records/extend"),
+    "dead_letters": Verb(lambda s: s.queue.dead_letters(), "records/dead_letters"),
+    "redrive": Verb(lambda s: s.queue.redrive(), "records/redrive"),
+    "redrive slowly": Verb(lambda s: s.queue.redrive(["dead"], rate=1), "records/redrive"),
+    "delete dead": Verb(lambda s: s.queue.delete_dead(["dead"]), "records/delete_dead", takes=("dead",)),
+    "purge": Verb(lambda s: s.queue.purge("ready"), "records/purge", takes=("ready", "ready 2")),
+    "purge dead": Verb(lambda s: s.queue.purge("dead"), "records/purge", takes=("dead",)),
+    "quarantined": Verb(lambda s: s.queue.quarantined(), "records/quarantined"),
+    "versions": Verb(lambda s: s.queue.versions(["held"]), "records/versions"),
     "push": Verb(lambda s: s.timed.push("new", id="new", delay=1), "delay/push", which="delay"),
     "push over": Verb(lambda s: s.timed.push("held", id="held", delay=1), "delay/push", which="delay"),
     "push keep": Verb(
         lambda s: s.timed.push("held", id="held", delay=1, on_conflict="keep"), "delay/push", which="delay"
     ),
     "claim": Verb(lambda s: s.timed.claim(5), "delay/claim", which="delay"),
-    "timed nack": Verb(lambda s: s.timed.nack(s.held_entry, reason="busy"), "lease/release", which="delay"),
+    "timed nack": Verb(lambda s: s.timed.nack(s.held_entry, reason="busy"), "records/release", which="delay"),
     "timed nack dead": Verb(
-        lambda s: s.timed.nack(s.held_entry, dead=True, reason="bad"), "lease/release", which="delay"
+        lambda s: s.timed.nack(s.held_entry, dead=True, reason="bad"), "records/release", which="delay"
     ),
-    "timed extend": Verb(lambda s: s.timed.extend(s.held_entry, 120), "lease/extend", which="delay"),
+    "timed extend": Verb(lambda s: s.timed.extend(s.held_entry, 120), "records/extend", which="delay"),
     "pop": Verb(lambda s: s.timed.pop(5), "delay/claim", takes=("due",), which="delay"),
-    "timed ack": Verb(lambda s: s.timed.ack(s.held_entry), "lease/ack", takes=("held",), which="delay"),
-    "timed put_back": Verb(lambda s: s.timed.put_back(), "lease/put_back", LATER, which="delay"),
+    "timed ack": Verb(lambda s: s.timed.ack(s.held_entry), "records/ack", takes=("held",), which="delay"),
+    "timed put_back": Verb(lambda s: s.timed.put_back(), "records/put_back", LATER, which="delay"),
     "cancel": Verb(lambda s: s.timed.cancel("waiting"), "delay/cancel", takes=("waiting",), which="delay"),
     "cancel dead": Verb(lambda s: s.timed.cancel("dead"), "delay/cancel", takes=("dead",), which="delay"),
     "cancel_many": Verb(
@@ -202,7 +202,9 @@ VERBS: dict[str, Verb] = {
     "minutes": Verb(lambda s: s.timed.dispatch_log.minutes(5), "delay/minutes", which="delay"),
     "dispatchers": Verb(lambda s: s.timed.dispatch_log.dispatchers(), "delay/dispatchers", which="delay"),
     "bury": Verb(
-        lambda s: s.timed.foreign.bury(Push("new", id="new"), reason="bad", deliveries=3), "dead/add", which="delay"
+        lambda s: s.timed.foreign.bury(Push("new", id="new"), reason="bad", deliveries=3),
+        "records/add_dead",
+        which="delay",
     ),
     "bury_overdue": Verb(lambda s: s.timed.moves.bury_overdue(60, reason="late"), "delay/bury", LATER, which="delay"),
     "lead": Verb(lambda s: s.timed.moves.lead("me", 60).mine, "delay/lead", which="delay"),
@@ -212,9 +214,11 @@ VERBS: dict[str, Verb] = {
     "count": Verb(lambda s: s.timed.count(), "delay/count", which="delay"),
     "forecast": Verb(lambda s: s.timed.forecast(2), "delay/count", which="delay"),
     "timed stats": Verb(lambda s: s.timed.stats(), "delay/stats", which="delay"),
-    "timed dead_letters": Verb(lambda s: s.timed.dead_letters(), "dead/letters", which="delay"),
-    "timed redrive": Verb(lambda s: s.timed.redrive(), "dead/redrive", which="delay"),
-    "timed delete dead": Verb(lambda s: s.timed.delete_dead(["dead"]), "dead/delete", takes=("dead",), which="delay"),
+    "timed dead_letters": Verb(lambda s: s.timed.dead_letters(), "records/dead_letters", which="delay"),
+    "timed redrive": Verb(lambda s: s.timed.redrive(), "records/redrive", which="delay"),
+    "timed delete dead": Verb(
+        lambda s: s.timed.delete_dead(["dead"]), "records/delete_dead", takes=("dead",), which="delay"
+    ),
 }
 
 
@@ -229,7 +233,7 @@ def load_scripts(client: redis.Redis) -> None:
     """Load every script, so that each call is one EVALSHA."""
     for verb in VERBS.values():
         client.script_load(load(verb.script).source)
-    client.script_load(load("lease/quarantine").source)
+    client.script_load(load("records/quarantine").source)
 
 
 class Copy:

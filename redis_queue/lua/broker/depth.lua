@@ -7,8 +7,7 @@
 -- ARGV lists  LIST   the lists
 --
 -- Returns {number in flight, the ends of their records, ...} as one list, then for each list its length (-1: not a
--- list), and of its oldest message the ms when it was sent and its ISO 8601 due time ("" if unknown). Stops reading
--- messages after 4 MiB.
+-- list), and of its oldest message the ms when it was sent and its ISO 8601 due time ("" if unknown, or after 4 MiB).
 -- O(lists + limit)
 
 local BUDGET, TAIL, RECORD, LARGE = 4194304, 8192, 600, 65536

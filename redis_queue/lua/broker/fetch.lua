@@ -18,8 +18,7 @@
 -- ARGV lease    MS     for which the caller holds the messages, until it renews
 -- ARGV lists    TAIL   list, JSON of exchange and routing key, ...; in order of priority
 --
--- Stops after the message that makes 1 MiB, and reads at most 15 of each list after it, so that no call blocks Redis
--- for long.
+-- Stops after the message that makes 1 MiB, and reads at most 15 of each list after it: no call blocks Redis for long.
 -- Returns {the time, idle workers in the line, 1 if the caller is the listener now, "" or "flows" and the numbers of
 -- the lists of paused queues, which are left out, number of the list, message, ...}; tags are counted from 1.
 -- O(lists + messages * log index)

@@ -1,8 +1,7 @@
 -- Give back claimed messages or entries, to be claimed again now or later, or make dead letters of them.
 --
 -- KEYS meta, in_flight, leases, errors, ready, waiting, dead, wake, slot
--- ARGV sequence        TEXT   number of the call, grows per caller; a repeat gets the same reply, a lower number is
---                             refused
+-- ARGV sequence        TEXT   number of the call, grows per caller; a repeat gets the same reply, a lower one fails
 -- ARGV now             TIME   0 = the server's clock
 -- ARGV delay           MS     0 = at once, before all others
 -- ARGV reason          TEXT   stored with the message; "" keeps the previous one

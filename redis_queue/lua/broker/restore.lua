@@ -1,7 +1,6 @@
 -- Return a message that is in flight to its queue, unless its record has changed or is gone.
 --
--- kombu does this in a transaction, which a full Redis refuses. The lists belong to kombu: this script does not declare
--- them.
+-- kombu does this in a transaction, which a full Redis refuses. The lists belong to kombu, and are not declared.
 --
 -- KEYS index, unacked, lease_ends
 -- ARGV tag     TEXT  delivery tag
