@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator
-from typing import Final
 
 from redis_queue.doctor.finding import Finding, warning
+from redis_queue.doctor.roles import all_commands
 from redis_queue.doctor.server import ServerInfo
 from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
 from redis_queue.store.keys import Keys
 from redis_queue.store.scripts import pairs, text
-
-KEY: Final = "DEL EXISTS GET HKEYS HLEN INCR LLEN PTTL RPOP TYPE UNLINK ZCARD"
-KEY_AND_ONE: Final = (
-    "BLPOP EXPIRE HDEL HEXISTS HGET HMGET HRANDFIELD HSTRLEN LINDEX LPOS LPUSH PEXPIRE PUBLISH RPUSH SET ZMSCORE ZRANK "
-    "ZREM ZSCORE"
-)
-KEY_AND_TWO: Final = (
-    "HINCRBY HSET HSETNX LRANGE LREM LSET LTRIM ZADD ZCOUNT ZINCRBY ZRANGE ZRANGEBYLEX ZRANGEBYSCORE ZREVRANGE"
-)
 
 
 def exposure(server: ServerInfo) -> Iterator[Finding]:
@@ -66,7 +57,7 @@ def permissions(target: tuple[ServerInfo, str]) -> Iterator[Finding]:
         return
     keys = Keys(prefix, "queue", "doctor")
     try:
-        missing = [text(command[0]).lower() for command in _commands(keys) if not _may(server, me, command)]
+        missing = [name for name, command in _commands(server, keys) if not _may(server, me, command)]
     except (StoreRefusedError, StoreUnavailableError):
         raise
     except StoreError:
@@ -77,7 +68,7 @@ def permissions(target: tuple[ServerInfo, str]) -> Iterator[Finding]:
         return
     if missing:
         yield warning(
-            f"{server.label}the Redis user {me} may not run {', '.join(sorted(missing))} on keys of this prefix",
+            f"{server.label}the Redis user {me} may not run {', '.join(missing)} on keys of this prefix",
             "ignore this for a user with a single role (docs/security.md); otherwise add these commands",
         )
 
@@ -88,16 +79,16 @@ def _everything(patterns: object) -> bool:
     return any(text(pattern).lstrip("~&%RW") == "*" for pattern in found)
 
 
-def _commands(keys: Keys) -> list[tuple[bytes | str, ...]]:
-    """Return an example of each command that redis_queue uses."""
-    key = keys.wake
-    return [
-        ("TIME",),
-        ("EVALSHA", "0" * 40, "1", key),
-        *((name, key) for name in KEY.split()),
-        *((name, key, "1") for name in KEY_AND_ONE.split()),
-        *((name, key, "1", "1") for name in KEY_AND_TWO.split()),
-    ]
+def _commands(server: ServerInfo, keys: Keys) -> Iterator[tuple[str, tuple[bytes | str, ...]]]:
+    """Yield the name and an example of each command that redis_queue sends."""
+    names = all_commands()
+    for name, row in zip(names, server.command("COMMAND", "INFO", *names), strict=True):
+        if name == "evalsha":
+            yield name, ("EVALSHA", "0" * 40, "1", keys.wake)
+        elif row:
+            # The least number of words, its name included: key or channel, then arguments.
+            words: tuple[bytes | str, ...] = (*name.upper().split("|"), keys.wake, "1", "1")
+            yield name, words[: abs(int(row[1]))]
 
 
 def _may(server: ServerInfo, user: str, command: tuple[bytes | str, ...]) -> bool:

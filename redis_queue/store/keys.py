@@ -381,9 +381,9 @@ def parse(prefix: str, key: bytes) -> Part | None:
     return Part(kind, unquote(found[3]), None if found[4] is None else int(found[4]), found[5])
 
 
-def pattern(prefix: str) -> str:
-    """Return the pattern for SCAN that matches the keys of all queues under *prefix*."""
-    return f"{{{_escape(prefix)}:*"
+def pattern(prefix: str, owners: str = "") -> str:
+    """Return the pattern of the keys with a hash tag under *prefix*, or of those of *owners*, such as "lock:"."""
+    return f"{{{_escape(prefix)}:{owners}*"
 
 
 def check_name(name: str, *, what: str = "queue") -> str:

@@ -38,7 +38,10 @@ _READS: Final = (
 READS: Final = frozenset(_READS.split())
 """Commands that change nothing (of ACL and CONFIG, redis_queue sends only those): a lost reply leaves no doubt."""
 
-_CALLED = re.compile(r"redis\.p?call\(\s*(?:'([A-Z]+)')?")
+_CALLED = re.compile(r"redis\.p?call\(([^,)]+)")
+
+_PARTS: Final = {"PUBSUB": "pubsub|numsub"}
+"""Commands of which scripts use one part, which has a permission of its own."""
 
 KINDS: Final = {
     "TIME": "tonumber(ARGV[{}])",
@@ -68,7 +71,10 @@ _FIRST_WRITES: Final = {"HASH": "'HDEL', {}, ''", "LIST": "'LTRIM', {}, 0, -1", 
 
 
 class Script:
-    """One script: the names and kinds in its header, and its source, as sent to Redis with all includes."""
+    """One script: the names and kinds in its header, its source, as sent to Redis with all includes, and its commands.
+
+    *commands* are named as in ACL rules.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -84,8 +90,9 @@ class Script:
         parts = [part for number, line in enumerate(lines, 1) for part in _expand(line, f"lua/{name}.lua:{number}")]
         self.source = "\n".join([*parts, ""])
         self.sha = sha_of(self.source)
-        # A computed command name may be any command.
-        self.writes = not READS.issuperset(_CALLED.findall(self.source))
+        called = set(re.findall("'([A-Z]+)'", " ".join(_CALLED.findall(self.source))))
+        self.commands = frozenset(_PARTS.get(command, command.lower()) for command in called)
+        self.writes = not called <= READS
 
     def _prologue(self) -> str:
         """Return the statement that binds the names of the header."""

@@ -10,10 +10,10 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
+from redis_queue.doctor.roles import ROLES
 from redis_queue.flow.flows import Flows
 from redis_queue.monitor.failures import Failures
 from redis_queue.store.scripts import load_scripts
-from tests.support.acl import ROLES
 from tests.support.cli.commands import EXAMPLES, LOOKS, Run
 
 RULES = {role.name: role.rules for role in ROLES}

@@ -16,12 +16,14 @@ from redis_queue import DelayQueue, Lock, RedisQueue, StoreRefusedError, StoreUn
 from redis_queue.celery import DispatchLoop, DurableTasks
 from redis_queue.celery.leases.poison import DeliveryLimit
 from redis_queue.delay.model import Push
+from redis_queue.doctor.roles import ROLES, Role
 from redis_queue.operate.audit import Audit
 from redis_queue.store.script_files import all_scripts, load
 from redis_queue.store.scripts import load_scripts, missing_scripts
-from tests.support.acl import ACTION, ROLES, Role, rules_of
+from tests.support.acl import ACTION, ACTS, rules_of
 from tests.support.cluster import RedisCluster
 from tests.support.paths import ROOT
+from tests.support.recording import record_commands
 from tests.support.servers import RedisServer, client_options
 from tests.support.store.stage import snapshot
 from tests.support.wait import wait_until
@@ -104,8 +106,25 @@ def test_the_document_names_exactly_what_the_role_needs(role: Role) -> None:
 @each_role
 def test_the_role_works_with_its_rules(role: Role, client: redis.Redis, limited: Limit) -> None:
     fill(client)
-    role.act(*queues(limited(role.rules)))
+    ACTS[role.name](*queues(limited(role.rules)))
     assert orphans(client) == []
+
+
+def test_the_roles_list_what_python_sends(client: redis.Redis, limited: Limit) -> None:
+    sent: dict[str, set[str]] = {}
+    for role in ROLES:
+        fill(client)
+        if not role.keys:
+            client.script_flush()
+        user = limited(role.rules)
+        with record_commands(client) as commands:
+            ACTS[role.name](*queues(user))
+        # Of every connection.
+        sent[role.name] = {*commands} - {"auth", "client|setinfo", "echo", "evalsha", "hello", "select"}
+    listed = {role.name: {*role.commands.split()} for role in ROLES}
+    assert {name: commands - listed[name] for name, commands in sent.items() if not commands <= listed[name]} == {}
+    # A dispatcher that waits sends the others: see the test of its wake-up.
+    assert set().union(*listed.values()) - set().union(*sent.values()) == {"ping", "subscribe"}
 
 
 @each_role
@@ -114,7 +133,7 @@ def test_the_role_loses_nothing_with_any_command_less(role: Role, client: redis.
         fill(client)
         rules = " ".join(rule for rule in role.rules.split() if rule != f"+{command}")
         with suppress(StoreRefusedError):
-            role.act(*queues(limited(rules)))
+            ACTS[role.name](*queues(limited(rules)))
         # An admin may leave the record of an entry that it deleted.
         assert role.name == "admin" or orphans(client) == [], command
 
@@ -126,7 +145,7 @@ def test_the_role_needs_each_of_its_keys(role: Role, client: redis.Redis, limite
         fill(client)
         rules = " ".join(rule for rule in role.rules.split() if rule != pattern)
         with pytest.raises(StoreRefusedError):
-            role.act(*queues(limited(rules)))
+            ACTS[role.name](*queues(limited(rules)))
 
 
 @each_role
@@ -194,11 +213,11 @@ def test_missing_scripts_raise_an_error_that_says_how_to_load_them(client: redis
         user = limited(role.rules)
         before = snapshot(client)
         with pytest.raises(StoreUnavailableError, match="run `redis-queue load-scripts`"):
-            role.act(*queues(user))
+            ACTS[role.name](*queues(user))
         assert snapshot(client) == before
         # The loader cannot read data.
         assert load_scripts(limited(rules_of("loader"))) == len(all_scripts())
-        role.act(*queues(limited(role.rules)))
+        ACTS[role.name](*queues(limited(role.rules)))
 
 
 def test_only_the_operator_can_change_the_audit_log(client: redis.Redis, limited: Limit) -> None:

@@ -1,16 +1,16 @@
-"""The roles of docs/security.md: the Redis rules of each, and the calls that need all of them."""
+"""The calls that need all rules of a role."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
 from redis_queue import DelayQueue, Lock, RedisQueue
 from redis_queue.basics.histogram import Histogram
 from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
+from redis_queue.doctor.roles import ROLES
 from redis_queue.flow.backlog import Backlog
 from redis_queue.flow.declarations import Declarations
 from redis_queue.flow.flows import Flows, route_of
@@ -23,47 +23,15 @@ from redis_queue.monitor.report import Reports
 from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.operate.inspector import Inspector
 from redis_queue.store.keys import FlowKeys
-from redis_queue.store.script_files import load
+from redis_queue.store.registry import Registry
 from redis_queue.store.scripts import NumberedCalls, Scripts, load_scripts
 from redis_queue.unique.owners import Owners, field_of
-
-QUEUES = ("~{redis_queue:queue:*", "~{redis_queue:delay:*")
-REGISTRY = "~redis_queue:registry"
-MONITOR = "~{redis_queue:monitor}:*"
-FLOWS = "~{redis_queue:flow}:*"
-CALL = re.compile(r"redis\.p?call\(([^,)]+)")
-
-
-@dataclass(frozen=True)
-class Role:
-    """A role: its keys, scripts and plain commands, and a function that needs all of them."""
-
-    name: str
-    keys: tuple[str, ...]
-    scripts: tuple[str, ...]
-    commands: tuple[str, ...]
-    act: Callable[[RedisQueue, DelayQueue], Any]
-
-    @property
-    def allowed(self) -> list[str]:
-        """Return the commands that the role needs."""
-        calls = " ".join(call for name in self.scripts for call in CALL.findall(load(name).source))
-        found = {SUBCOMMANDS.get(name, name.lower()) for name in re.findall(r"'([A-Z]+)'", calls)}
-        return sorted({*found, *self.commands, *(["evalsha"] if self.scripts else [])})
-
-    @property
-    def rules(self) -> str:
-        """Return the ACL line as the document has it."""
-        return " ".join([*self.keys, *(f"+{command}" for command in self.allowed)])
-
-
-SUBCOMMANDS = {"PUBSUB": "pubsub|numsub"}
-"""Commands of which a role needs a part."""
 
 
 def produce(queue: RedisQueue, delayed: DelayQueue) -> None:
     """Put, delay, cancel."""
     queue.put("now")
+    DelayQueue("new", queue.client).push("first", delay=60)
     queue.put("later", delay=60)
     queue.put("once", dedupe_key="key")
     delayed.push("due", id="due")
@@ -84,6 +52,8 @@ def consume(queue: RedisQueue, _: DelayQueue) -> None:
     assert again is not None
     queue.ack(again)
     queue.promote()
+    while (message := queue.get(timeout=0.01)) is not None:
+        queue.ack(message)
 
 
 def dispatch(queue: RedisQueue, delayed: DelayQueue) -> None:
@@ -170,6 +140,7 @@ def watch(queue: RedisQueue, delayed: DelayQueue) -> None:
     delayed.dispatch_log.totals()
     delayed.dispatch_log.minutes()
     delayed.dispatch_log.dispatchers()
+    Registry(Scripts(queue.client), "redis_queue").fields()
     inspector = Inspector(queue.client)
     inspector.overview()
     inspector.expired(queue)
@@ -258,121 +229,18 @@ TASK = RunningTask("id", "task", "queue", "me", NOW)
 RUN = Run("id", "task", "queue", "me", "succeeded", NOW)
 ACTION = AuditLine(datetime.now(timezone.utc), "ann", "purge", "work", 3)
 FAILURE = Failure("failed", "shop.mail", "celery", "one", NOW, traceback="Traceback")
-LEASES = ("records/ack", "records/release", "records/quarantine", "records/put_back")
-ROLES = [
-    Role(
-        "producer",
-        (*QUEUES, REGISTRY, "&{redis_queue:delay:*"),
-        ("queue/put", "delay/push", "delay/cancel", "delay/reschedule", "delay/find"),
-        ("hkeys", "hmget", "hset", "hsetnx"),
-        produce,
-    ),
-    Role("worker", QUEUES[:1], ("queue/get", "queue/promote", "records/extend", *LEASES), ("blpop",), consume),
-    Role(
-        "dispatcher",
-        (*QUEUES, MONITOR, REGISTRY, "~redis_queue:probe:*", "&{redis_queue:delay:*"),
-        (
-            "delay/lead",
-            "delay/head",
-            "delay/move_due",
-            "delay/claim",
-            "delay/deliver",
-            "delay/note",
-            "monitor/count",
-            "monitor/failure_keep",
-            "monitor/report",
-            "records/extend",
-            *LEASES,
-        ),
-        ("hkeys", "hmget", "ping", "subscribe"),
-        dispatch,
-    ),
-    Role(
-        "flows",
-        (FLOWS,),
-        (
-            "flow/send",
-            "flow/configure",
-            "flow/reconsider",
-            "flow/take",
-            "flow/settle",
-            "flow/restore",
-            "unique/acquire",
-            "unique/confirm",
-            "unique/extend",
-            "unique/release",
-            "unique/revoke",
-        ),
-        ("hkeys", "hscan", "mget", "zscan"),
-        run_flow,
-    ),
-    Role(
-        "holder",
-        ("~{redis_queue:lock:*",),
-        ("lock/acquire", "lock/extend", "lock/release"),
-        (),
-        take_turns,
-    ),
-    Role(
-        "dashboard",
-        (*QUEUES, f"%R{MONITOR}", f"%R{FLOWS}", f"%R{REGISTRY}", "%R~redis_queue:audit"),
-        (
-            *("queue/stats", "queue/peek", "delay/stats", "delay/count", "delay/list", "delay/find", "delay/head"),
-            *(
-                "records/dead_letters",
-                "records/quarantined",
-                "records/look",
-                "records/versions",
-                "records/in_flight",
-                "delay/minutes",
-                "delay/dispatchers",
-            ),
-        ),
-        (
-            "get",
-            "hget",
-            "hgetall",
-            "hkeys",
-            "hlen",
-            "hmget",
-            "hscan",
-            "time",
-            "zcount",
-            "zmscore",
-            "zrange",
-            "zrevrange",
-            "zrevrank",
-            "zscan",
-        ),
-        watch,
-    ),
-    Role(
-        "admin",
-        (*QUEUES, MONITOR, FLOWS, REGISTRY),
-        (
-            *("records/dead_letters", "records/redrive", "records/delete_dead", "records/purge"),
-            *(
-                "monitor/failure_claim",
-                "monitor/failure_delete",
-                "flow/configure",
-                "flow/reconsider",
-                "flow/purge",
-                "flow/delete",
-            ),
-            *("unique/cancel", "unique/release"),
-        ),
-        ("hkeys", "hmget", "hset", "hdel", "rpush", "unlink", "llen", "zcard", "zscan"),
-        administer,
-    ),
-    Role(
-        "operator",
-        ("~redis_queue:audit", "~redis_queue:operation:*"),
-        (),
-        ("get", "lpush", "lrange", "ltrim", "set"),
-        operate,
-    ),
-    Role("loader", (), (), ("script|exists", "script|load"), load_them),
-]
+ACTS: dict[str, Callable[[RedisQueue, DelayQueue], Any]] = {
+    "producer": produce,
+    "worker": consume,
+    "dispatcher": dispatch,
+    "flows": run_flow,
+    "holder": take_turns,
+    "dashboard": watch,
+    "admin": administer,
+    "operator": operate,
+    "loader": load_them,
+}
+"""What needs all rules of a role."""
 
 
 def rules_of(name: str) -> str:

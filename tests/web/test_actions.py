@@ -15,13 +15,13 @@ from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.delay.model import Push
+from redis_queue.doctor.roles import ROLES
 from redis_queue.operate import listing
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.audit import Audit, AuditLine, Subject
 from redis_queue.operate.subjects import SHOWN
 from redis_queue.store.scripts import load_scripts
 from redis_queue.web import actions, dashboard
-from tests.support.acl import ROLES
 from tests.support.servers import RedisServer, client_options
 from tests.support.web.browser import SCREENS, Browser, Form, Page, crawl
 from tests.support.web.contents import KEY, TASK, Open, everything
