@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from redis_queue.contrib.django.outbox.transfer import FIRST_PAUSE, LONGEST_PAUSE, Breaker
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.store.scripts import CALL_ATTEMPTS
 from tests.support.django.project import rows, use_app, write
@@ -93,7 +92,10 @@ def test_a_cancel_that_waits_for_redis_locks_nothing(tables: Any, outbox: Any, r
     assert [row.task_id for row in rows()] == ["x"]
 
 
-def test_the_pauses_of_a_breaker_grow_and_each_allows_one_caller() -> None:
+def test_the_pauses_of_a_breaker_grow_and_each_allows_one_caller(shop: Any) -> None:
+    from redis_queue.contrib.django.outbox.transfer import FIRST_PAUSE, LONGEST_PAUSE, Breaker
+
+    del shop
     now = [100.0]
     breaker = Breaker(lambda: now[0])
     assert breaker.allows()
