@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from chaos import holds
-from chaos.invariants import miscounted, misplaced
+from chaos.checker import miscounted, misplaced
 from chaos.workload import PRODUCER, Post, Step, note_cancel
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import StoreError

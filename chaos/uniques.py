@@ -11,7 +11,7 @@ from celery import Celery
 
 from chaos.flows import EXPIRES, PREFIX, WORKER, Flows
 from chaos.holds import now_ms
-from chaos.script_edits import edit_include
+from chaos.kill_points import edit_include
 from chaos.unique_plan import KINDS, PACED, QUEUE, UNIQUES, UniquePlan
 from chaos.unique_runs import CALL, UniqueLog, note_takings
 from chaos.workload import PRODUCER, Post, Step

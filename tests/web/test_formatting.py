@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import time
 from datetime import datetime, timedelta, timezone
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from markupsafe import Markup
 
 from redis_queue.errors import ConfigurationError
 from redis_queue.web import WebSettings, formatting
+from redis_queue.web.charts import LEVELS, chart_data, level, lines, spark_points
 from redis_queue.web.formatting import HIDDEN
+from tests.support.web.browser import Browser
+from tests.support.web.contents import Open
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
 
@@ -136,3 +142,94 @@ class TestHarmless:
         kept = Markup("<b>\u202e</b>")
         for value in ("plain ä 中\n\tx", 3, None, kept):
             assert formatting.harmless(value) is value or formatting.harmless(value) == value
+
+
+# Charts: data, summaries, small curves, and levels of heat maps.
+
+AT = datetime(2030, 1, 1, tzinfo=timezone.utc)
+
+
+class TestLines:
+    def test_have_the_colours_of_their_names(self) -> None:
+        found = lines([("succeeded", [1]), ("failed", [1]), ("shop.remind", [1]), ("p50", [1])])
+        assert [line.tone for line in found] == ["good", "bad", "good", "main"]
+
+    def test_other_names_differ(self) -> None:
+        found = lines([(name, [1]) for name in "abcd"])
+        assert len({line.tone for line in found}) == 4
+
+    def test_counts_are_added_up(self) -> None:
+        (line,) = lines([("sent", [1000, None, 234])])
+        assert (line.summary("count"), line.text(0, "count"), line.text(1, "count")) == ("1,234", "1,000", "-")
+
+    def test_of_durations_the_last_known_one_counts(self) -> None:
+        (line,) = lines([("p50", [0.5, 2.5, math.nan, None])])
+        assert (line.summary("s"), line.text(0, "s"), line.text(2, "s")) == ("2.5 s", "500 ms", "-")
+
+    def test_without_values(self) -> None:
+        (line,) = lines([("p50", [])])
+        assert (line.summary("s"), line.summary("count")) == ("-", "0")
+
+
+def test_data_are_short_and_standard_json() -> None:
+    text = chart_data(lines([("p50", [1 / 3, math.nan, None])]), "s", [AT + timedelta(minutes=n) for n in range(3)])
+    found = json.loads(text, parse_constant=pytest.fail)
+    start = round(AT.timestamp())
+    assert found == {
+        "unit": "s",
+        "bars": False,
+        "times": [start, start + 60, start + 120],
+        "series": [{"name": "p50", "tone": "main", "values": [0.333333, None, None]}],
+    }
+
+
+class TestSpark:
+    def test_spans_the_width_and_the_height(self) -> None:
+        points = [tuple(map(float, point.split(","))) for point in spark_points([0, 5, 10]).split()]
+        assert points == [(0, 23), (50, 12), (100, 1)]
+
+    def test_without_values_or_with_one(self) -> None:
+        assert spark_points([]) == ""
+        assert spark_points([0, 0]) == "0.0,23.0 100.0,23.0"
+        assert spark_points([3]) == "0.0,1.0"
+
+
+class TestLevel:
+    def test_goes_up_with_the_count(self) -> None:
+        levels = [level(count, 1000) for count in (0, 1, 2, 10, 100, 999, 1000)]
+        assert levels == sorted(levels)
+        assert (levels[0], levels[1], levels[-1]) == (0, 1, LEVELS)
+
+    def test_of_a_single_one(self) -> None:
+        assert (level(1, 1), level(0, 0)) == (LEVELS, 0)
+
+
+# Times on pages are in the configured zone, with UTC in their titles.
+
+KOLKATA = "Asia/Kolkata"
+PATHS = ("/scheduled", "/dead", "/audit", "/forecast", "/unique", "/entry?queue=scheduled&id=task-1")
+
+
+def times(browser: Browser, path: str) -> list[tuple[datetime, str, str]]:
+    """Return the machine-readable time, the title and the text of each time on a page."""
+    found = re.findall(r'<time datetime="([^"]+)" title="([^"]+)"[^>]*>([^<]+)</time>', browser.get(path).source)
+    assert found, path
+    return [(datetime.fromisoformat(machine), title, shown) for machine, title, shown in found]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_zone_of_the_dashboard(path: str, open_dashboard: Open) -> None:
+    browser = open_dashboard(timezone=KOLKATA)
+    for at, title, shown in times(browser, path):
+        assert title == at.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+        assert at.astimezone(ZoneInfo(KOLKATA)).strftime("%H:%M") in shown
+    source = browser.get(path).source
+    assert f'data-timezone="{KOLKATA}"' in source
+    assert ">UTC<" not in source
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_without_a_zone_the_page_has_utc_for_the_browser_to_convert(path: str, reader: Browser) -> None:
+    for at, _, shown in times(reader, path):
+        assert at.astimezone(timezone.utc).strftime("%H:%M") in shown
+    assert "data-timezone" not in reader.get(path).source
