@@ -1,13 +1,16 @@
-"""Fixtures of tests of flows and unique tasks: a Redis of their own."""
+"""Fixtures of tests of flows and unique tasks: a Redis of their own, and workers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 import redis
 
+from tests.support.celery.brokers import Broker
+from tests.support.celery.flows import QUEUE, Fleet, url_of
+from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 
 
@@ -26,7 +29,43 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
+def proxy(server: RedisServer) -> Iterator[FaultProxy]:
+    """A proxy in front of it."""
+    with FaultProxy(server.address) as proxy:
+        yield proxy
+
+
+@pytest.fixture
 def stack() -> Iterator[ExitStack]:
     """What ends with the test."""
     with ExitStack() as stack:
         yield stack
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest, server: RedisServer) -> str:
+    """The URL of the broker: the database of the store, "another database" of its Redis, or "rabbitmq".
+
+    The `BROKER` of a module is for its tests without a parameter.
+    """
+    place = getattr(request, "param", getattr(request.module, "BROKER", "store"))
+    if place == "rabbitmq":
+        found: str = request.getfixturevalue("rabbitmq_url")
+        return found
+    return url_of(server) if place == "store" else f"{url_of(server)}?virtual_host=1"
+
+
+@pytest.fixture
+def make(url: str, server: RedisServer, client: redis.Redis, stack: ExitStack) -> Iterator[Callable[..., Fleet]]:
+    """Makes a fleet whose queue has the flow given; elsewhere than in the store, the queue is its own."""
+    with Broker(url) as broker:
+        queue, elsewhere = QUEUE, url != url_of(server)
+        if elsewhere:
+            queue = broker.name("flow")
+            broker.forget_later(
+                f"{queue}-plain", f"control-{queue}.pidbox", f"reply.control-{queue}.pidbox", f"events-{queue}"
+            )
+        place = {"broker": url, "queue": queue} if elsewhere else {}
+        yield lambda flow=None, flows=None, **options: Fleet(
+            server, client, flows or ({f"queue:{queue}": flow} if flow else {}), stack=stack, **place, **options
+        )

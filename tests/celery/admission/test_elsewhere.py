@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
-import redis
 
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.queues.open import broker_queues
@@ -19,134 +18,28 @@ from redis_queue.operate.work_checks import flow_workers
 from redis_queue.store.scripts import load_scripts
 from tests.support.acl import rules_of
 from tests.support.celery.brokers import Broker
-from tests.support.celery.flow_names import AGAIN, FAIL, SYNC, WORK
-from tests.support.celery.flows import KEYS, Fleet, counts, kill, peak, start, url_of
+from tests.support.celery.flow_names import AGAIN, FAIL, WORK
+from tests.support.celery.flows import KEYS, Fleet, counts, kill, peak
 from tests.support.marks import thorough
 from tests.support.paths import ROOT
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-BOTH = ["rabbitmq", "another database"]
-
-
-@pytest.fixture(params=["rabbitmq"])
-def url(request: pytest.FixtureRequest, server: RedisServer) -> str:
-    """The URL of a broker that is not the database of the store."""
-    if request.param == "another database":
-        return f"{url_of(server)}?virtual_host=1"
-    found: str = request.getfixturevalue("rabbitmq_url")
-    return found
-
-
+BROKER = "rabbitmq"
+BOTH = [BROKER, "another database"]
 Make = Callable[..., Fleet]
 
 
-@pytest.fixture
-def make(url: str, server: RedisServer, client: redis.Redis) -> Iterator[Make]:
-    """Makes a fleet with a queue of its own, whose flow has the options given."""
-    with Broker(url) as broker:
-        queue = broker.name("flow")
-        broker.forget_later(
-            f"{queue}-plain", f"control-{queue}.pidbox", f"reply.control-{queue}.pidbox", f"events-{queue}"
-        )
-        yield lambda flow=None, **options: Fleet(
-            server, client, {f"queue:{queue}": flow} if flow else {}, broker=url, queue=queue, **options
-        )
-
-
-@pytest.mark.parametrize(
-    ("url", "pool"),
-    [
-        *(("rabbitmq", pool) for pool in ("prefork", "threads", "gevent")),
-        *thorough(("rabbitmq", "solo"), ("another database", "prefork")),
-    ],
-    indirect=["url"],
-)
-def test_no_more_than_the_limit_run_at_once(stack: ExitStack, make: Make, pool: str) -> None:
-    fleet = make({"limit": 3})
-    start(stack, *(fleet.worker(name, pool=pool, concurrency=4) for name in ("a", "b")))
-    with fleet.producer() as app:
-        for _ in range(60):
-            app.send_task(WORK, ("x", 0.01))
-        fleet.wait_for("leave", 60)
-    assert 1 < peak(fleet.events()) <= 3
-    fleet.wait_until_free()
-
-
-def test_the_place_of_a_killed_worker_is_free_again(stack: ExitStack, make: Make) -> None:
-    fleet = make({"limit": 2})
-    first, _ = start(stack, fleet.worker("a", concurrency=1), fleet.worker("b", concurrency=1))
-    with fleet.producer() as app:
-        sent = [app.send_task(WORK, ("x",), {"hold": True}).id for _ in range(4)]
-    fleet.wait_for("enter", 2)
-    kill(first)
-    wait_until(lambda: fleet.client.info("clients")["blocked_clients"] <= 1, description="Redis to see the kill")
-    fleet.release()
-    fleet.wait_for("leave", 1)
-    fleet.wait_for("enter", 3)
-    fleet.release(5)
-    wait_until(
-        lambda: {id_ for kind, _, id_, _ in fleet.events() if kind == "leave"} == set(sent),
-        timeout=40,
-        description="all tasks to end",
-    )
-    # A task of the killed worker comes before those that wait.
-    assert len(fleet.entered()) == 5
-    fleet.wait_until_free()
-
-
-def test_retries_delays_and_discarded_tasks_keep_no_place(stack: ExitStack, make: Make) -> None:
-    fleet = make({"limit": 1})
-    start(stack, fleet.worker("a", concurrency=4))
-    with fleet.producer() as app:
-        app.send_task(WORK, ("x",), {"hold": True})
-        fleet.wait_for("enter", 1)
-        revoked = app.send_task(WORK, ("x",))
-        app.control.revoke(revoked.id, reply=True, timeout=10, limit=1)
-        app.send_task(WORK, ("x",), expires=0.001)
-        app.send_task("unheard of", ("x",))
-        app.send_task(WORK, (1, 2, 3, 4, 5))
-        app.send_task(AGAIN, (2,))
-        app.send_task(AGAIN, (2, 0.05))
-        app.send_task(FAIL)
-        last = app.send_task(WORK, ("x",), countdown=0.1).id
-        # The dispatcher has sent it to the broker, and the worker has moved it into the gate.
-        wait_until(lambda: counts(fleet.client)["waiting"] == {f"queue:{fleet.queue}": 8}, description="the moves")
-        assert len(fleet.entered()) == 1
-        fleet.release()
-        wait_until(lambda: last in fleet.entered(), timeout=30, description="the delayed task to run")
-    fleet.wait_until_free()
-    assert peak(fleet.events()) == 1
-    assert revoked.id not in fleet.entered()
-
-
-def test_the_order_of_a_key_is_that_of_sending(stack: ExitStack, make: Make) -> None:
-    fleet = make()
-    start(stack, fleet.worker("a"), fleet.worker("b"))
-    with fleet.producer() as app:
-        # The producer does not have the task: the setting tells it.
-        app.conf.redis_queue_flow = {SYNC: {"limit": 1, "key": "shop:{key}"}}
-        sent = [app.send_task(SYNC, kwargs={"key": f"k{number % 3}", "seconds": 0.005}) for number in range(45)]
-        fleet.wait_for("leave", 45)
-    events = fleet.events()
-    assert peak(events, of_key=True) == 1
-    assert peak(events) > 1
-    for key in ("k0", "k1", "k2"):
-        order = [id_ for kind, of, id_, _ in events if (kind, of) == ("enter", key)]
-        assert order == [result.id for number, result in enumerate(sent) if f"k{number % 3}" == key]
-    fleet.wait_until_free()
-
-
 @pytest.mark.parametrize("pool", ["prefork", *thorough("solo")])
-def test_tasks_without_a_flow_and_those_with_one_take_turns(stack: ExitStack, make: Make, pool: str) -> None:
+def test_tasks_without_a_flow_and_those_with_one_take_turns(make: Make, pool: str) -> None:
     fleet = make({"limit": 10})
     with fleet.producer() as app:
         for _ in range(60):
             app.send_task(WORK, ("plain", 0.02), queue=f"{fleet.queue}-plain")
         for _ in range(20):
             app.send_task(WORK, ("flow", 0.02))
-        start(stack, fleet.worker("a", "-Q", f"{fleet.queue},{fleet.queue}-plain", pool=pool))
+        fleet.start("a", arguments=("-Q", f"{fleet.queue},{fleet.queue}-plain"), pool=pool)
         fleet.wait_for("leave", 80)
     keys = [key for kind, key, _, _ in fleet.events() if kind == "enter"]
     last = max(number for number, key in enumerate(keys) if key == "flow")
@@ -154,7 +47,7 @@ def test_tasks_without_a_flow_and_those_with_one_take_turns(stack: ExitStack, ma
     fleet.wait_until_free()
 
 
-def test_tasks_of_quorum_queues_and_those_of_flows_take_turns(stack: ExitStack, make: Make) -> None:
+def test_tasks_of_quorum_queues_and_those_of_flows_take_turns(make: Make) -> None:
     # Their prefetch count is static: a task of a flow waits behind the eight that the worker has.
     kind = {"task_default_queue_type": "quorum", "task_create_missing_queue_type": "quorum"}
     fleet = make({"limit": 10}, settings=kind)
@@ -163,7 +56,7 @@ def test_tasks_of_quorum_queues_and_those_of_flows_take_turns(stack: ExitStack, 
             app.send_task(WORK, ("plain", 0.02), queue=f"{fleet.queue}-plain")
         for _ in range(20):
             app.send_task(WORK, ("flow", 0.02))
-        (worker,) = start(stack, fleet.worker("a", "-Q", f"{fleet.queue},{fleet.queue}-plain"))
+        (worker,) = fleet.start("a", arguments=("-Q", f"{fleet.queue},{fleet.queue}-plain"))
         fleet.wait_for("leave", 80)
     assert "Prefetch count is now static" in worker.output
     keys = [key for kind, key, _, _ in fleet.events() if kind == "enter"]
@@ -171,10 +64,10 @@ def test_tasks_of_quorum_queues_and_those_of_flows_take_turns(stack: ExitStack, 
     fleet.wait_until_free()
 
 
-def test_a_task_that_has_not_started_returns_when_its_worker_stops(stack: ExitStack, make: Make) -> None:
+def test_a_task_that_has_not_started_returns_when_its_worker_stops(make: Make) -> None:
     fleet = make({"limit": 1}, timeout=60.0)
     plain = f"{fleet.queue}-plain"
-    (first,) = start(stack, fleet.worker("a", "-Q", f"{fleet.queue},{plain}", concurrency=1))
+    (first,) = fleet.start("a", arguments=("-Q", f"{fleet.queue},{plain}"), concurrency=1)
     with fleet.producer() as app:
         app.send_task(WORK, ("plain",), {"hold": True}, queue=plain)
         fleet.wait_for("enter", 1)
@@ -185,8 +78,8 @@ def test_a_task_that_has_not_started_returns_when_its_worker_stops(stack: ExitSt
         first.wait_for_output("Warm shutdown")
         fleet.release()
         assert first.wait() == 0
-        assert counts(fleet.client) == {"waiting": {f"queue:{fleet.queue}": 1}}
-        start(stack, fleet.worker("b"))
+        assert counts(fleet.client) == {"waiting": {fleet.flow: 1}}
+        fleet.start("b")
         wait_until(lambda: sent in fleet.entered(), timeout=20, description="the task to run")
     fleet.wait_until_free()
 
@@ -196,10 +89,10 @@ def test_a_task_that_has_not_started_returns_when_its_worker_stops(stack: ExitSt
     [*((url, "prefork") for url in BOTH), *thorough(("rabbitmq", "threads"), ("rabbitmq", "gevent"))],
     indirect=["url"],
 )
-def test_a_lost_connection_to_the_broker_runs_nothing_twice(stack: ExitStack, make: Make, url: str, pool: str) -> None:
+def test_a_lost_connection_to_the_broker_runs_nothing_twice(make: Make, stack: ExitStack, url: str, pool: str) -> None:
     proxy = stack.enter_context(FaultProxy(Broker(url).address))
     fleet = make({"limit": 3}, timeout=60.0, broker_of_workers=Broker(url).url_at(proxy.address[1]))
-    (worker,) = start(stack, fleet.worker("a", pool=pool, concurrency=3))
+    (worker,) = fleet.start("a", pool=pool, concurrency=3)
     with fleet.producer() as app:
         sent = [app.send_task(WORK, ("x",), {"hold": True}).id for _ in range(6)]
         fleet.wait_for("enter", 3)
@@ -216,11 +109,10 @@ def test_a_lost_connection_to_the_broker_runs_nothing_twice(stack: ExitStack, ma
 
 
 @pytest.mark.parametrize("pool", ["prefork", *thorough("threads", "gevent")])
-def test_a_lost_store_stops_no_other_task(stack: ExitStack, make: Make, server: RedisServer, pool: str) -> None:
-    proxy = stack.enter_context(FaultProxy(str(server.socket)))
+def test_a_lost_store_stops_no_other_task(make: Make, proxy: FaultProxy, pool: str) -> None:
     fleet = make({"limit": 2}, timeout=60.0, store_of_workers=proxy.url)
     plain = f"{fleet.queue}-plain"
-    (worker,) = start(stack, fleet.worker("a", "-Q", f"{fleet.queue},{plain}", pool=pool, concurrency=3))
+    (worker,) = fleet.start("a", arguments=("-Q", f"{fleet.queue},{plain}"), pool=pool, concurrency=3)
     with fleet.producer() as app:
         sent = [app.send_task(WORK, ("x",), {"hold": True}).id for _ in range(4)]
         fleet.wait_for("enter", 2)
@@ -242,12 +134,11 @@ def test_a_lost_store_stops_no_other_task(stack: ExitStack, make: Make, server: 
     fleet.wait_until_free()
 
 
-def test_a_worker_starts_without_the_store(stack: ExitStack, make: Make, server: RedisServer) -> None:
-    proxy = stack.enter_context(FaultProxy(str(server.socket)))
+def test_a_worker_starts_without_the_store(make: Make, proxy: FaultProxy) -> None:
     proxy.mode = "refuse"
     fleet = make({"limit": 2}, store_of_workers=proxy.url)
     plain = f"{fleet.queue}-plain"
-    start(stack, fleet.worker("a", "-Q", f"{fleet.queue},{plain}"))
+    fleet.start("a", arguments=("-Q", f"{fleet.queue},{plain}"))
     with fleet.producer() as app:
         app.send_task(WORK, ("x",))
         app.send_task(WORK, ("plain",), queue=plain)
@@ -258,19 +149,19 @@ def test_a_worker_starts_without_the_store(stack: ExitStack, make: Make, server:
     fleet.wait_until_free()
 
 
-def test_a_cold_shutdown_returns_the_tasks_that_run(stack: ExitStack, make: Make) -> None:
+def test_a_cold_shutdown_returns_the_tasks_that_run(make: Make) -> None:
     fleet = make({"limit": 2}, timeout=60.0)
-    (first,) = start(stack, fleet.worker("a"))
+    (first,) = fleet.start("a")
     with fleet.producer() as app:
         sent = [app.send_task(WORK, ("x",), {"hold": True}).id for _ in range(3)]
         fleet.wait_for("enter", 2)
         os.kill(first.pid, signal.SIGQUIT)
         first.wait()
         wait_until(
-            lambda: counts(fleet.client) == {"waiting": {f"queue:{fleet.queue}": 3}},
+            lambda: counts(fleet.client) == {"waiting": {fleet.flow: 3}},
             description="the tasks to be in their gate",
         )
-        start(stack, fleet.worker("b"))
+        fleet.start("b")
         fleet.wait_for("enter", 4)
         assert set(fleet.entered()[2:4]) == set(sent[:2])
         fleet.release(3)
@@ -278,11 +169,10 @@ def test_a_cold_shutdown_returns_the_tasks_that_run(stack: ExitStack, make: Make
     fleet.wait_until_free()
 
 
-def test_a_silent_store_stops_no_other_task(stack: ExitStack, make: Make, server: RedisServer) -> None:
-    proxy = stack.enter_context(FaultProxy(str(server.socket)))
+def test_a_silent_store_stops_no_other_task(make: Make, proxy: FaultProxy) -> None:
     fleet = make({"limit": 1}, store_of_workers=proxy.url)
     plain = f"{fleet.queue}-plain"
-    (worker,) = start(stack, fleet.worker("a", "-Q", f"{fleet.queue},{plain}", concurrency=2))
+    (worker,) = fleet.start("a", arguments=("-Q", f"{fleet.queue},{plain}"), concurrency=2)
     with fleet.producer() as app:
         app.send_task(WORK, ("x",))
         fleet.wait_for("leave", 1)
@@ -299,12 +189,11 @@ def test_a_silent_store_stops_no_other_task(stack: ExitStack, make: Make, server
     fleet.wait_until_free()
 
 
-def test_delayed_tasks_wait_for_a_lost_store(stack: ExitStack, make: Make, server: RedisServer) -> None:
-    proxy = stack.enter_context(FaultProxy(str(server.socket)))
+def test_delayed_tasks_wait_for_a_lost_store(make: Make, proxy: FaultProxy) -> None:
     fleet = make({"limit": 1}, store_of_workers=proxy.url)
     plain = f"{fleet.queue}-plain"
     arguments = ("-Q", f"{fleet.queue},{plain}", "--without-dispatch")
-    (worker,) = start(stack, fleet.worker("a", *arguments, concurrency=1))
+    (worker,) = fleet.start("a", arguments=arguments, concurrency=1)
     with fleet.producer() as app:
         app.send_task(WORK, ("x",))
         fleet.wait_for("leave", 1)
@@ -328,10 +217,10 @@ def test_delayed_tasks_wait_for_a_lost_store(stack: ExitStack, make: Make, serve
     fleet.wait_until_free()
 
 
-def test_a_worker_without_flows_takes_those_of_another_app(stack: ExitStack, make: Make) -> None:
+def test_a_worker_without_flows_takes_those_of_another_app(make: Make) -> None:
     fleet = make(flowless=True)
     queues = [fleet.queue, f"{fleet.queue}-plain"]
-    (worker,) = start(stack, fleet.worker("a"))
+    (worker,) = fleet.start("a")
     with fleet.producer() as app:
         app.conf.redis_queue_flow = {WORK: {"limit": 1}}
         app.control.add_consumer(queues[1], reply=True, timeout=10, limit=1)
@@ -347,42 +236,40 @@ def test_a_worker_without_flows_takes_those_of_another_app(stack: ExitStack, mak
     assert worker.finish() == 0
 
 
-def test_a_pause_holds_tasks_of_flows(stack: ExitStack, make: Make) -> None:
+def test_a_pause_holds_tasks_of_flows(make: Make) -> None:
     fleet = make({"limit": 5})
-    (worker,) = start(stack, fleet.worker("a"))
+    (worker,) = fleet.start("a")
     with fleet.producer() as app:
         flows = StoredTasks.of(app).flow
-        flows.pause(f"queue:{fleet.queue}")
+        flows.pause(fleet.flow)
         sent = [app.send_task(WORK, ("x",)).id for _ in range(3)]
         # It restarts, and runs what belongs to no flow.
         assert worker.finish() == 0
-        start(stack, fleet.worker("b", "-Q", f"{fleet.queue},{fleet.queue}-plain"))
+        fleet.start("b", arguments=("-Q", f"{fleet.queue},{fleet.queue}-plain"))
         app.send_task(WORK, ("plain",), queue=f"{fleet.queue}-plain")
         fleet.wait_for("leave", 1)
-        assert counts(fleet.client) == {"waiting": {f"queue:{fleet.queue}": 3}}
-        flows.resume(f"queue:{fleet.queue}")
+        assert counts(fleet.client) == {"waiting": {fleet.flow: 3}}
+        flows.resume(fleet.flow)
         wait_until(lambda: set(sent) <= set(fleet.entered()), timeout=20, description="the paused tasks to run")
     fleet.wait_until_free()
 
 
-def test_higher_priorities_of_rabbitmq_come_first(stack: ExitStack, make: Make) -> None:
+def test_higher_priorities_of_rabbitmq_come_first(make: Make) -> None:
     fleet = make({"limit": 1})
     with fleet.producer() as app:
         sent = [app.send_task(WORK, ("x",), priority=priority).id for priority in (0, 9, 3, 9)]
-        start(stack, fleet.worker("a", concurrency=1))
+        fleet.start("a", concurrency=1)
         fleet.wait_for("leave", 4)
     assert fleet.entered() == [sent[1], sent[3], sent[2], sent[0]]
     fleet.wait_until_free()
 
 
 @pytest.mark.parametrize("url", BOTH, indirect=True)
-def test_any_serializer_is_read_that_workers_accept(
-    stack: ExitStack, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_serializer_is_read_that_workers_accept(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     # Celery refuses pickle as root.
     monkeypatch.setenv("C_FORCE_ROOT", "1")
     fleet = make({"limit": 2}, settings={"accept_content": ["json", "pickle"]})
-    start(stack, fleet.worker("a", pool="threads"))
+    fleet.start("a", pool="threads")
     with fleet.producer() as app:
         sent = {app.send_task(WORK, ("x",), serializer=name).id for name in ("json", "pickle")}
         fleet.wait_for("leave", 2)
@@ -390,9 +277,9 @@ def test_any_serializer_is_read_that_workers_accept(
     fleet.wait_until_free()
 
 
-def test_keys_of_unique_tasks_are_free_after_every_end(stack: ExitStack, make: Make) -> None:
+def test_keys_of_unique_tasks_are_free_after_every_end(make: Make) -> None:
     fleet = make(settings={"redis_queue_unique": {WORK: {"key": "{key}"}, AGAIN: {}, FAIL: {}}})
-    start(stack, fleet.worker("a"))
+    fleet.start("a")
     with fleet.producer() as app:
         first = app.send_task(WORK, kwargs={"key": "x", "hold": True}).id
         fleet.wait_for("enter", 1)
@@ -408,9 +295,9 @@ def test_keys_of_unique_tasks_are_free_after_every_end(stack: ExitStack, make: M
     fleet.wait_until_free()
 
 
-def test_messages_that_wait_are_counted_and_their_workers_known(stack: ExitStack, make: Make) -> None:
+def test_messages_that_wait_are_counted_and_their_workers_known(make: Make) -> None:
     fleet = make({"limit": 1})
-    start(stack, fleet.worker("a"))
+    fleet.start("a")
     with fleet.producer() as app:
         for _ in range(3):
             app.send_task(WORK, ("x",), {"hold": True})
@@ -432,7 +319,7 @@ def test_messages_that_wait_are_counted_and_their_workers_known(stack: ExitStack
     fleet.wait_until_free()
 
 
-def test_a_worker_needs_only_the_documented_permissions(stack: ExitStack, make: Make, server: RedisServer) -> None:
+def test_a_worker_needs_only_the_documented_permissions(make: Make, server: RedisServer) -> None:
     text = (ROOT / "docs" / "security.md").read_text("utf-8")
     (own,) = re.findall(r"### Workers of flows with a store elsewhere\n.*?```\n(.*?)\n```", text, re.DOTALL)
     (counts_starts,) = re.findall(r"A worker with leases .*?needs\s+`([^`]+)`", text, re.DOTALL)
@@ -443,7 +330,7 @@ def test_a_worker_needs_only_the_documented_permissions(stack: ExitStack, make: 
         "ACL", "SETUSER", "worker", "reset", "resetchannels", "on", ">pw", *rules, *own.split()
     )
     fleet.store_of_workers = f"redis+socket://worker:pw@{server.socket}"
-    (worker,) = start(stack, fleet.worker("a"))
+    (worker,) = fleet.start("a")
     with fleet.producer() as app:
         app.send_task(WORK, ("x",), {"hold": True})
         fleet.wait_for("enter", 1)
@@ -459,7 +346,7 @@ def test_a_worker_needs_only_the_documented_permissions(stack: ExitStack, make: 
         fleet.wait_for("enter", 6)
     kill(worker)
     wait_until(lambda: not fleet.client.info("clients")["blocked_clients"], description="Redis to see the kill")
-    (second,) = start(stack, fleet.worker("b"))
+    (second,) = fleet.start("b")
     fleet.wait_for("enter", 7)
     fleet.release()
     fleet.wait_until_free()

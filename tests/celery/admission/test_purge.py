@@ -30,7 +30,7 @@ from redis_queue.unique.owners import field_of
 from tests.support.celery.brokers import Broker
 from tests.support.celery.fetching import Taker, connected
 from tests.support.celery.flow_names import WORK
-from tests.support.celery.flows import KEYS, QUEUE, Fleet, counts, flow_app, start, taken
+from tests.support.celery.flows import KEYS, QUEUE, Fleet, counts, flow_app, taken
 from tests.support.celery.uniques import app_of, outdate, owned, owners, send, taking, traces
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
@@ -358,7 +358,7 @@ class TestProcesses:
     def test_the_command_deletes_what_waits_and_that_of_celery_does_not(
         self, stack: ExitStack, server: RedisServer, client: redis.Redis
     ) -> None:
-        fleet = Fleet(server, client, LIMITED)
+        fleet = Fleet(server, client, LIMITED, stack=stack)
 
         def run(*arguments: str) -> str:
             done = subprocess.run(
@@ -372,7 +372,7 @@ class TestProcesses:
             assert done.returncode == 0, done.stderr
             return done.stdout
 
-        start(stack, fleet.worker("a"))
+        fleet.start("a")
         with fleet.producer() as app:
             sent = [app.send_task(WORK, ("x",), {"hold": True}).id for _ in range(4)]
             fleet.wait_for("enter", 1)
@@ -386,11 +386,11 @@ class TestProcesses:
         fleet.wait_until_free()
 
     def test_a_worker_that_purges(self, stack: ExitStack, server: RedisServer, client: redis.Redis) -> None:
-        fleet = Fleet(server, client, LIMITED)
+        fleet = Fleet(server, client, LIMITED, stack=stack)
         with fleet.producer() as app:
             for _ in range(3):
                 app.send_task(WORK, ("x",))
-            start(stack, fleet.worker("a", "--purge"))
+            fleet.start("a", arguments=["--purge"])
             last = app.send_task(WORK, ("x",)).id
         fleet.wait_for("leave", 1)
         fleet.wait_until_free()

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import Any
 
-import psutil
 import pytest
-import redis
 
 from redis_queue.celery.stored_tasks import StoredTasks
 from tests.support.celery.flow_names import AGAIN, FAIL, WORK
-from tests.support.celery.flows import KEYS, Fleet
-from tests.support.celery.processes import CeleryProcess
-from tests.support.servers import RedisServer
+from tests.support.celery.flows import KEYS, Fleet, kill
 from tests.support.wait import wait_until
 
+Make = Callable[..., Fleet]
 
-def unique_fleet(server: RedisServer, client: redis.Redis, **unique: Any) -> Fleet:
+
+def unique(make: Make, **options: Any) -> Fleet:
     """Return workers whose tasks are unique: WORK by its key, AGAIN and FAIL as a whole."""
-    rules = {WORK: {"key": "{key}", **unique}, AGAIN: dict(unique), FAIL: dict(unique)}
-    return Fleet(server, client, {}, settings={"redis_queue_unique": rules})
-
-
-def started(stack: ExitStack, worker: CeleryProcess) -> CeleryProcess:
-    """Start *worker*, and wait until it consumes."""
-    found = stack.enter_context(worker)
-    found.wait_for_output("ready.")
-    return found
+    rules = {WORK: {"key": "{key}", **options}, AGAIN: dict(options), FAIL: dict(options)}
+    return make(settings={"redis_queue_unique": rules})
 
 
 def wait_until_clean(fleet: Fleet, *more: bytes) -> None:
@@ -41,9 +30,9 @@ def wait_until_clean(fleet: Fleet, *more: bytes) -> None:
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
-def test_a_key_is_free_after_its_task(server: RedisServer, client: redis.Redis, stack: ExitStack, pool: str) -> None:
-    fleet = unique_fleet(server, client)
-    started(stack, fleet.worker("a", pool=pool))
+def test_a_key_is_free_after_its_task(make: Make, pool: str) -> None:
+    fleet = unique(make)
+    fleet.start("a", pool=pool)
     with fleet.producer() as app:
         for number in range(3):
             first = app.send_task(WORK, kwargs={"key": "x", "hold": True})
@@ -54,9 +43,9 @@ def test_a_key_is_free_after_its_task(server: RedisServer, client: redis.Redis, 
     assert len(fleet.entered()) == 3
 
 
-def test_a_key_is_free_when_its_task_starts(server: RedisServer, client: redis.Redis, stack: ExitStack) -> None:
-    fleet = unique_fleet(server, client, until="start")
-    started(stack, fleet.worker("a", concurrency=1))
+def test_a_key_is_free_when_its_task_starts(make: Make) -> None:
+    fleet = unique(make, until="start")
+    fleet.start("a", concurrency=1)
     with fleet.producer() as app:
         call = {"key": "x", "hold": True}
         first = app.send_task(WORK, kwargs=call).id
@@ -69,9 +58,9 @@ def test_a_key_is_free_when_its_task_starts(server: RedisServer, client: redis.R
     wait_until_clean(fleet)
 
 
-def test_every_end_frees_the_key(server: RedisServer, client: redis.Redis, stack: ExitStack) -> None:
-    fleet = unique_fleet(server, client)
-    started(stack, fleet.worker("a", concurrency=1))
+def test_every_end_frees_the_key(make: Make) -> None:
+    fleet = unique(make)
+    fleet.start("a", concurrency=1)
     with fleet.producer() as app:
         app.send_task(WORK, kwargs={"key": "first", "hold": True})
         fleet.wait_for("enter", 1)
@@ -90,11 +79,9 @@ def test_every_end_frees_the_key(server: RedisServer, client: redis.Redis, stack
 
 @pytest.mark.parametrize("countdown", [0, 0.2])
 @pytest.mark.parametrize("until", ["start", "end"])
-def test_retries_keep_the_key(
-    server: RedisServer, client: redis.Redis, stack: ExitStack, countdown: float, until: str
-) -> None:
-    fleet = unique_fleet(server, client, until=until)
-    started(stack, fleet.worker("a"))
+def test_retries_keep_the_key(make: Make, countdown: float, until: str) -> None:
+    fleet = unique(make, until=until)
+    fleet.start("a")
     with fleet.producer() as app:
         first = app.send_task(AGAIN, (3, countdown)).id
         while _ends_of(first, fleet) < 4:
@@ -111,11 +98,9 @@ def _ends_of(task: str, fleet: Fleet) -> int:
 
 
 @pytest.mark.parametrize("on_conflict", ["keep", "replace"])
-def test_a_retry_goes_on_while_another_call_waits(
-    server: RedisServer, client: redis.Redis, stack: ExitStack, on_conflict: str
-) -> None:
-    fleet = unique_fleet(server, client, until="start", on_conflict=on_conflict)
-    started(stack, fleet.worker("a", concurrency=1))
+def test_a_retry_goes_on_while_another_call_waits(make: Make, on_conflict: str) -> None:
+    fleet = unique(make, until="start", on_conflict=on_conflict)
+    fleet.start("a", concurrency=1)
     with fleet.producer() as app:
         first = app.send_task(AGAIN, (2, 0.2), {"hold": True}).id
         fleet.wait_for("enter", 1)
@@ -126,19 +111,15 @@ def test_a_retry_goes_on_while_another_call_waits(
     assert sorted(fleet.entered()) == sorted([first] * 3 + [second])
 
 
-def test_a_killed_worker_blocks_no_key(server: RedisServer, client: redis.Redis, stack: ExitStack) -> None:
-    fleet = unique_fleet(server, client)
+def test_a_killed_worker_blocks_no_key(make: Make) -> None:
+    fleet = unique(make)
     with fleet.producer() as app:
-        worker = started(stack, fleet.worker("a", concurrency=1))
+        (worker,) = fleet.start("a", concurrency=1)
         first = app.send_task(WORK, kwargs={"key": "x", "hold": True}).id
         fleet.wait_for("enter", 1)
-        family = psutil.Process(worker.pid).children(recursive=True)
-        os.kill(worker.pid, signal.SIGKILL)
-        for child in family:
-            if child.is_running():
-                child.kill()
+        kill(worker)
         assert app.send_task(WORK, kwargs={"key": "x"}).id == first, "it will run again"
-        started(stack, fleet.worker("b", concurrency=1))
+        fleet.start("b", concurrency=1)
         fleet.wait_for("enter", 2)
         assert app.send_task(WORK, kwargs={"key": "x"}).id == first
         fleet.release()
@@ -147,11 +128,9 @@ def test_a_killed_worker_blocks_no_key(server: RedisServer, client: redis.Redis,
 
 
 @pytest.mark.parametrize("on_conflict", ["keep", "replace"])
-def test_of_many_callers_at_once_one_is_right(
-    server: RedisServer, client: redis.Redis, stack: ExitStack, on_conflict: str
-) -> None:
-    fleet = unique_fleet(server, client, on_conflict=on_conflict)
-    started(stack, fleet.worker("a"))
+def test_of_many_callers_at_once_one_is_right(make: Make, on_conflict: str) -> None:
+    fleet = unique(make, on_conflict=on_conflict)
+    fleet.start("a")
     with fleet.producer() as app, ThreadPoolExecutor(8) as pool:
 
         def call(number: int) -> str:

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
-import redis
 from celery import Celery, chord
 
 from redis_queue.celery.stored_tasks import StoredTasks
 from tests.support.celery.flow_names import AGAIN, FAIL, NOTHING, SYNC, WORK
-from tests.support.celery.flows import QUEUE, Fleet, counts, kill, peak, start, url_of
+from tests.support.celery.flows import QUEUE, Fleet, counts, kill, peak, url_of
+from tests.support.marks import thorough
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
 LIMIT = f"queue:{QUEUE}"
+Make = Callable[..., Fleet]
+ANYWHERE = pytest.mark.parametrize("url", ["store", "rabbitmq"], indirect=True)
+"""The broker is the store, or is not."""
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
-def test_no_more_than_the_limit_run_at_once(
-    server: RedisServer, client: redis.Redis, stack: ExitStack, pool: str
-) -> None:
-    fleet = Fleet(server, client, {LIMIT: {"limit": 3}})
-    start(stack, *(fleet.worker(name, pool=pool, concurrency=4) for name in ("a", "b", "c", "d")))
+@pytest.mark.parametrize(
+    ("url", "pool"),
+    [
+        *(("store", pool) for pool in ("prefork", "threads", "gevent", "solo")),
+        *(("rabbitmq", pool) for pool in ("prefork", "threads", "gevent")),
+        *thorough(("rabbitmq", "solo"), ("another database", "prefork")),
+    ],
+    indirect=["url"],
+)
+def test_no_more_than_the_limit_run_at_once(make: Make, pool: str) -> None:
+    fleet = make({"limit": 3})
+    fleet.start("a", "b", "c", pool=pool, concurrency=4)
     with fleet.producer() as app:
         for _ in range(60):
             app.send_task(WORK, ("x", 0.01))
@@ -32,9 +42,10 @@ def test_no_more_than_the_limit_run_at_once(
     fleet.wait_until_free()
 
 
-def test_one_at_a_time_for_each_key(server: RedisServer, client: redis.Redis, stack: ExitStack) -> None:
-    fleet = Fleet(server, client, {})
-    start(stack, fleet.worker("a"), fleet.worker("b"))
+@ANYWHERE
+def test_one_at_a_time_for_each_key_in_the_order_of_sending(make: Make) -> None:
+    fleet = make()
+    fleet.start("a", "b")
     with fleet.producer() as app:
         # The producer does not have the task: the setting tells it.
         app.conf.redis_queue_flow = {SYNC: {"limit": 1, "key": "shop:{key}"}}
@@ -49,15 +60,15 @@ def test_one_at_a_time_for_each_key(server: RedisServer, client: redis.Redis, st
     fleet.wait_until_free()
 
 
-def test_the_place_of_a_killed_worker_is_free_again(server: RedisServer, client: redis.Redis, stack: ExitStack) -> None:
-    fleet = Fleet(server, client, {LIMIT: {"limit": 2}})
-    first, _ = start(stack, fleet.worker("a", concurrency=1), fleet.worker("b", concurrency=1))
+@ANYWHERE
+def test_the_place_of_a_killed_worker_is_free_again(make: Make) -> None:
+    fleet = make({"limit": 2})
+    first, _ = fleet.start("a", "b", concurrency=1)
     with fleet.producer() as app:
         sent = [app.send_task(WORK, ("x",), {"hold": True}).id for _ in range(4)]
     fleet.wait_for("enter", 2)
     kill(first)
-    wait_until(lambda: client.info("clients")["blocked_clients"] <= 1, description="Redis to see the kill")
-    # The killed one comes again before the others.
+    wait_until(lambda: fleet.client.info("clients")["blocked_clients"] <= 1, description="Redis to see the kill")
     fleet.release()
     fleet.wait_for("leave", 1)
     fleet.wait_for("enter", 3)
@@ -67,14 +78,14 @@ def test_the_place_of_a_killed_worker_is_free_again(server: RedisServer, client:
         timeout=40,
         description="all tasks to end",
     )
+    # The task of the killed worker came again before those that waited.
+    assert len(fleet.entered()) == 5
     fleet.wait_until_free()
 
 
-def test_a_change_of_the_limit_holds_for_running_workers(
-    server: RedisServer, client: redis.Redis, stack: ExitStack
-) -> None:
-    fleet = Fleet(server, client, {LIMIT: {"limit": 1}})
-    start(stack, fleet.worker("a", concurrency=4))
+def test_a_change_of_the_limit_holds_for_running_workers(make: Make) -> None:
+    fleet = make({"limit": 1})
+    fleet.start("a", concurrency=4)
     with fleet.producer() as app:
         for _ in range(6):
             app.send_task(WORK, ("x",), {"hold": True})
@@ -85,7 +96,7 @@ def test_a_change_of_the_limit_holds_for_running_workers(
         flows.set(LIMIT, limit=0)
         fleet.release(3)
         fleet.wait_for("leave", 3)
-        wait_until(lambda: counts(client) == {"waiting": {LIMIT: 3}}, description="the places to be free")
+        wait_until(lambda: counts(fleet.client) == {"waiting": {LIMIT: 3}}, description="the places to be free")
         assert len(fleet.entered()) == 3
         flows.reset(LIMIT)
         fleet.release(3)
@@ -93,8 +104,8 @@ def test_a_change_of_the_limit_holds_for_running_workers(
     fleet.wait_until_free()
 
 
-def test_a_pause_outlives_the_workers(server: RedisServer, client: redis.Redis, stack: ExitStack) -> None:
-    fleet = Fleet(server, client, {})
+def test_a_pause_outlives_the_workers(make: Make) -> None:
+    fleet = make()
     with fleet.producer() as app:
         flows = StoredTasks.of(app).flow
         flows.pause(LIMIT)
@@ -112,17 +123,16 @@ def test_a_pause_outlives_the_workers(server: RedisServer, client: redis.Redis, 
                     description="the other task to run",
                 )
         assert not set(sent) & set(fleet.entered())
-        start(stack, fleet.worker("c"))
+        fleet.start("c")
         flows.resume(LIMIT)
         wait_until(lambda: set(sent) <= set(fleet.entered()), timeout=20, description="the paused tasks to run")
     fleet.wait_until_free()
 
 
-def test_retries_delays_and_discarded_tasks_keep_no_place(
-    server: RedisServer, client: redis.Redis, stack: ExitStack
-) -> None:
-    fleet = Fleet(server, client, {LIMIT: {"limit": 1}})
-    start(stack, fleet.worker("a", concurrency=4))
+@ANYWHERE
+def test_retries_delays_and_discarded_tasks_keep_no_place(make: Make) -> None:
+    fleet = make({"limit": 1})
+    fleet.start("a", concurrency=4)
     with fleet.producer() as app:
         app.send_task(WORK, ("x",), {"hold": True})
         fleet.wait_for("enter", 1)
@@ -135,18 +145,20 @@ def test_retries_delays_and_discarded_tasks_keep_no_place(
         app.send_task(AGAIN, (2, 0.05))
         app.send_task(FAIL)
         last = app.send_task(WORK, ("x",), countdown=0.1).id
+        # The dispatcher has sent it, and if the broker is elsewhere, the worker has moved it into the backlog.
+        wait_until(lambda: counts(fleet.client)["waiting"] == {fleet.flow: 8}, description="the tasks to wait")
+        assert len(fleet.entered()) == 1
         fleet.release()
         wait_until(lambda: last in fleet.entered(), timeout=30, description="the delayed task to run")
     fleet.wait_until_free()
     assert peak(fleet.events()) == 1
+    assert revoked.id not in fleet.entered()
 
 
-def test_retries_and_time_limits_of_a_key_give_its_place_back(
-    server: RedisServer, client: redis.Redis, stack: ExitStack
-) -> None:
+def test_retries_and_time_limits_of_a_key_give_its_place_back(make: Make) -> None:
     one = {"limit": 1, "key": "{key}"}
-    fleet = Fleet(server, client, {WORK: one, AGAIN: {"limit": 1, "key": "{times}"}})
-    start(stack, fleet.worker("a"), fleet.worker("b"))
+    fleet = make(flows={WORK: one, AGAIN: {"limit": 1, "key": "{times}"}})
+    fleet.start("a", "b")
     with fleet.producer() as app:
         slow = {"key": "x", "seconds": 600}
         app.send_task(WORK, kwargs=slow, soft_time_limit=1)
@@ -161,10 +173,10 @@ def test_retries_and_time_limits_of_a_key_give_its_place_back(
     assert peak(events) == 1
 
 
-def test_members_of_a_chord_run_one_at_a_time(server: RedisServer, client: redis.Redis, stack: ExitStack) -> None:
+def test_members_of_a_chord_run_one_at_a_time(make: Make, server: RedisServer, stack: ExitStack) -> None:
     results = {"result_backend": url_of(server), "task_ignore_result": False}
-    fleet = Fleet(server, client, {WORK: {"limit": 1, "key": "{key}"}}, settings=results)
-    start(stack, fleet.worker("a"), fleet.worker("b"))
+    fleet = make(flows={WORK: {"limit": 1, "key": "{key}"}}, settings=results)
+    fleet.start("a", "b")
     # A result that is collected after its backend would raise a warning.
     stack.callback(gc.collect)
     with fleet.producer() as app:
@@ -178,9 +190,9 @@ def test_members_of_a_chord_run_one_at_a_time(server: RedisServer, client: redis
     fleet.wait_until_free()
 
 
-def test_the_next_task_of_a_key_starts_soon(server: RedisServer, client: redis.Redis, stack: ExitStack) -> None:
-    fleet = Fleet(server, client, {WORK: {"limit": 1, "key": "{key}"}})
-    start(stack, fleet.worker("a", concurrency=1), fleet.worker("b", concurrency=1))
+def test_the_next_task_of_a_key_starts_soon(make: Make) -> None:
+    fleet = make(flows={WORK: {"limit": 1, "key": "{key}"}})
+    fleet.start("a", "b", concurrency=1)
     with fleet.producer() as app:
         for number in range(60):
             app.send_task(WORK, kwargs={"key": f"k{number % 2}", "seconds": 0.01})
@@ -197,11 +209,9 @@ def test_the_next_task_of_a_key_starts_soon(server: RedisServer, client: redis.R
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_no_place_is_held_behind_a_long_task(
-    server: RedisServer, client: redis.Redis, stack: ExitStack, pool: str
-) -> None:
-    fleet = Fleet(server, client, {LIMIT: {"limit": 50}})
-    start(stack, *(fleet.worker(name, pool=pool, concurrency=1) for name in "abc"))
+def test_no_place_is_held_behind_a_long_task(make: Make, pool: str) -> None:
+    fleet = make({"limit": 50})
+    fleet.start("a", "b", "c", pool=pool, concurrency=1)
     with fleet.producer() as app:
         StoredTasks.of(app).flow.pause(LIMIT)
         # So many short tasks that workers take them ahead, then some that last.
@@ -212,7 +222,7 @@ def test_no_place_is_held_behind_a_long_task(
         StoredTasks.of(app).flow.resume(LIMIT)
         wait_until(
             lambda: (
-                counts(client) == {"running": {LIMIT: 3}, "waiting": {LIMIT: 3}, "held": 3}
+                counts(fleet.client) == {"running": {LIMIT: 3}, "waiting": {LIMIT: 3}, "held": 3}
                 and len(fleet.entered()) == 3
             ),
             timeout=30,
@@ -221,15 +231,15 @@ def test_no_place_is_held_behind_a_long_task(
         # What waits does not start in a pause, and goes to the process that is free first.
         StoredTasks.of(app).flow.pause(LIMIT)
         fleet.release(3)
-        wait_until(lambda: counts(client) == {"waiting": {LIMIT: 3}}, description="the running ones to end")
+        wait_until(lambda: counts(fleet.client) == {"waiting": {LIMIT: 3}}, description="the running ones to end")
         StoredTasks.of(app).flow.resume(LIMIT)
         fleet.release(3)
     fleet.wait_until_free()
 
 
-def test_a_pool_that_scales_grows(server: RedisServer, client: redis.Redis, stack: ExitStack) -> None:
-    fleet = Fleet(server, client, {LIMIT: {"limit": 50}})
-    start(stack, fleet.worker("a", "--autoscale=3,1", concurrency=1))
+def test_a_pool_that_scales_grows(make: Make) -> None:
+    fleet = make({"limit": 50})
+    fleet.start("a", arguments=("--autoscale=3,1",), concurrency=1)
     with fleet.producer() as app:
         for _ in range(3):
             app.send_task(WORK, ("x",), {"hold": True})
@@ -239,17 +249,15 @@ def test_a_pool_that_scales_grows(server: RedisServer, client: redis.Redis, stac
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
-def test_a_rate_goes_on_after_a_lost_connection(
-    server: RedisServer, client: redis.Redis, stack: ExitStack, pool: str
-) -> None:
-    fleet = Fleet(server, client, {WORK: {"rate": "5/s"}})
-    (worker,) = start(stack, fleet.worker("a", pool=pool))
+def test_a_rate_goes_on_after_a_lost_connection(make: Make, pool: str) -> None:
+    fleet = make(flows={WORK: {"rate": "5/s"}})
+    (worker,) = fleet.start("a", pool=pool)
     with fleet.producer() as app:
         # It has all its connections.
         app.send_task(WORK, ("x",))
         fleet.wait_until_free()
         for kind in ("normal", "pubsub"):
-            client.client_kill_filter(_type=kind, skipme=True)
+            fleet.client.client_kill_filter(_type=kind, skipme=True)
         worker.wait_for_output("Connection to broker lost")
         for _ in range(5):
             app.send_task(WORK, ("x",))
@@ -259,11 +267,9 @@ def test_a_rate_goes_on_after_a_lost_connection(
     fleet.wait_until_free()
 
 
-def test_what_a_producer_without_flows_sends_is_counted(
-    server: RedisServer, client: redis.Redis, stack: ExitStack
-) -> None:
-    fleet = Fleet(server, client, {LIMIT: {"limit": 1}})
-    start(stack, fleet.worker("a"))
+def test_what_a_producer_without_flows_sends_is_counted(make: Make, server: RedisServer) -> None:
+    fleet = make({"limit": 1})
+    fleet.start("a")
     with Celery("stock", broker=url_of(server), set_as_current=False) as stock, fleet.producer() as app:
         stock.conf.task_default_queue = QUEUE
         app.send_task(WORK, kwargs={"key": "counted"})

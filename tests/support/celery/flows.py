@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,6 +100,13 @@ class Fleet:
     """URL by which workers reach the store."""
     flowless: bool = False
     """Whether the tasks of workers have no flow in their code."""
+    stack: ExitStack = field(default_factory=ExitStack)
+    """Ends the workers that `start()` starts."""
+
+    @property
+    def flow(self) -> str:
+        """The name of the flow of the queue."""
+        return f"queue:{self.queue}"
 
     @property
     def url(self) -> str:
@@ -133,6 +140,13 @@ class Fleet:
                 **({"FLOWLESS": "1"} if self.flowless else {}),
             },
         )
+
+    def start(self, *names: str, arguments: Sequence[str] = (), **options: Any) -> list[CeleryProcess]:
+        """Start a worker of each name, and wait until they consume."""
+        started = [self.stack.enter_context(self.worker(name, *arguments, **options)) for name in names]
+        for worker in started:
+            worker.wait_for_output("ready.")
+        return started
 
     @contextmanager
     def producer(self) -> Iterator[Celery]:
@@ -191,14 +205,6 @@ def peak(events: list[tuple[str, str, str, int]], *, of_key: bool = False) -> in
             running[name] -= 1
         most = max(most, running[name])
     return most
-
-
-def start(stack: ExitStack, *workers: CeleryProcess) -> list[CeleryProcess]:
-    """Start *workers*, and wait until they consume."""
-    started = [stack.enter_context(worker) for worker in workers]
-    for worker in started:
-        worker.wait_for_output("ready.")
-    return started
 
 
 def kill(worker: CeleryProcess) -> None:
