@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
@@ -14,7 +15,9 @@ from uuid import uuid4
 
 import pytest
 import redis
+from celery import Celery
 
+from tests.support.celery.observing import Observed, observed_on_one_redis
 from tests.support.clock import Clock
 from tests.support.cluster import RedisCluster
 from tests.support.parts import MissingPartError
@@ -127,6 +130,35 @@ def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
     with redis_server.client() as client:
         client.flushall()
         yield client
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A server of the test: it may be killed, filled and reconfigured."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def app(redis_server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
+    """An app whose broker, result backend and store are the shared server."""
+    url = f"redis+socket://{redis_server.socket}"
+    with Celery("tests", broker=url, backend=url, set_as_current=False) as app:
+        yield app
+
+
+@pytest.fixture
+def observed(request: pytest.FixtureRequest) -> Iterator[Observed]:
+    """Broker and store of observed workers in one server; if its module has `RESULTS`, it keeps results, too."""
+    with observed_on_one_redis(results=getattr(request.module, "RESULTS", False)) as observed:
+        yield observed
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """A pool for blocking calls."""
+    with ThreadPoolExecutor(16) as pool:
+        yield pool
 
 
 @pytest.fixture

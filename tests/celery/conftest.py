@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 
 from redis_queue import DelayQueue
 from redis_queue.celery.kombu.internals import lacking
 from tests.support.celery.brokers import Broker, ManualClock
+from tests.support.celery.fleet import Fleet, fleet_on_one_redis
 from tests.support.servers import RedisServer
 
 # Older versions of kombu have no atomic fetch (test_internals covers the warning) and do not check idle connections.
@@ -50,3 +52,17 @@ def delayed(client: redis.Redis, clock: ManualClock) -> Callable[..., DelayQueue
 def queue(delayed: Callable[..., DelayQueue]) -> DelayQueue:
     """The DelayQueue "scheduled" with the manual clock."""
     return delayed()
+
+
+@pytest.fixture
+def default(app: Celery) -> str:
+    """The default queue of the app of a test."""
+    name: str = app.conf.task_default_queue
+    return name
+
+
+@pytest.fixture
+def fleet() -> Iterator[Fleet]:
+    """Store, broker and results of workers in one Redis."""
+    with fleet_on_one_redis() as fleet:
+        yield fleet

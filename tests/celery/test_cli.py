@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -31,13 +30,10 @@ LATER_SHOWN = LATER.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 @pytest.fixture
-def app(redis_server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
-    """An app whose broker and store are the shared Redis."""
-    app = Celery("tests", broker=f"redis+socket://{redis_server.socket}", set_as_current=False)
-    # Longer than all delays.
+def app(app: Celery) -> Celery:
+    """The app, whose messages become visible again after all delays."""
     app.conf.broker_transport_options = {"visibility_timeout": 10 * 365 * 86400}
-    yield app
-    app.close()
+    return app
 
 
 @pytest.fixture

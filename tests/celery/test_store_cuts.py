@@ -76,13 +76,6 @@ CUTS: dict[str, Callable[[FaultProxy, bytes], None]] = {
 
 
 @pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
-    """A proxy in front of the store."""
-    with FaultProxy(redis_server.address) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def delayed(broker: Broker, proxy: FaultProxy) -> Iterator[DurableTasks]:
     """Two waiting tasks in a store that is reached through the proxy, in an app with short timeouts."""
     app = broker.app(redis_queue_url=f"{proxy.url}?socket_timeout=0.3", result_backend="disabled://")

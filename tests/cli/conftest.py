@@ -32,7 +32,6 @@ from redis_queue.store.keys import FlowKeys, Keys
 from redis_queue.unique.owners import Owners, field_of
 from tests.support.cli.commands import DUE, NOW, Run, runner
 from tests.support.clock import Clock
-from tests.support.servers import RedisServer
 
 
 @pytest.fixture(autouse=True)
@@ -165,15 +164,6 @@ def unique(client: redis.Redis) -> Owners:
     client.hset(keys.owners, mapping=records)
     client.zadd(keys.owner_ends, {field: NOW + 3_600_000 * number for number, field in enumerate(records, 1)})
     return Owners(client, "redis_queue")
-
-
-@pytest.fixture
-def app(redis_server: RedisServer, client: redis.Redis, clock: Clock) -> Iterator[Celery]:
-    """An app with broker, result backend and store in the shared Redis."""
-    url = f"redis+socket://{redis_server.socket}"
-    app = Celery("tests", broker=url, backend=url, set_as_current=False)
-    yield app
-    app.close()
 
 
 @pytest.fixture

@@ -7,9 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
-import pytest
 import redis
 
 from redis_queue.store.script_files import all_scripts
@@ -40,13 +38,6 @@ def test_a_user_without_permission_is_refused(run: Run, client: redis.Redis, red
     client.execute_command("ACL", "DELUSER", "limited")
     assert done.exit_code == 1
     assert "lacks a permission" in done.stderr
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    """A server that a test may restart."""
-    with RedisServer() as server:
-        yield server
 
 
 def test_with_every_it_loads_lost_scripts_again(server: RedisServer) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -18,19 +17,12 @@ from redis_queue.monitor.model import RunningTask, WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.audit import Audit
 from tests.support.celery.observed_names import GATE
-from tests.support.celery.observing import Observed, observed_on_one_redis
+from tests.support.celery.observing import Observed
 from tests.support.cli.commands import Run, runner
 from tests.support.clock import Clock
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.timeout(180)
-
-
-@pytest.fixture
-def observed() -> Iterator[Observed]:
-    """Broker, store and results in one Redis."""
-    with observed_on_one_redis() as found:
-        yield found
 
 
 def run_in(app: Celery, *arguments: str) -> Result:

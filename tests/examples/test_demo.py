@@ -29,13 +29,6 @@ MARK = "DEMO_TEST"
 SHORT = ["--orders", "60", "--speed", "4"]
 
 
-@pytest.fixture
-def own_server() -> Iterator[RedisServer]:
-    """A separate server, empty at first."""
-    with RedisServer() as server:
-        yield server
-
-
 class Demo:
     """The demo as a user starts it, with its temporary folder inside *folder*."""
 
@@ -97,9 +90,9 @@ def row(output: str, name: str) -> list[str]:
 
 
 @pytest.mark.timeout(180)
-def test_a_killed_consumer_and_a_restarted_worker_lose_nothing(own_server: RedisServer, tmp_path: Path) -> None:
+def test_a_killed_consumer_and_a_restarted_worker_lose_nothing(server: RedisServer, tmp_path: Path) -> None:
     lines = sum(len(order.lines) for order in feed.read()[:60])
-    demo = Demo(tmp_path, own_server.url)
+    demo = Demo(tmp_path, server.url)
 
     done = demo.run(*SHORT)
 
@@ -113,7 +106,7 @@ def test_a_killed_consumer_and_a_restarted_worker_lose_nothing(own_server: Redis
     assert done.stderr == ""
     assert demo.survivors() == []
     assert list(tmp_path.iterdir()) == []
-    with own_server.client() as client:
+    with server.client() as client:
         assert client.keys("*") == []
 
 
@@ -127,10 +120,10 @@ def test_a_killed_consumer_and_a_restarted_worker_lose_nothing(own_server: Redis
     ],
 )
 def test_a_signal_leaves_no_process_no_key_and_no_folder(
-    number: signal.Signals, moment: str, code: int, own_server: RedisServer, tmp_path: Path
+    number: signal.Signals, moment: str, code: int, server: RedisServer, tmp_path: Path
 ) -> None:
-    demo = Demo(tmp_path, own_server.url)
-    with demo.started() as process, own_server.client() as client:
+    demo = Demo(tmp_path, server.url)
+    with demo.started() as process, server.client() as client:
         wait_for(process, moment)
 
         process.send_signal(number)
@@ -158,9 +151,9 @@ def test_a_signal_ends_the_redis_that_the_demo_started(number: signal.Signals) -
         wait_until(lambda: not runs(redis) and not demo.survivors(), description="all processes to end")
 
 
-def test_a_worker_crash_fails_the_run_and_keeps_its_log(own_server: RedisServer, tmp_path: Path) -> None:
-    demo = Demo(tmp_path, own_server.url)
-    with demo.started() as process, own_server.client() as client:
+def test_a_worker_crash_fails_the_run_and_keeps_its_log(server: RedisServer, tmp_path: Path) -> None:
+    demo = Demo(tmp_path, server.url)
+    with demo.started() as process, server.client() as client:
         wait_for(process, "orders fed 0/400")
         [worker] = [child for child in psutil.Process(process.pid).children() if "celery" in child.cmdline()]
         worker.kill()
@@ -176,11 +169,11 @@ def test_a_worker_crash_fails_the_run_and_keeps_its_log(own_server: RedisServer,
         assert client.keys("*") == []
 
 
-def test_a_prefix_that_is_in_use_is_refused(own_server: RedisServer, tmp_path: Path) -> None:
-    with own_server.client() as client:
+def test_a_prefix_that_is_in_use_is_refused(server: RedisServer, tmp_path: Path) -> None:
+    with server.client() as client:
         client.set("shop:orders:executed", "precious")
 
-        done = Demo(tmp_path, own_server.url).run("--prefix", "shop")
+        done = Demo(tmp_path, server.url).run("--prefix", "shop")
 
         assert done.returncode == 2
         assert "prefix 'shop' is in use (key 'shop:orders:executed')" in done.stderr

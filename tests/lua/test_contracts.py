@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 from importlib.resources import files
@@ -306,20 +305,13 @@ def test_all_keys_of_a_call_are_in_one_cluster_slot(name: str) -> None:
         assert len(set(bound)) == len(bound) or name == "records/purge"
 
 
-@pytest.fixture(scope="module")
-def own_server() -> Iterator[RedisServer]:
-    """A server that a script may block: it is killed afterwards."""
-    with RedisServer() as server:
-        yield server
-
-
-def test_no_argument_makes_a_script_endless(name: str, own_server: RedisServer) -> None:
+def test_no_argument_makes_a_script_endless(name: str, server: RedisServer) -> None:
     """A user with permission to run the scripts chooses their arguments."""
     script = load(name)
     kind, shard = ("delay", 0) if name.startswith("delay/") else ("queue", None)
     keys = Keys("redis_queue", kind, "orders", shard)
     bound = [keys.slot("caller") if key == "slot" else getattr(keys, key, key.encode()) for key in script.keys]
-    with own_server.client(socket_timeout=4.0) as client:
+    with server.client(socket_timeout=4.0) as client:
         client.flushall()
         Stage(client)
         stage = Copy(client)

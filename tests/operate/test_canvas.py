@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,17 +14,13 @@ from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.canvas import MOST_DEPTH, MOST_NODES, Canvas, canvas
 from redis_queue.operate.task_life import task_life
-from tests.support.servers import RedisServer
 
 PREFIX = "redis_queue"
 
 
 @pytest.fixture
-def access(redis_server: RedisServer, client: redis.Redis) -> Iterator[AppAccess]:
-    """An app with broker, result backend and store in the shared Redis."""
-    url = f"redis+socket://{redis_server.socket}"
-    with Celery("tests", broker=url, backend=url, set_as_current=False) as app:
-        yield AppAccess(app)
+def access(app: Celery) -> AppAccess:
+    return AppAccess(app)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import json
 import pickle
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -39,13 +39,11 @@ STEP_3 = "mail\x06\x163"
 
 
 @pytest.fixture
-def app(redis_server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
-    """An app with the queues "mail" and "slow" in the shared Redis."""
-    app = Celery("tests", broker=f"redis+socket://{redis_server.socket}", set_as_current=False)
-    app.conf.update(redis_queue_url=redis_server.url, task_queues=[Queue("mail"), Queue("slow")])
+def app(app: Celery) -> Celery:
+    """The app, with the queues "mail" and "slow"."""
+    app.conf.task_queues = [Queue("mail"), Queue("slow")]
     DurableTasks(app, leases=False)
-    yield app
-    app.close()
+    return app
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -40,11 +39,8 @@ def reports(client: redis.Redis, clock: Clock) -> Reports:
 
 
 @pytest.fixture
-def app_access(redis_server: RedisServer, client: redis.Redis) -> Iterator[AppAccess]:
-    """An app with broker, result backend and store in the shared Redis."""
-    url = f"redis+socket://{redis_server.socket}"
-    with Celery("tests", broker=url, backend=url, set_as_current=False) as app:
-        yield AppAccess(app)
+def app_access(app: Celery) -> AppAccess:
+    return AppAccess(app)
 
 
 def unknown(life: TaskLife) -> dict[str, str]:

@@ -7,7 +7,7 @@ import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -49,13 +49,6 @@ def queue(make: Callable[..., RedisQueue]) -> RedisQueue:
 def live(client: redis.Redis) -> RedisQueue:
     """A queue on the server's clock that polls only every 30 seconds."""
     return RedisQueue("orders", client, poll_interval=30)
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    """A pool for blocking calls."""
-    with ThreadPoolExecutor(16) as pool:
-        yield pool
 
 
 def must(message: Message | None) -> Message:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,13 +25,6 @@ from tests.support.wait import wait_until
 ORDERS = Keys("redis_queue", "queue", "orders")
 
 Client = redis.Redis | redis.RedisCluster
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    """A pool for blocking calls."""
-    with ThreadPoolExecutor() as pool:
-        yield pool
 
 
 def must(message: Message | None) -> Message:

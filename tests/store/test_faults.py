@@ -238,13 +238,6 @@ class TestLostReply:
         assert state(client) == expected
 
 
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    """A pool for blocking calls."""
-    with ThreadPoolExecutor() as pool:
-        yield pool
-
-
 def wait_until_blocked(client: redis.Redis, number: int = 1) -> None:
     """Wait until *number* clients are blocked in Redis."""
     wait_until(lambda: client.info("clients")["blocked_clients"] == number, description=f"{number} blocked clients")
@@ -382,12 +375,6 @@ def test_a_get_with_a_tiny_timeout_ends_on_every_version(kind: str) -> None:
 
 
 class TestHangingServer:
-    @pytest.fixture
-    def server(self) -> Iterator[RedisServer]:
-        """A server that may be paused."""
-        with RedisServer() as server:
-            yield server
-
     @pytest.fixture
     def hasty(self, server: RedisServer) -> Iterator[redis.Redis]:
         """A client with a very short timeout."""

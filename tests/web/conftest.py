@@ -21,7 +21,6 @@ from jinja2 import FileSystemBytecodeCache
 from redis_queue.testing.server import DeathGuard
 from redis_queue.web import dashboard
 from tests.support.paths import ROOT
-from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 from tests.support.web.browser import Browser
 from tests.support.web.contents import KEY, Open, Serve, Served, delayed_of, fill
@@ -37,13 +36,10 @@ def compiled_templates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 
 @pytest.fixture
-def app(redis_server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
-    """An app with broker, result backend and store in the shared Redis."""
-    url = f"redis+socket://{redis_server.socket}"
-    app = Celery("tests", broker=url, backend=url, set_as_current=False)
+def app(app: Celery, client: redis.Redis) -> Celery:
+    """The app, with its DelayedTasks."""
     delayed_of(app, client)
-    yield app
-    app.close()
+    return app
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime, timezone
 
 import pytest
@@ -14,19 +13,14 @@ from redis_queue.monitor.report import Reports
 from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.web import dashboard
 from tests.support.celery.observed_names import GATE, PATIENT, SEEN
-from tests.support.celery.observing import Observed, observed_on_one_redis
+from tests.support.celery.observing import Observed
 from tests.support.wait import wait_until
 from tests.support.web.browser import Browser, Form, Page
 from tests.support.web.contents import KEY, Open, everything
 
+RESULTS = True
+
 pytestmark = pytest.mark.timeout(180)
-
-
-@pytest.fixture
-def observed() -> Iterator[Observed]:
-    """Broker, store and results in one Redis."""
-    with observed_on_one_redis(results=True) as found:
-        yield found
 
 
 @pytest.fixture

@@ -15,13 +15,6 @@ from tests.support.servers import RedisServer
 
 
 @pytest.fixture
-def server() -> Iterator[RedisServer]:
-    """A Redis."""
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture
 def client(server: RedisServer) -> Iterator[redis.Redis]:
     """A client of it."""
     with server.client() as client:

@@ -31,13 +31,6 @@ def app(broker: Broker) -> Celery:
     return broker.app()
 
 
-@pytest.fixture
-def default(app: Celery) -> str:
-    """The app's default queue."""
-    name: str = app.conf.task_default_queue
-    return name
-
-
 def call(number: int = 0, **options: Any) -> dict[str, Any]:
     """Return the payload of a task call."""
     return {"task": "shop.remind", "args": [number], "kwargs": {}, "options": options}

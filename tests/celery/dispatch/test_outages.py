@@ -38,13 +38,6 @@ def app(broker: Broker, proxy: FaultProxy) -> Celery:
     return broker.app(broker_url=broker.url_at(proxy.port))
 
 
-@pytest.fixture
-def default(app: Celery) -> str:
-    """The app's default queue."""
-    name: str = app.conf.task_default_queue
-    return name
-
-
 def interrupt(proxy: FaultProxy) -> None:
     """Reset all connections and refuse new ones."""
     proxy.mode = "refuse"

@@ -16,20 +16,12 @@ from kombu.exceptions import OperationalError
 from redis_queue.celery import DispatchLoop, DurableTasks
 from redis_queue.store.scripts import SILENT_ATTEMPTS
 from tests.support.proxy import FaultProxy
-from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
 TIMEOUT = 0.5
 
 PATIENCE = 20 * SILENT_ATTEMPTS * TIMEOUT
 """Seconds: more than a busy machine needs, less than any other timeout."""
-
-
-@pytest.fixture
-def proxy(redis_server: RedisServer, client: redis.Redis) -> Iterator[FaultProxy]:
-    """A proxy in front of the shared server."""
-    with FaultProxy(redis_server.address) as proxy:
-        yield proxy
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import redis
 
 from tests.support.celery.brokers import Broker
 from tests.support.celery.delaying_names import IMPORTED, NOTE, STUBBORN
-from tests.support.celery.fleet import Fleet, fleet_on_one_redis, send
+from tests.support.celery.fleet import Fleet, send
 from tests.support.marks import thorough
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -33,13 +33,6 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
             broker.forget_later(f"{queue}-control.pidbox", f"{queue}-events")
             with closing(Fleet(store, client, url, queue)) as fleet:
                 yield fleet
-
-
-@pytest.fixture
-def one_redis() -> Iterator[Fleet]:
-    """Store and broker in one Redis."""
-    with fleet_on_one_redis() as fleet:
-        yield fleet
 
 
 def leader(client: redis.Redis) -> bytes | None:
@@ -94,17 +87,17 @@ class TestOnTime:
             *thorough("threads", "solo", "eventlet"),
         ],
     )
-    def test_any_pool_dispatches_and_stops_within_a_second(self, one_redis: Fleet, pool: str) -> None:
-        delayed = one_redis.delayed()
-        with one_redis.worker(pool=pool) as worker:
+    def test_any_pool_dispatches_and_stops_within_a_second(self, fleet: Fleet, pool: str) -> None:
+        delayed = fleet.delayed()
+        with fleet.worker(pool=pool) as worker:
             worker.wait_for_output("ready.")
             send(delayed, 0.1)
-            one_redis.wait_for(1)
-            wait_until(lambda: leader(one_redis.client), description="a leader")
+            fleet.wait_for(1)
+            wait_until(lambda: leader(fleet.client), description="a leader")
             assert worker.finish() == 0
             assert "dispatch_slow_stop" not in worker.output
             assert "Traceback" not in worker.output
-        assert leader(one_redis.client) is None
+        assert leader(fleet.client) is None
 
     def test_a_retry_waits_in_the_store(self, fleet: Fleet) -> None:
         delayed = fleet.delayed()
@@ -113,50 +106,50 @@ class TestOnTime:
             result = delayed.app.send_task(STUBBORN, (2, 0.1))
             assert result.get(timeout=60) == 2
 
-    def test_earlier_task_wakes_a_sleeping_dispatcher(self, one_redis: Fleet) -> None:
-        one_redis.settings["redis_queue_dispatch_interval"] = 60.0
-        delayed = one_redis.delayed()
-        with one_redis.worker() as worker:
+    def test_earlier_task_wakes_a_sleeping_dispatcher(self, fleet: Fleet) -> None:
+        fleet.settings["redis_queue_dispatch_interval"] = 60.0
+        delayed = fleet.delayed()
+        with fleet.worker() as worker:
             worker.wait_for_output("ready.")
-            wait_until(lambda: leader(one_redis.client), description="a leader")
+            wait_until(lambda: leader(fleet.client), description="a leader")
             send(delayed, 3600)
             begin = time.monotonic()
             send(delayed, 0.2)
-            one_redis.wait_for(1, timeout=10)
+            fleet.wait_for(1, timeout=10)
             assert time.monotonic() - begin < 5
 
 
 class TestWithoutDispatch:
     @pytest.mark.parametrize("how", ["option", "setting"])
-    def test_worker_does_not_send_due_entries(self, one_redis: Fleet, how: str) -> None:
+    def test_worker_does_not_send_due_entries(self, fleet: Fleet, how: str) -> None:
         if how == "setting":
-            one_redis.settings["redis_queue_dispatch"] = False
-        delayed = one_redis.delayed()
-        with one_redis.worker(*(["--without-dispatch"] if how == "option" else [])) as worker:
+            fleet.settings["redis_queue_dispatch"] = False
+        delayed = fleet.delayed()
+        with fleet.worker(*(["--without-dispatch"] if how == "option" else [])) as worker:
             worker.wait_for_output("ready.")
             send(delayed, 0.01)
             direct = delayed.app.send_task("tests.note")
-            one_redis.wait_for(1)
-            assert [row["id"] for row in one_redis.ran] == [direct.id]
+            fleet.wait_for(1)
+            assert [row["id"] for row in fleet.ran] == [direct.id]
             wait_until(lambda: delayed.queue.stats().due == 1, description="the entry to be due")
             assert worker.finish() == 0
         assert delayed.count() == 1
 
 
 class TestFaults:
-    def test_another_worker_takes_over_when_the_leader_is_killed(self, one_redis: Fleet) -> None:
-        one_redis.settings["redis_queue_dispatch_interval"] = 0.2
-        delayed = one_redis.delayed()
-        with one_redis.worker(name="one") as one, one_redis.worker(name="two") as two:
+    def test_another_worker_takes_over_when_the_leader_is_killed(self, fleet: Fleet) -> None:
+        fleet.settings["redis_queue_dispatch_interval"] = 0.2
+        delayed = fleet.delayed()
+        with fleet.worker(name="one") as one, fleet.worker(name="two") as two:
             one.wait_for_output("ready.")
             two.wait_for_output("ready.")
-            first = wait_until(lambda: leader(one_redis.client), description="a leader")
+            first = wait_until(lambda: leader(fleet.client), description="a leader")
             for worker in (one, two):
                 if f":{worker.pid}:".encode() in first:
                     worker.kill()
-            wait_until(lambda: leader(one_redis.client) not in (None, first), description="another leader")
+            wait_until(lambda: leader(fleet.client) not in (None, first), description="another leader")
             results = [send(delayed, 0.1) for _ in range(5)]
-            assert Counter(row["id"] for row in one_redis.wait_for(5)) == Counter(result.id for result in results)
+            assert Counter(row["id"] for row in fleet.wait_for(5)) == Counter(result.id for result in results)
 
     def test_restarting_store_is_waited_for(self) -> None:
         with RedisServer(tcp=True, aof="always") as store, store.client() as client, RedisServer() as other:
@@ -206,28 +199,28 @@ class TestFaults:
                 wait_until(lambda: delayed.queue.stats().in_flight == 0, description="nothing in flight")
                 assert delayed.queue.stats().dead == 0
 
-    def test_invalid_settings_stop_the_worker_with_a_clear_message(self, one_redis: Fleet) -> None:
-        one_redis.settings["redis_queue_min_dealy"] = 3
-        with one_redis.worker() as worker:
+    def test_invalid_settings_stop_the_worker_with_a_clear_message(self, fleet: Fleet) -> None:
+        fleet.settings["redis_queue_min_dealy"] = 3
+        with fleet.worker() as worker:
             assert worker.wait() != 0
             assert "unknown setting redis_queue_min_dealy: did you mean redis_queue_min_delay?" in worker.output
 
     @pytest.mark.thorough
-    def test_killed_dispatchers_lose_and_duplicate_nothing_in_one_redis(self, one_redis: Fleet) -> None:
-        one_redis.settings["redis_queue_dispatch_interval"] = 0.2
-        delayed = one_redis.delayed()
+    def test_killed_dispatchers_lose_and_duplicate_nothing_in_one_redis(self, fleet: Fleet) -> None:
+        fleet.settings["redis_queue_dispatch_interval"] = 0.2
+        delayed = fleet.delayed()
         delayed.push_many([delayed.app.signature(NOTE) for _ in range(8_000)], countdown=0.05)
         ids = [entry.id for entry in delayed.scan()]
         for _ in range(4):
-            with one_redis.dispatcher() as dispatcher:
-                before = one_redis.client.llen("delaying")
+            with fleet.dispatcher() as dispatcher:
+                before = fleet.client.llen("delaying")
                 wait_until(
-                    lambda: one_redis.client.llen("delaying") > before or not delayed.count(),  # noqa: B023
+                    lambda: fleet.client.llen("delaying") > before or not delayed.count(),  # noqa: B023
                     description="some entries to move",
                 )
                 dispatcher.kill()
-        with one_redis.dispatcher():
+        with fleet.dispatcher():
             wait_until(lambda: not delayed.count(), description="the other entries to move")
-        moved = (json.loads(raw)["headers"]["id"] for raw in one_redis.client.lrange("delaying", 0, -1))
+        moved = (json.loads(raw)["headers"]["id"] for raw in fleet.client.lrange("delaying", 0, -1))
         assert Counter(moved) == Counter(ids)
         assert len(ids) == 8_000

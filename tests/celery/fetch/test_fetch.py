@@ -32,13 +32,6 @@ from tests.support.wait import wait_until
 
 
 @pytest.fixture
-def server() -> Iterator[RedisServer]:
-    """A Redis."""
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture
 def client(server: RedisServer) -> Iterator[redis.Redis]:
     """A client of it."""
     with server.client() as client:

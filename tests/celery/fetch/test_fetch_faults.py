@@ -22,13 +22,6 @@ from tests.support.store.server_states import STATES
 from tests.support.wait import wait_until
 
 
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    """A Redis."""
-    with RedisServer() as server:
-        yield server
-
-
 @contextmanager
 def idle(server: RedisServer) -> Iterator[tuple[Any, Taker, Fetch]]:
     """Connect a consumer that has looked for messages and found none."""

@@ -39,13 +39,6 @@ def app(broker: Broker, redis_server: RedisServer) -> Celery:
 
 
 @pytest.fixture
-def default(app: Celery) -> str:
-    """The app's default queue."""
-    name: str = app.conf.task_default_queue
-    return name
-
-
-@pytest.fixture
 def stored(app: Celery) -> DelayQueue:
     """The store of the app's delayed tasks."""
     return DurableTasks(app, leases=False).queue

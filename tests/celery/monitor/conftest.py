@@ -8,14 +8,7 @@ import pytest
 from celery import Celery
 
 from redis_queue.operate.access import Access, AppAccess
-from tests.support.celery.observing import Observed, observed_on_one_redis
-
-
-@pytest.fixture
-def observed() -> Iterator[Observed]:
-    """Broker, store and results in one Redis."""
-    with observed_on_one_redis(results=True) as found:
-        yield found
+from tests.support.celery.observing import Observed
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,13 +19,6 @@ from tests.support.ports import free_port
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.timeout(180)
-
-
-@pytest.fixture
-def observed() -> Iterator[Observed]:
-    """Broker and store in one Redis."""
-    with observed_on_one_redis() as found:
-        yield found
 
 
 def probe(url: str, *options: str) -> tuple[int, dict[str, Any]]:

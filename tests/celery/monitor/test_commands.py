@@ -24,6 +24,8 @@ from tests.support.marks import thorough
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
+RESULTS = True
+
 pytestmark = pytest.mark.timeout(180)
 
 NAME = "one@test"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -27,13 +26,6 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.timeout(180)
 
 UNKNOWN = "observed.unknown"
-
-
-@pytest.fixture
-def observed() -> Iterator[Observed]:
-    """Broker and store in one Redis."""
-    with observed_on_one_redis() as found:
-        yield found
 
 
 def failures_of(observed: Observed) -> Failures:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -15,19 +14,12 @@ from celery.contrib.testing.worker import start_worker
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.monitor.requests import RequestNotes, noted_requests
 from tests.support.celery.observed_names import FAIL, OK
-from tests.support.celery.observing import Observed, observed_on_one_redis
+from tests.support.celery.observing import Observed
 from tests.support.celery.own_tasks import CALLS, OwnRequest
 from tests.support.marks import thorough
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.timeout(180)
-
-
-@pytest.fixture
-def observed() -> Iterator[Observed]:
-    """Broker and store in one Redis."""
-    with observed_on_one_redis() as found:
-        yield found
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -31,13 +30,6 @@ from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.timeout(180)
-
-
-@pytest.fixture
-def observed() -> Iterator[Observed]:
-    """Broker and store in one Redis."""
-    with observed_on_one_redis() as found:
-        yield found
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", *thorough("solo", "gevent", "eventlet")])

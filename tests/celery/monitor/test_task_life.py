@@ -13,6 +13,8 @@ from tests.support.celery.observed_names import AGAIN, CANVAS, FAIL, GATE, OK, S
 from tests.support.celery.observing import Observed
 from tests.support.wait import wait_until
 
+RESULTS = True
+
 pytestmark = pytest.mark.timeout(180)
 
 
