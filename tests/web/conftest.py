@@ -37,7 +37,7 @@ def compiled_templates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 @pytest.fixture
 def app(app: Celery, client: redis.Redis) -> Celery:
-    """The app, with its DelayedTasks."""
+    """The app, with its DurableTasks."""
     delayed_of(app, client)
     return app
 

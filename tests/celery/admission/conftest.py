@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 
 from tests.support.celery.brokers import Broker
+from tests.support.celery.fetching import Taker, connected
 from tests.support.celery.flows import QUEUE, Fleet, url_of
+from tests.support.celery.uniques import app_of, taking
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 
@@ -33,6 +37,27 @@ def stack() -> Iterator[ExitStack]:
     """What ends with the test."""
     with ExitStack() as stack:
         yield stack
+
+
+@pytest.fixture
+def app(server: RedisServer) -> Iterator[Celery]:
+    """An app with unique tasks of each kind."""
+    with app_of(server) as app:
+        yield app
+
+
+@pytest.fixture
+def taker(server: RedisServer) -> Iterator[Taker]:
+    """A consumer of their queue."""
+    with taking(server) as taker:
+        yield taker
+
+
+@pytest.fixture
+def connection(server: RedisServer) -> Iterator[Any]:
+    """A connection of kombu."""
+    with connected(server) as connection:
+        yield connection
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +21,13 @@ from tests.support.celery.fetching import Taker, connected, wait_until_idle
 from tests.support.celery.flows import KEYS, QUEUE, counts, flow_app, taken
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
+
+
+@pytest.fixture
+def app(server: RedisServer) -> Iterator[Celery]:
+    """An app with a flow in its code."""
+    with flow_app(server) as app:
+        yield app
 
 
 def send(app: Celery, *calls: tuple[Any, ...], task: str = "work", **options: Any) -> None:
@@ -74,42 +82,42 @@ class TestLimit:
             assert counts(client) == {}
             assert not client.keys("{redis_queue:flow}:list:*")
 
-    def test_keys_count_apart_and_in_the_order_of_sending(self, server: RedisServer, client: redis.Redis) -> None:
-        with flow_app(server) as app, connected(server) as connection:
-            send(app, ("a", 1), ("a", 2), ("b", 1), ("a", 3), ("b", 2), task="sync")
-            taker = Taker(connection, [QUEUE], 100)
-            taker.leases.processes = 100
-            got = []
-            for _ in range(3):
-                now = taken(taker)
-                assert len({key for key, _ in now}) == len(now)
-                got += now
-                taker.settle()
-            assert sorted(got) == [["a", 1], ["a", 2], ["a", 3], ["b", 1], ["b", 2]]
-            assert [number for key, number in got if key == "a"] == [1, 2, 3]
-            assert counts(client) == {}
+    def test_keys_count_apart_and_in_the_order_of_sending(
+        self, app: Celery, connection: Any, client: redis.Redis
+    ) -> None:
+        send(app, ("a", 1), ("a", 2), ("b", 1), ("a", 3), ("b", 2), task="sync")
+        taker = Taker(connection, [QUEUE], 100)
+        taker.leases.processes = 100
+        got = []
+        for _ in range(3):
+            now = taken(taker)
+            assert len({key for key, _ in now}) == len(now)
+            got += now
+            taker.settle()
+        assert sorted(got) == [["a", 1], ["a", 2], ["a", 3], ["b", 1], ["b", 2]]
+        assert [number for key, number in got if key == "a"] == [1, 2, 3]
+        assert counts(client) == {}
 
     @pytest.mark.parametrize("key", ["{key}", lambda key="a", *_, **__: f"{key}"], ids=["text", "function"])
     @pytest.mark.parametrize("kind", ["function", "bound", "shared", "class"])
     def test_the_key_of_a_call_is_that_of_its_arguments(
-        self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, kind: str, key: Any
+        self, app: Celery, connection: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, *, kind: str, key: Any
     ) -> None:
-        with flow_app(server) as app, connected(server) as connection:
-            # Apps of other tests must not get the shared task.
-            monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
-            monkeypatch.setattr(_state, "_get_active_apps", lambda: [app])
-            define(app, kind, Flow(limit=1, key=key))
-            task = app.tasks["one"]
-            for args, kwargs in (((), {}), (("b", 1), {}), (("a", 2), {}), ((), {"number": 3, "key": "a"})):
-                task.apply_async(args, kwargs)
-            taker = Taker(connection, [QUEUE], 100)
-            taker.leases.processes = 100
-            got = []
-            for _ in range(3):
-                got.append(taken(taker))
-                taker.settle()
-            assert [sorted(now) for now in got] == [[[], ["b", 1]], [["a", 2]], [[]]]
-            assert counts(client) == {}
+        # Apps of other tests must not get the shared task.
+        monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
+        monkeypatch.setattr(_state, "_get_active_apps", lambda: [app])
+        define(app, kind, Flow(limit=1, key=key))
+        task = app.tasks["one"]
+        for args, kwargs in (((), {}), (("b", 1), {}), (("a", 2), {}), ((), {"number": 3, "key": "a"})):
+            task.apply_async(args, kwargs)
+        taker = Taker(connection, [QUEUE], 100)
+        taker.leases.processes = 100
+        got = []
+        for _ in range(3):
+            got.append(taken(taker))
+            taker.settle()
+        assert [sorted(now) for now in got] == [[[], ["b", 1]], [["a", 2]], [[]]]
+        assert counts(client) == {}
 
     def test_the_limits_of_task_and_queue_both_hold(self, server: RedisServer, client: redis.Redis) -> None:
         with flow_app(server, {f"queue:{QUEUE}": {"limit": 2}}) as app, connected(server) as connection:
@@ -144,17 +152,16 @@ class TestLimit:
                 taker.settle()
             assert [number for _, number in got] == [1, 3, 2, 0]
 
-    def test_messages_without_a_flow_and_those_with_one_take_turns(self, server: RedisServer) -> None:
-        with flow_app(server) as app, connected(server) as connection:
-            send(app, *(("plain", number) for number in range(20)))
-            send(app, *((str(number),) for number in range(5)), task="sync")
-            taker = Taker(connection, [QUEUE], 4)
-            taker.leases.admission.in_use = True
-            seen = []
-            while len(seen) < 12:
-                seen += taken(taker)
-                taker.settle()
-            assert sum(row[0] != "plain" for row in seen[:12]) >= 4
+    def test_messages_without_a_flow_and_those_with_one_take_turns(self, app: Celery, connection: Any) -> None:
+        send(app, *(("plain", number) for number in range(20)))
+        send(app, *((str(number),) for number in range(5)), task="sync")
+        taker = Taker(connection, [QUEUE], 4)
+        taker.leases.admission.in_use = True
+        seen = []
+        while len(seen) < 12:
+            seen += taken(taker)
+            taker.settle()
+        assert sum(row[0] != "plain" for row in seen[:12]) >= 4
 
     def test_empty_lists_are_left_out_while_messages_of_flows_wait(
         self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
@@ -320,123 +327,120 @@ class TestTurns:
 
 
 class TestPause:
-    def test_a_paused_queue_gives_nothing_away(self, server: RedisServer, client: redis.Redis) -> None:
-        with flow_app(server) as app, connected(server) as connection:
-            flows = StoredTasks.of(app).flow
-            flows.pause(f"queue:{QUEUE}")
-            send(app, ("plain",))
-            send(app, ("of a flow",), task="sync")
-            taker = Taker(connection, [QUEUE], 100)
-            taker.leases.processes = 2
-            assert taken(taker) == []
-            assert (client.llen(QUEUE), counts(client)) == (1, {"waiting": {"queue:flows": 1, "sync": 1}})
-            # Only a wake-up helps.
-            wait_until_idle(taker).look_at = float("inf")
-            flows.resume(f"queue:{QUEUE}")
-            taker.take(2)
+    def test_a_paused_queue_gives_nothing_away(self, app: Celery, connection: Any, client: redis.Redis) -> None:
+        flows = StoredTasks.of(app).flow
+        flows.pause(f"queue:{QUEUE}")
+        send(app, ("plain",))
+        send(app, ("of a flow",), task="sync")
+        taker = Taker(connection, [QUEUE], 100)
+        taker.leases.processes = 2
+        assert taken(taker) == []
+        assert (client.llen(QUEUE), counts(client)) == (1, {"waiting": {"queue:flows": 1, "sync": 1}})
+        # Only a wake-up helps.
+        wait_until_idle(taker).look_at = float("inf")
+        flows.resume(f"queue:{QUEUE}")
+        taker.take(2)
 
-    def test_a_paused_task_waits_while_others_run(self, server: RedisServer, client: redis.Redis) -> None:
-        with flow_app(server) as app, connected(server) as connection:
-            flows = StoredTasks.of(app).flow
-            send(app, ("a",), task="sync")
-            flows.pause("sync")
-            send(app, ("plain",))
-            taker = Taker(connection, [QUEUE], 100)
-            taker.leases.processes = 10
-            assert taken(taker) == [["plain"]]
-            flows.resume("sync")
-            taker.take(2)
+    def test_a_paused_task_waits_while_others_run(self, app: Celery, connection: Any) -> None:
+        flows = StoredTasks.of(app).flow
+        send(app, ("a",), task="sync")
+        flows.pause("sync")
+        send(app, ("plain",))
+        taker = Taker(connection, [QUEUE], 100)
+        taker.leases.processes = 10
+        assert taken(taker) == [["plain"]]
+        flows.resume("sync")
+        taker.take(2)
 
 
 class TestRedelivery:
     def test_a_returned_message_goes_behind_the_others_of_its_group(
-        self, server: RedisServer, client: redis.Redis
+        self, app: Celery, connection: Any, client: redis.Redis
     ) -> None:
-        with flow_app(server) as app, connected(server) as connection:
-            send(app, ("a", 1), ("a", 2), task="sync")
-            taker = Taker(connection, [QUEUE], 100)
+        send(app, ("a", 1), ("a", 2), task="sync")
+        taker = Taker(connection, [QUEUE], 100)
+        assert taken(taker) == [["a", 1]]
+        (message,) = taker.messages
+        message.reject(requeue=True)
+        taker.messages.clear()
+        assert taken(taker) == [["a", 2]]
+        taker.settle()
+        assert taken(taker) == [["a", 1]]
+        assert taker.messages[0].headers["redelivered"] is True
+        taker.settle()
+        assert counts(client) == {}
+
+    def test_messages_of_a_closed_connection_come_first_again(
+        self, app: Celery, connection: Any, server: RedisServer, client: redis.Redis
+    ) -> None:
+        send(app, ("a", 1), ("a", 2), task="sync")
+        taker = Taker(connection, [QUEUE], 100)
+        assert taken(taker) == [["a", 1]]
+        taker.channel.close()
+        assert counts(client) == {"waiting": {"queue:flows": 2, "sync": 2}}
+        with connected(server) as other:
+            taker = Taker(other, [QUEUE], 100)
             assert taken(taker) == [["a", 1]]
-            (message,) = taker.messages
-            message.reject(requeue=True)
-            taker.messages.clear()
+            taker.settle()
             assert taken(taker) == [["a", 2]]
-            taker.settle()
-            assert taken(taker) == [["a", 1]]
-            assert taker.messages[0].headers["redelivered"] is True
-            taker.settle()
-            assert counts(client) == {}
 
-    def test_messages_of_a_closed_connection_come_first_again(self, server: RedisServer, client: redis.Redis) -> None:
-        with flow_app(server) as app, connected(server) as connection:
-            send(app, ("a", 1), ("a", 2), task="sync")
-            taker = Taker(connection, [QUEUE], 100)
-            assert taken(taker) == [["a", 1]]
-            taker.channel.close()
-            assert counts(client) == {"waiting": {"queue:flows": 2, "sync": 2}}
-            with connected(server) as other:
-                taker = Taker(other, [QUEUE], 100)
-                assert taken(taker) == [["a", 1]]
-                taker.settle()
-                assert taken(taker) == [["a", 2]]
-
-    def test_two_sweeps_return_a_message_once(self, server: RedisServer, client: redis.Redis) -> None:
-        with flow_app(server) as app, connected(server) as connection:
-            send(app, ("a", 1), task="sync")
-            taker = Taker(connection, [QUEUE], 100)
-            assert taken(taker) == [["a", 1]]
-            (tag,) = client.hkeys("unacked")
-            record = client.hget("unacked", tag)
-            assert record is not None
-            message = json.loads(record)[0]
-            header = FlowHeader.of(message["headers"])
-            assert header is not None
-            move = Move(tag.decode(), "id", json.dumps(message).encode(), QUEUE, 0, header)
-            records = taker.channel.qos._records
-            assert [records.return_waiting(move, record, last=False) for _ in range(2)] == [True, False]
-            assert counts(client) == {"waiting": {"queue:flows": 1, "sync": 1}}
-            taker.leases.held.clear()
+    def test_two_sweeps_return_a_message_once(self, app: Celery, connection: Any, client: redis.Redis) -> None:
+        send(app, ("a", 1), task="sync")
+        taker = Taker(connection, [QUEUE], 100)
+        assert taken(taker) == [["a", 1]]
+        (tag,) = client.hkeys("unacked")
+        record = client.hget("unacked", tag)
+        assert record is not None
+        message = json.loads(record)[0]
+        header = FlowHeader.of(message["headers"])
+        assert header is not None
+        move = Move(tag.decode(), "id", json.dumps(message).encode(), QUEUE, 0, header)
+        records = taker.channel.qos._records
+        assert [records.return_waiting(move, record, last=False) for _ in range(2)] == [True, False]
+        assert counts(client) == {"waiting": {"queue:flows": 1, "sync": 1}}
+        taker.leases.held.clear()
 
     def test_a_message_that_a_stock_worker_returned_waits_for_admission(
-        self, server: RedisServer, client: redis.Redis
+        self, app: Celery, connection: Any, client: redis.Redis
     ) -> None:
-        with flow_app(server) as app, connected(server) as connection:
-            send(app, ("a", 1), ("a", 2), task="sync")
-            taker = Taker(connection, [QUEUE], 100)
-            assert taken(taker) == [["a", 1]]
-            # What kombu does: it pushes the message, and removes its record.
-            (tag,) = client.hkeys("unacked")
-            record = client.hget("unacked", tag)
-            assert record is not None
-            client.lpush(QUEUE, json.dumps(json.loads(record)[0]))
-            client.hdel("unacked", tag)
-            client.zrem("unacked_index", tag)
-            taker.messages.clear()
-            taker.leases.held.clear()
-            taker.channel.qos._swept_at = 0.0
-            taker.channel.qos.restore_visible()
-            got = []
-            for _ in range(2):
-                got += [message for message in taken(taker) if message not in got]
-                taker.settle()
-            assert sorted(got) == [["a", 1], ["a", 2]]
-            assert counts(client) == {}
-            assert not client.exists(QUEUE)
+        send(app, ("a", 1), ("a", 2), task="sync")
+        taker = Taker(connection, [QUEUE], 100)
+        assert taken(taker) == [["a", 1]]
+        # What kombu does: it pushes the message, and removes its record.
+        (tag,) = client.hkeys("unacked")
+        record = client.hget("unacked", tag)
+        assert record is not None
+        client.lpush(QUEUE, json.dumps(json.loads(record)[0]))
+        client.hdel("unacked", tag)
+        client.zrem("unacked_index", tag)
+        taker.messages.clear()
+        taker.leases.held.clear()
+        taker.channel.qos._swept_at = 0.0
+        taker.channel.qos.restore_visible()
+        got = []
+        for _ in range(2):
+            got += [message for message in taken(taker) if message not in got]
+            taker.settle()
+        assert sorted(got) == [["a", 1], ["a", 2]]
+        assert counts(client) == {}
+        assert not client.exists(QUEUE)
 
-    def test_a_delayed_task_waits_for_admission_when_it_is_due(self, server: RedisServer, client: redis.Redis) -> None:
-        with flow_app(server) as app, connected(server) as connection:
-            send(app, ("a", 1), task="sync")
-            send(app, ("a", 2), task="sync", countdown=0.001)
-            dispatcher = Dispatcher(app, StoredTasks.of(app).queue)
-            while not client.exists(QUEUE):
-                dispatcher.run()
-            dispatcher.close()
-            taker = Taker(connection, [QUEUE], 10)
-            taker.leases.processes = 10
-            assert taken(taker) == [["a", 1]]
-            taker.settle()
-            assert taken(taker) == [["a", 2]]
-            taker.settle()
-            assert counts(client) == {}
+    def test_a_delayed_task_waits_for_admission_when_it_is_due(
+        self, app: Celery, connection: Any, client: redis.Redis
+    ) -> None:
+        send(app, ("a", 1), task="sync")
+        send(app, ("a", 2), task="sync", countdown=0.001)
+        dispatcher = Dispatcher(app, StoredTasks.of(app).queue)
+        while not client.exists(QUEUE):
+            dispatcher.run()
+        dispatcher.close()
+        taker = Taker(connection, [QUEUE], 10)
+        taker.leases.processes = 10
+        assert taken(taker) == [["a", 1]]
+        taker.settle()
+        assert taken(taker) == [["a", 2]]
+        taker.settle()
+        assert counts(client) == {}
 
 
 class TestBadCalls:

@@ -111,37 +111,36 @@ def before(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, act: Callable
 
 
 class TestStart:
-    def test_the_time_of_a_key_begins_anew(self, server: RedisServer, client: redis.Redis) -> None:
-        with app_of(server) as app, taking(server) as taker:
-            send(app, "end", 7)
-            seconds, _ = client.time()
-            assert client.zadd(KEYS.owner_ends, {END: (seconds + 100) * 1000}, xx=True, ch=True)
-            assert taken(taker) == [[7]]
-            (owner,) = owners(app).list()
-            assert owner.until - datetime.now(timezone.utc) > timedelta(hours=23)
+    def test_the_time_of_a_key_begins_anew(self, app: Celery, taker: Taker, client: redis.Redis) -> None:
+        send(app, "end", 7)
+        seconds, _ = client.time()
+        assert client.zadd(KEYS.owner_ends, {END: (seconds + 100) * 1000}, xx=True, ch=True)
+        assert taken(taker) == [[7]]
+        (owner,) = owners(app).list()
+        assert owner.until - datetime.now(timezone.utc) > timedelta(hours=23)
 
-    def test_a_task_whose_time_has_passed_owns_its_key_again(self, server: RedisServer, client: redis.Redis) -> None:
-        with app_of(server) as app, taking(server) as taker:
-            first = send(app, "end", 7)
-            outdate(client, "end", "order:7")
-            assert taken(taker) == [[7]]
-            assert send(app, "end", 7) == first
+    def test_a_task_whose_time_has_passed_owns_its_key_again(
+        self, app: Celery, taker: Taker, client: redis.Redis
+    ) -> None:
+        first = send(app, "end", 7)
+        outdate(client, "end", "order:7")
+        assert taken(taker) == [[7]]
+        assert send(app, "end", 7) == first
 
     def test_all_that_was_to_replace_it_is_dropped(
-        self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+        self, app: Celery, taker: Taker, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        with app_of(server) as app, taking(server) as taker:
-            stored = StoredTasks.of(app)
-            first = send(app, "latest", 7, "a", countdown=60)
-            stored.run_now(first)
-            dispatch(app)
-            interrupt(monkeypatch, KilledError, UNCONFIRMED, lambda: send(app, "latest", 7, "b", countdown=60))
-            outdate(client, "latest", "order:7")
-            assert owners(app).acquire(LATEST, "abc", task_id="x", ttl_ms=DAY_MS, replaces=True).replaces
-            assert taken(taker) == [[7, "a"]]
-            stored.run_now(first)
-            dispatch(app)
-            assert taken(taker) == [[7, "a"]]
+        stored = StoredTasks.of(app)
+        first = send(app, "latest", 7, "a", countdown=60)
+        stored.run_now(first)
+        dispatch(app)
+        interrupt(monkeypatch, KilledError, UNCONFIRMED, lambda: send(app, "latest", 7, "b", countdown=60))
+        outdate(client, "latest", "order:7")
+        assert owners(app).acquire(LATEST, "abc", task_id="x", ttl_ms=DAY_MS, replaces=True).replaces
+        assert taken(taker) == [[7, "a"]]
+        stored.run_now(first)
+        dispatch(app)
+        assert taken(taker) == [[7, "a"]]
 
     def test_what_it_was_to_replace_is_dropped(
         self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
@@ -158,72 +157,68 @@ class TestStart:
 
 
 class TestSettlement:
-    def test_alone(self, server: RedisServer, client: redis.Redis) -> None:
-        with app_of(server) as app, taking(server) as taker:
-            send(app, "end", 7)
-            assert taken(taker) == [[7]]
-            taker.leases.settle_alone([message.delivery_tag for message in taker.messages])
-            assert not traces(client)
+    def test_alone(self, app: Celery, taker: Taker, client: redis.Redis) -> None:
+        send(app, "end", 7)
+        assert taken(taker) == [[7]]
+        taker.leases.settle_alone([message.delivery_tag for message in taker.messages])
+        assert not traces(client)
 
-    def test_a_late_one_frees_no_key(self, server: RedisServer, client: redis.Redis) -> None:
-        with app_of(server) as app, taking(server) as taker:
-            send(app, "end", 7)
-            assert taken(taker) == [[7]]
-            # A stock worker returns the message.
-            client.zrem("unacked_index", taker.messages[0].delivery_tag)
-            taker.settle()
-            assert owned(app) == {("end", "order:7"): "running"}
+    def test_a_late_one_frees_no_key(self, app: Celery, taker: Taker, client: redis.Redis) -> None:
+        send(app, "end", 7)
+        assert taken(taker) == [[7]]
+        # A stock worker returns the message.
+        client.zrem("unacked_index", taker.messages[0].delivery_tag)
+        taker.settle()
+        assert owned(app) == {("end", "order:7"): "running"}
 
-    def test_a_task_that_was_sent_again_leaves_nothing(self, server: RedisServer, client: redis.Redis) -> None:
-        with app_of(server) as app, taking(server) as taker:
-            first = send(app, "end", 7)
-            assert taken(taker) == [[7]]
-            assert owners(app).acquire(END, "abc", task_id=first, ttl_ms=DAY_MS, running=token_of(taker)).owns
-            assert owners(app).confirm(END, "abc")
-            assert client.zcard(KEYS.replaced) == 1, "should it come again"
-            taker.settle()
-            assert not client.exists(KEYS.replaced)
-            assert owned(app) == {("end", "order:7"): "delayed"}
+    def test_a_task_that_was_sent_again_leaves_nothing(self, app: Celery, taker: Taker, client: redis.Redis) -> None:
+        first = send(app, "end", 7)
+        assert taken(taker) == [[7]]
+        assert owners(app).acquire(END, "abc", task_id=first, ttl_ms=DAY_MS, running=token_of(taker)).owns
+        assert owners(app).confirm(END, "abc")
+        assert client.zcard(KEYS.replaced) == 1, "should it come again"
+        taker.settle()
+        assert not client.exists(KEYS.replaced)
+        assert owned(app) == {("end", "order:7"): "delayed"}
 
 
 class TestReturn:
-    def test_a_task_that_was_sent_again_does_not_wait_again(self, server: RedisServer, client: redis.Redis) -> None:
-        with app_of(server) as app, taking(server) as taker:
-            first = send(app, "end", 7)
-            assert taken(taker) == [[7]]
-            assert owners(app).acquire(END, "abc", task_id=first, ttl_ms=DAY_MS, running=token_of(taker)).owns
-            assert owners(app).confirm(END, "abc")
-            assert owners(app).withdraw(END, "abc", sent=True)
-            taker.messages.pop().reject(requeue=True)
-            assert not owned(app)
-            assert taken(taker) == []
-            assert not traces(client)
+    def test_a_task_that_was_sent_again_does_not_wait_again(
+        self, app: Celery, taker: Taker, client: redis.Redis
+    ) -> None:
+        first = send(app, "end", 7)
+        assert taken(taker) == [[7]]
+        assert owners(app).acquire(END, "abc", task_id=first, ttl_ms=DAY_MS, running=token_of(taker)).owns
+        assert owners(app).confirm(END, "abc")
+        assert owners(app).withdraw(END, "abc", sent=True)
+        taker.messages.pop().reject(requeue=True)
+        assert not owned(app)
+        assert taken(taker) == []
+        assert not traces(client)
 
 
 def test_a_task_cancelled_after_its_replacement_was_due_blocks_its_key_for_seconds(
-    server: RedisServer, client: redis.Redis
+    app: Celery, client: redis.Redis
 ) -> None:
-    with app_of(server) as app:
-        first = send(app, "latest", 7, countdown=60)
-        assert owners(app).acquire(LATEST, "abc", task_id="x", ttl_ms=DAY_MS, replaces=True).replaces
-        outdate(client, "latest", "order:7")
-        # A call with any key looks at the owners whose time has passed.
-        send(app, "end", 99)
-        assert StoredTasks.of(app).cancel(first)
-        owner = owners(app).get("latest", "order:7")
-        assert owner is not None
-        assert owner.until - datetime.now(timezone.utc) < timedelta(seconds=15)
+    first = send(app, "latest", 7, countdown=60)
+    assert owners(app).acquire(LATEST, "abc", task_id="x", ttl_ms=DAY_MS, replaces=True).replaces
+    outdate(client, "latest", "order:7")
+    # A call with any key looks at the owners whose time has passed.
+    send(app, "end", 99)
+    assert StoredTasks.of(app).cancel(first)
+    owner = owners(app).get("latest", "order:7")
+    assert owner is not None
+    assert owner.until - datetime.now(timezone.utc) < timedelta(seconds=15)
 
 
-def test_a_repeated_call_has_one_answer(server: RedisServer) -> None:
-    with app_of(server) as app:
-        options = {"ttl_ms": DAY_MS, "replaces": True}
-        one, again = (owners(app).acquire(LATEST, "abc", task_id="x", **options) for _ in range(2))
-        assert one == again
-        assert owners(app).confirm(LATEST, "abc")
-        two, again = (owners(app).acquire(LATEST, "def", task_id="y", **options) for _ in range(2))
-        assert two == again
-        assert (two.replaces, two.task_id, two.state) == (True, "x", "delayed")
+def test_a_repeated_call_has_one_answer(app: Celery) -> None:
+    options = {"ttl_ms": DAY_MS, "replaces": True}
+    one, again = (owners(app).acquire(LATEST, "abc", task_id="x", **options) for _ in range(2))
+    assert one == again
+    assert owners(app).confirm(LATEST, "abc")
+    two, again = (owners(app).acquire(LATEST, "def", task_id="y", **options) for _ in range(2))
+    assert two == again
+    assert (two.replaces, two.task_id, two.state) == (True, "x", "delayed")
 
 
 def test_what_is_replaced_may_wait_longer(server: RedisServer, client: redis.Redis) -> None:
@@ -237,250 +232,232 @@ def test_what_is_replaced_may_wait_longer(server: RedisServer, client: redis.Red
         assert owner.until - datetime.now(timezone.utc) > timedelta(minutes=55)
 
 
-def test_a_call_forgets_what_has_ended(server: RedisServer, client: redis.Redis) -> None:
-    with app_of(server) as app:
-        send(app, "end", 7)
-        outdate(client, "end", "order:7")
-        client.zadd(KEYS.replaced, {"abc": 1})
-        send(app, "end", 8)
-        assert client.hkeys(KEYS.owners) == [field_of("end", "order:8").encode()]
-        assert not client.exists(KEYS.replaced)
+def test_a_call_forgets_what_has_ended(app: Celery, client: redis.Redis) -> None:
+    send(app, "end", 7)
+    outdate(client, "end", "order:7")
+    client.zadd(KEYS.replaced, {"abc": 1})
+    send(app, "end", 8)
+    assert client.hkeys(KEYS.owners) == [field_of("end", "order:8").encode()]
+    assert not client.exists(KEYS.replaced)
 
 
-def test_a_message_that_lost_its_key_does_not_free_it(server: RedisServer, client: redis.Redis) -> None:
-    with app_of(server) as app:
-        assert owners(app).acquire(END, "abc", task_id="x", ttl_ms=DAY_MS).owns
-        (owner,) = owners(app).list()
-        assert owner.until - datetime.now(timezone.utc) < timedelta(seconds=15), "its sender may die"
-        outdate(client, "end", "order:7")
-        second = send(app, "end", 7)
-        assert not any(owners(app).withdraw(END, "abc", sent=sent) for sent in (False, True))
-        assert send(app, "end", 7) == second
+def test_a_message_that_lost_its_key_does_not_free_it(app: Celery, client: redis.Redis) -> None:
+    assert owners(app).acquire(END, "abc", task_id="x", ttl_ms=DAY_MS).owns
+    (owner,) = owners(app).list()
+    assert owner.until - datetime.now(timezone.utc) < timedelta(seconds=15), "its sender may die"
+    outdate(client, "end", "order:7")
+    second = send(app, "end", 7)
+    assert not any(owners(app).withdraw(END, "abc", sent=sent) for sent in (False, True))
+    assert send(app, "end", 7) == second
 
 
-def test_a_message_that_was_withdrawn_does_not_run(server: RedisServer, client: redis.Redis) -> None:
-    with app_of(server) as app, taking(server) as taker:
-        first = send(app, "latest", 7, "a")
-        assert owners(app).acquire(LATEST, "abc", task_id="x", ttl_ms=DAY_MS, replaces=True).replaces
-        assert owners(app).withdraw(LATEST, "abc", sent=False)
-        assert client.zrange(KEYS.replaced, 0, -1) == [b"abc"], "should it have been sent after all"
-        assert send(app, "latest", 7, "b") == first
-        assert taken(taker) == [[7, "b"]]
+def test_a_message_that_was_withdrawn_does_not_run(app: Celery, taker: Taker, client: redis.Redis) -> None:
+    first = send(app, "latest", 7, "a")
+    assert owners(app).acquire(LATEST, "abc", task_id="x", ttl_ms=DAY_MS, replaces=True).replaces
+    assert owners(app).withdraw(LATEST, "abc", sent=False)
+    assert client.zrange(KEYS.replaced, 0, -1) == [b"abc"], "should it have been sent after all"
+    assert send(app, "latest", 7, "b") == first
+    assert taken(taker) == [[7, "b"]]
 
 
 class TestRevoke:
     """A task is revoked or cancelled while it is sent, replaced or revoked."""
 
     @pytest.mark.parametrize("task", ["end", "start", "latest", "hourly"])
-    def test_what_a_dispatcher_may_have_sent_does_not_run(
-        self, server: RedisServer, client: redis.Redis, task: str
-    ) -> None:
-        with app_of(server) as app, taking(server) as taker:
-            first = send(app, task, 7, "a", countdown=60)
-            entry = claimed(app, first)
-            # The dispatcher has sent it, and hangs for longer than its lease.
-            StoredTasks.of(app).queue.nack(entry, reason="test")
-            app.control.revoke(first)
-            assert not owned(app)
-            second = send(app, task, 7, "b")
-            assert second != first
-            for _ in range(2):
-                arrive(app, entry)
-            assert taken(taker) == [[7, "b"]]
-            taker.settle()
-            assert owned(app) == ({("hourly", "order:7"): "running"} if task == "hourly" else {})
-
-    def test_what_is_being_sent_keeps_its_key(self, server: RedisServer) -> None:
-        with app_of(server) as app, taking(server) as taker:
-            # A retry of another call waits under the same id.
-            send(app, "start", 8, task_id="x")
-            assert taken(taker) == [[8]]
-            send(app, "start", 7, task_id="x", countdown=60)
-            retry(app, taker.messages[0])
-            taker.settle()
-            entry = claimed(app, "x")
-            assert StoredTasks.of(app).cancel("x") == CancelOutcome.MAYBE_SENT
-            assert owned(app) == {("start", "order:7"): "delayed"}
+    def test_what_a_dispatcher_may_have_sent_does_not_run(self, app: Celery, taker: Taker, task: str) -> None:
+        first = send(app, task, 7, "a", countdown=60)
+        entry = claimed(app, first)
+        # The dispatcher has sent it, and hangs for longer than its lease.
+        StoredTasks.of(app).queue.nack(entry, reason="test")
+        app.control.revoke(first)
+        assert not owned(app)
+        second = send(app, task, 7, "b")
+        assert second != first
+        for _ in range(2):
             arrive(app, entry)
-            assert taken(taker) == [[7]]
+        assert taken(taker) == [[7, "b"]]
+        taker.settle()
+        assert owned(app) == ({("hourly", "order:7"): "running"} if task == "hourly" else {})
 
-    def test_a_retry_behind_another_call_frees_its_key(self, server: RedisServer, client: redis.Redis) -> None:
-        with app_of(server) as app, taking(server) as taker:
-            send(app, "start", 8, task_id="x")
-            assert taken(taker) == [[8]]
-            send(app, "start", 7, task_id="x", countdown=60)
-            retry(app, taker.messages[0])
-            assert len(owned(app)) == 2
-            app.control.revoke("x")
-            assert not StoredTasks.of(app).count()
-            taker.settle()
-            assert not traces(client)
+    def test_what_is_being_sent_keeps_its_key(self, app: Celery, taker: Taker) -> None:
+        # A retry of another call waits under the same id.
+        send(app, "start", 8, task_id="x")
+        assert taken(taker) == [[8]]
+        send(app, "start", 7, task_id="x", countdown=60)
+        retry(app, taker.messages[0])
+        taker.settle()
+        entry = claimed(app, "x")
+        assert StoredTasks.of(app).cancel("x") == CancelOutcome.MAYBE_SENT
+        assert owned(app) == {("start", "order:7"): "delayed"}
+        arrive(app, entry)
+        assert taken(taker) == [[7]]
 
-    def test_a_dead_letter_frees_its_key(self, server: RedisServer, client: redis.Redis) -> None:
-        with app_of(server) as app:
-            first = send(app, "end", 7, countdown=60)
-            StoredTasks.of(app).queue.nack(claimed(app, first), reason="test", dead=True)
-            assert StoredTasks.of(app).cancel(first) == CancelOutcome.MAYBE_SENT
-            assert not owned(app)
+    def test_a_retry_behind_another_call_frees_its_key(self, app: Celery, taker: Taker, client: redis.Redis) -> None:
+        send(app, "start", 8, task_id="x")
+        assert taken(taker) == [[8]]
+        send(app, "start", 7, task_id="x", countdown=60)
+        retry(app, taker.messages[0])
+        assert len(owned(app)) == 2
+        app.control.revoke("x")
+        assert not StoredTasks.of(app).count()
+        taker.settle()
+        assert not traces(client)
+
+    def test_a_dead_letter_frees_its_key(self, app: Celery) -> None:
+        first = send(app, "end", 7, countdown=60)
+        StoredTasks.of(app).queue.nack(claimed(app, first), reason="test", dead=True)
+        assert StoredTasks.of(app).cancel(first) == CancelOutcome.MAYBE_SENT
+        assert not owned(app)
 
     def test_what_was_replaced_meanwhile_frees_its_key(
-        self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+        self, app: Celery, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        with app_of(server) as app:
-            first = send(app, "latest", 7, "a", countdown=60)
-            before(monkeypatch, Calls, "cancel_unique", lambda: send(app, "latest", 7, "b", countdown=60))
-            assert StoredTasks.of(app).cancel(first)
-            assert not StoredTasks.of(app).count()
-            assert not traces(client)
+        first = send(app, "latest", 7, "a", countdown=60)
+        before(monkeypatch, Calls, "cancel_unique", lambda: send(app, "latest", 7, "b", countdown=60))
+        assert StoredTasks.of(app).cancel(first)
+        assert not StoredTasks.of(app).count()
+        assert not traces(client)
 
     @pytest.mark.parametrize("sent_before", [False, True])
     def test_a_replacement_that_was_never_confirmed_is_removed_as_well(
-        self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, sent_before: bool
+        self, app: Celery, taker: Taker, monkeypatch: pytest.MonkeyPatch, sent_before: bool
     ) -> None:
-        with app_of(server) as app, taking(server) as taker:
-            first = send(app, "latest", 7, "a", countdown=60)
-            if sent_before:
-                StoredTasks.of(app).run_now(first)
-                dispatch(app)
-            interrupt(monkeypatch, KilledError, UNCONFIRMED, lambda: send(app, "latest", 7, "b", countdown=60))
-            assert StoredTasks.of(app).cancel(first)
-            assert not owned(app)
-            assert not taken(taker)
-            second = send(app, "latest", 7, "c")
-            assert second != first
-            assert taken(taker) == [[7, "c"]]
-
-    def test_one_that_takes_long_leaves_the_key_to_what_is_being_sent(
-        self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with app_of(server) as app, taking(server) as taker:
-            first = send(app, "end", 7, countdown=60)
-            entry = claimed(app, first)
-            assert not StoredTasks.of(app).cancel_many([f"other-{number}" for number in range(300)] + [first])[-1]
-            (owner,) = owners(app).list()
-            assert owner.until - datetime.now(timezone.utc) > timedelta(hours=23)
-            arrive(app, entry)
-            assert taken(taker) == [[7]]
-
-    def test_one_that_redis_refuses_changes_nothing(
-        self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with app_of(server) as app, taking(server) as taker:
-            first = send(app, "end", 7, countdown=60)
-
-            def refuse(*_: Any, **__: Any) -> None:
-                raise StoreUnavailableError
-
-            cancel = {(Calls, "cancel_unique"): refuse}
-            interrupt(monkeypatch, StoreUnavailableError, cancel, lambda: StoredTasks.of(app).cancel(first))
-            assert owned(app) == {("end", "order:7"): "delayed"}
+        first = send(app, "latest", 7, "a", countdown=60)
+        if sent_before:
             StoredTasks.of(app).run_now(first)
             dispatch(app)
-            assert taken(taker) == [[7]]
+        interrupt(monkeypatch, KilledError, UNCONFIRMED, lambda: send(app, "latest", 7, "b", countdown=60))
+        assert StoredTasks.of(app).cancel(first)
+        assert not owned(app)
+        assert not taken(taker)
+        second = send(app, "latest", 7, "c")
+        assert second != first
+        assert taken(taker) == [[7, "c"]]
 
-    def test_without_the_app(self, server: RedisServer, client: redis.Redis) -> None:
-        with app_of(server) as app:
-            first, other = send(app, "end", 7, countdown=60), send(app, "plain", countdown=60)
-            access = access_to(client, "redis_queue")
-            assert list(access.cancel(access.delay_queue(), [first, other])) == [CancelOutcome.CANCELLED] * 2
-            assert not traces(client)
-            assert send(app, "end", 7) != first
+    def test_one_that_takes_long_leaves_the_key_to_what_is_being_sent(
+        self, app: Celery, taker: Taker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = send(app, "end", 7, countdown=60)
+        entry = claimed(app, first)
+        assert not StoredTasks.of(app).cancel_many([f"other-{number}" for number in range(300)] + [first])[-1]
+        (owner,) = owners(app).list()
+        assert owner.until - datetime.now(timezone.utc) > timedelta(hours=23)
+        arrive(app, entry)
+        assert taken(taker) == [[7]]
+
+    def test_one_that_redis_refuses_changes_nothing(
+        self, app: Celery, taker: Taker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = send(app, "end", 7, countdown=60)
+
+        def refuse(*_: Any, **__: Any) -> None:
+            raise StoreUnavailableError
+
+        cancel = {(Calls, "cancel_unique"): refuse}
+        interrupt(monkeypatch, StoreUnavailableError, cancel, lambda: StoredTasks.of(app).cancel(first))
+        assert owned(app) == {("end", "order:7"): "delayed"}
+        StoredTasks.of(app).run_now(first)
+        dispatch(app)
+        assert taken(taker) == [[7]]
+
+    def test_without_the_app(self, app: Celery, client: redis.Redis) -> None:
+        first, other = send(app, "end", 7, countdown=60), send(app, "plain", countdown=60)
+        access = access_to(client, "redis_queue")
+        assert list(access.cancel(access.delay_queue(), [first, other])) == [CancelOutcome.CANCELLED] * 2
+        assert not traces(client)
+        assert send(app, "end", 7) != first
 
 
 class TestSecondCopy:
     """A message that another broker delivers twice: a dispatcher was killed before it noted that it had sent it."""
 
     @pytest.mark.parametrize("task", ["end", "start"])
-    def test_its_retry_replaces_that_of_the_first(self, server: RedisServer, client: redis.Redis, task: str) -> None:
-        with app_of(server) as app, taking(server) as taker:
-            first = send(app, task, 7, countdown=60)
-            entry = claimed(app, first)
-            StoredTasks.of(app).queue.ack(entry)
-            for _ in range(2):
-                arrive(app, entry)
-            assert taken(taker) == [[7], [7]]
-            for message in taker.messages:
-                retry(app, message)
-            assert [task.id for task in StoredTasks.of(app).list()] == [first]
-            assert send(app, task, 7) == first
-            taker.settle()
-            StoredTasks.of(app).run_now(first)
-            dispatch(app)
-            assert taken(taker) == [[7]]
-            taker.settle()
-            assert not owned(app)
+    def test_its_retry_replaces_that_of_the_first(self, app: Celery, taker: Taker, task: str) -> None:
+        first = send(app, task, 7, countdown=60)
+        entry = claimed(app, first)
+        StoredTasks.of(app).queue.ack(entry)
+        for _ in range(2):
+            arrive(app, entry)
+        assert taken(taker) == [[7], [7]]
+        for message in taker.messages:
+            retry(app, message)
+        assert [task.id for task in StoredTasks.of(app).list()] == [first]
+        assert send(app, task, 7) == first
+        taker.settle()
+        StoredTasks.of(app).run_now(first)
+        dispatch(app)
+        assert taken(taker) == [[7]]
+        taker.settle()
+        assert not owned(app)
 
     @pytest.mark.parametrize("returns", [False, True])
     def test_it_does_not_run_once_it_was_replaced(
-        self, server: RedisServer, client: redis.Redis, returns: bool
+        self, app: Celery, taker: Taker, client: redis.Redis, returns: bool
     ) -> None:
-        with app_of(server) as app, taking(server) as taker:
-            first = send(app, "latest", 7, "a", countdown=60)
-            entry = claimed(app, first)
-            StoredTasks.of(app).queue.ack(entry)
-            arrive(app, entry)
-            if returns:
-                assert taken(taker) == [[7, "a"]]
-                taker.messages.pop().reject(requeue=True)
-            assert send(app, "latest", 7, "b") == first
-            dispatch(app)
-            assert taken(taker) == [[7, "b"]]
-            taker.settle()
-            arrive(app, entry)
-            assert taken(taker) == []
-            assert not owned(app)
-            score = client.zscore(KEYS.replaced, token_in(entry))
-            seconds, _ = client.time()
-            assert score is not None
-            assert score / 1000 - seconds < 3700, "it is forgotten soon"
+        first = send(app, "latest", 7, "a", countdown=60)
+        entry = claimed(app, first)
+        StoredTasks.of(app).queue.ack(entry)
+        arrive(app, entry)
+        if returns:
+            assert taken(taker) == [[7, "a"]]
+            taker.messages.pop().reject(requeue=True)
+        assert send(app, "latest", 7, "b") == first
+        dispatch(app)
+        assert taken(taker) == [[7, "b"]]
+        taker.settle()
+        arrive(app, entry)
+        assert taken(taker) == []
+        assert not owned(app)
+        score = client.zscore(KEYS.replaced, token_in(entry))
+        seconds, _ = client.time()
+        assert score is not None
+        assert score / 1000 - seconds < 3700, "it is forgotten soon"
 
-    def test_it_does_not_run_beside_its_retry(self, server: RedisServer, client: redis.Redis) -> None:
-        with app_of(server) as app, taking(server) as taker:
-            entry = claimed(app, send(app, "end", 7, countdown=60))
-            StoredTasks.of(app).queue.ack(entry)
-            arrive(app, entry)
-            assert taken(taker) == [[7]]
-            retry(app, taker.messages[0])
-            taker.settle()
-            arrive(app, entry)
-            assert taken(taker) == []
-            assert owned(app) == {("end", "order:7"): "delayed"}
+    def test_it_does_not_run_beside_its_retry(self, app: Celery, taker: Taker) -> None:
+        entry = claimed(app, send(app, "end", 7, countdown=60))
+        StoredTasks.of(app).queue.ack(entry)
+        arrive(app, entry)
+        assert taken(taker) == [[7]]
+        retry(app, taker.messages[0])
+        taker.settle()
+        arrive(app, entry)
+        assert taken(taker) == []
+        assert owned(app) == {("end", "order:7"): "delayed"}
 
     def test_its_retry_waits_for_that_of_the_first(
-        self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+        self, app: Celery, taker: Taker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        with app_of(server) as app, taking(server) as taker:
-            first = send(app, "start", 7, countdown=60)
-            entry = claimed(app, first)
-            StoredTasks.of(app).queue.ack(entry)
-            for _ in range(2):
-                arrive(app, entry)
-            assert taken(taker) == [[7], [7]]
-            one, two = taker.messages
-            asked, acquire = threading.Event(), Owners.acquire
+        first = send(app, "start", 7, countdown=60)
+        entry = claimed(app, first)
+        StoredTasks.of(app).queue.ack(entry)
+        for _ in range(2):
+            arrive(app, entry)
+        assert taken(taker) == [[7], [7]]
+        one, two = taker.messages
+        asked, acquire = threading.Event(), Owners.acquire
 
-            def ask(self: Owners, *args: Any, **options: Any) -> Acquired:
-                answer = acquire(self, *args, **options)
-                if answer.is_open:
-                    asked.set()
-                return answer
+        def ask(self: Owners, *args: Any, **options: Any) -> Acquired:
+            answer = acquire(self, *args, **options)
+            if answer.is_open:
+                asked.set()
+            return answer
 
-            monkeypatch.setattr(Owners, "acquire", ask)
-            with ThreadPoolExecutor(1) as other:
-                found: list[Future[None]] = []
+        monkeypatch.setattr(Owners, "acquire", ask)
+        with ThreadPoolExecutor(1) as other:
+            found: list[Future[None]] = []
 
-                def begin() -> None:
-                    found.append(other.submit(retry, app, two))
-                    assert asked.wait(10), "it has to wait for the key"
+            def begin() -> None:
+                found.append(other.submit(retry, app, two))
+                assert asked.wait(10), "it has to wait for the key"
 
-                before(monkeypatch, Owners, "confirm", begin)
-                retry(app, one)
-                found[0].result()
-            taker.settle()
-            StoredTasks.of(app).run_now(first)
-            dispatch(app)
-            assert taken(taker) == [[7]]
-            assert not owned(app)
+            before(monkeypatch, Owners, "confirm", begin)
+            retry(app, one)
+            found[0].result()
+        taker.settle()
+        StoredTasks.of(app).run_now(first)
+        dispatch(app)
+        assert taken(taker) == [[7]]
+        assert not owned(app)
 
 
 def token_in(entry: Entry) -> str:
@@ -560,36 +537,33 @@ class TestRetry:
             retry(app, taker.messages[0])
             assert StoredTasks.of(app).count() == 1
 
-    def test_a_dead_one_under_an_id_of_its_own_frees_its_key(self, server: RedisServer) -> None:
-        with app_of(server) as app, taking(server) as taker:
-            send(app, "start", 8, task_id="x")
-            assert taken(taker) == [[8]]
-            send(app, "start", 7, task_id="x", countdown=60)
-            retry(app, taker.messages[0])
-            taker.settle()
-            (own,) = [entry.id for entry in StoredTasks.of(app).list() if entry.id != "x"]
-            StoredTasks.of(app).queue.nack(claimed(app, own), reason="test", dead=True)
-            assert send(app, "start", 8, "new") != "x"
+    def test_a_dead_one_under_an_id_of_its_own_frees_its_key(self, app: Celery, taker: Taker) -> None:
+        send(app, "start", 8, task_id="x")
+        assert taken(taker) == [[8]]
+        send(app, "start", 7, task_id="x", countdown=60)
+        retry(app, taker.messages[0])
+        taker.settle()
+        (own,) = [entry.id for entry in StoredTasks.of(app).list() if entry.id != "x"]
+        StoredTasks.of(app).queue.nack(claimed(app, own), reason="test", dead=True)
+        assert send(app, "start", 8, "new") != "x"
 
 
 class TestCall:
     def test_a_task_that_sends_itself_while_it_owns_its_key_is_told(
-        self, server: RedisServer, caplog: pytest.LogCaptureFixture
+        self, app: Celery, taker: Taker, caplog: pytest.LogCaptureFixture
     ) -> None:
-        with app_of(server) as app, taking(server) as taker:
-            first = send(app, "end", 7)
-            assert taken(taker) == [[7]]
-            with running(app, taker.messages[0]):
-                assert [send(app, "end", 7) for _ in range(2)] == [first, first]
-            (record,) = [record for record in caplog.records if "sends itself" in record.message]
-            assert record.message.startswith("task end sends itself while it owns the key 'order:7' until its end")
+        first = send(app, "end", 7)
+        assert taken(taker) == [[7]]
+        with running(app, taker.messages[0]):
+            assert [send(app, "end", 7) for _ in range(2)] == [first, first]
+        (record,) = [record for record in caplog.records if "sends itself" in record.message]
+        assert record.message.startswith("task end sends itself while it owns the key 'order:7' until its end")
 
-    def test_one_that_cannot_be_written_leaves_nothing(self, server: RedisServer, client: redis.Redis) -> None:
-        with app_of(server) as app:
-            for countdown in (0, 60):
-                with pytest.raises(EncodeError):
-                    send(app, "end", 7, object(), countdown=countdown)
-            assert not any(client.exists(key) for key in OF_OWNERS)
+    def test_one_that_cannot_be_written_leaves_nothing(self, app: Celery, client: redis.Redis) -> None:
+        for countdown in (0, 60):
+            with pytest.raises(EncodeError):
+                send(app, "end", 7, object(), countdown=countdown)
+        assert not any(client.exists(key) for key in OF_OWNERS)
 
     def test_the_result_of_a_kept_one_is_ignored_as_that_of_the_first(self, server: RedisServer) -> None:
         with app_of(server, result_backend="cache+memory://") as app:
