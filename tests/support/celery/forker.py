@@ -22,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from celery.concurrency.asynpool import AsynPool
+
 from tests.support.paths import ROOT
 
 IMPORTED = (
@@ -41,6 +43,8 @@ READ_ON_IMPORT = ("AUTOSCALE", "C_", "CELERY", "KOMBU", "LANG", "LC_", "LD_", "P
 """Variables that Python, its libraries or Celery read when they start: with them, a process starts afresh."""
 PATCHED = ("eventlet", "gevent")
 """Pools that replace modules before anything is imported."""
+LOOK_FOR_DEAD = 0.5
+"""Interval in seconds in which a pool looks for processes that ended."""
 
 
 class Forked:
@@ -191,6 +195,8 @@ def main() -> None:
     """Import, and start processes; in each of them, be `celery`."""
     for name in IMPORTED:
         __import__(name)
+    # A pool often misses the end of a process, and looks for it every 5 s only. Many tests kill processes.
+    AsynPool.timers = property(lambda pool: {pool.maintain_pool: LOOK_FOR_DEAD})
     request = serve(socket.socket(fileno=int(sys.argv[1])))
     os.environ.clear()
     os.environ.update(request["environment"])
