@@ -91,12 +91,14 @@ def fill(client: redis.Redis, text: Text) -> list[str]:
 def rings(client: redis.Redis, groups: int = 300) -> None:
     """Let messages of many groups of the queue "a" wait for the places of their flows, which are offered."""
     root = "{x}:"
-    client.zadd(f"{root}open:a", {f"0\0a\0task{number}": 0 for number in range(groups)})
+    pipe = client.pipeline(transaction=False)
+    pipe.zadd(f"{root}open:a", {f"0\0a\0task{number}": 0 for number in range(groups)})
+    pipe.zadd(f"{root}offers", {f"task{number}": number for number in range(groups)})
     for number in range(groups):
-        client.zadd(f"{root}ring:0\0a\0task{number}", {f"0\0a\0task{number}\0\0": 1})
-        waiting = {f"0\0a\0task{number}\0\0k{key}": key for key in range(100)}
-        client.zadd(f"{root}blocked:task{number}", waiting)
-        client.zadd(f"{root}offers", {f"task{number}": number})
+        group = f"0\0a\0task{number}"
+        pipe.zadd(f"{root}ring:{group}", {f"{group}\0\0": 1})
+        pipe.zadd(f"{root}blocked:task{number}", {f"{group}\0\0k{key}": key for key in range(100)})
+    pipe.execute()
 
 
 def calls(script: Script) -> Iterator[tuple[str, list[str]]]:
