@@ -146,24 +146,15 @@ class TestWorkers:
 
 
 class TestStops:
-    def test_a_pause_with_waiting_tasks(self, app: Celery, client: redis.Redis) -> None:
+    @pytest.mark.parametrize("queue", ["mail", "other"], ids=["with a flow", "without one"])
+    def test_a_pause_of_a_queue_with_waiting_tasks(self, app: Celery, client: redis.Redis, queue: str) -> None:
         flows = Flows(client, "redis_queue")
-        flows.pause("queue:mail")
-        assert found(client, "flow stops") == []
-        send(app, 3)
-        resume = "if the reason is gone: redis-queue flow resume queue:mail"
-        assert found(client, "flow stops") == [("flow queue:mail is paused, and 3 tasks wait", resume)]
-        flows.resume("queue:mail")
-        assert found(client, "flow stops") == []
-
-    def test_a_pause_of_a_queue_without_a_flow(self, app: Celery, client: redis.Redis) -> None:
-        flows = Flows(client, "redis_queue")
-        flows.pause("queue:other")
+        flows.pause(f"queue:{queue}")
         assert found_by(app, "flow stops") == []
-        send(app, 2, "other")
-        resume = "if the reason is gone: redis-queue flow resume queue:other"
-        assert found_by(app, "flow stops") == [("flow queue:other is paused, and 2 tasks wait", resume)]
-        flows.resume("queue:other")
+        send(app, 3, queue)
+        resume = f"if the reason is gone: redis-queue flow resume queue:{queue}"
+        assert found_by(app, "flow stops") == [(f"flow queue:{queue} is paused, and 3 tasks wait", resume)]
+        flows.resume(f"queue:{queue}")
         assert found_by(app, "flow stops") == []
 
     def test_a_limit_of_0_with_waiting_tasks(self, app: Celery, client: redis.Redis) -> None:

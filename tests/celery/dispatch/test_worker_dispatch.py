@@ -151,34 +151,24 @@ class TestFaults:
             results = [send(delayed, 0.1) for _ in range(5)]
             assert Counter(row["id"] for row in fleet.wait_for(5)) == Counter(result.id for result in results)
 
-    def test_restarting_store_is_waited_for(self) -> None:
-        with RedisServer(tcp=True, aof="always") as store, store.client() as client, RedisServer() as other:
-            fleet = Fleet(store, client, f"redis+socket://{other.socket}", "delaying")
-            fleet.settings["redis_queue_dispatch_interval"] = 0.2
-            delayed = fleet.delayed()
-            with fleet.worker() as worker:
-                worker.wait_for_output("ready.")
-                send(delayed, 0.1)
-                fleet.wait_for(1)
-                store.kill()
-                worker.wait_for_output("cannot dispatch")
-                store.restart()
-                send(delayed, 0.1)
-                fleet.wait_for(2)
-                assert worker.finish() == 0
-
-    def test_worker_starts_without_the_store(self) -> None:
+    @pytest.mark.parametrize("at_start", [False, True], ids=["restarts", "is away when the worker starts"])
+    def test_store_that_is_waited_for(self, *, at_start: bool) -> None:
         with RedisServer(tcp=True, aof="always") as store, store.client() as client, RedisServer() as other:
             fleet = Fleet(store, client, f"redis+socket://{other.socket}", "delaying")
             fleet.settings["redis_queue_dispatch_interval"] = 0.2
             delayed = fleet.delayed()
             send(delayed, 0.1)
-            store.kill()
+            if at_start:
+                store.kill()
             with fleet.worker() as worker:
                 worker.wait_for_output("ready.")
+                if not at_start:
+                    fleet.wait_for(1)
+                    store.kill()
                 worker.wait_for_output("cannot dispatch")
                 store.restart()
-                fleet.wait_for(1)
+                send(delayed, 0.1)
+                fleet.wait_for(2)
                 assert worker.finish() == 0
 
     def test_restarting_broker_is_waited_for(self) -> None:
