@@ -1,4 +1,4 @@
-"""``redis-queue dispatch``: a dispatcher process."""
+"""``redis-queue dispatch`` and ``putback``: the periodic work, by hand."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.catalog import put_back_each
 from redis_queue.celery.dispatch.loop import DispatchLoop
 from redis_queue.cli import options
-from redis_queue.cli.access import Command, with_app
-from redis_queue.cli.report import report, signal_handler
+from redis_queue.cli.access import Command, StoreCommand, with_access, with_app
+from redis_queue.cli.report import INTERRUPTED, report, signal_handler
+from redis_queue.model import PutBack
+from redis_queue.operate.access import Access
+from redis_queue.operate.faults import Faults
+from redis_queue.operate.listing import sized
+from redis_queue.store.chunks import CHUNK
 
 STOP_WITHIN: Final = 0.8
 """Seconds to wait for the current batch after a signal."""
@@ -55,3 +61,36 @@ def dispatch(app: Any, *, loglevel: str, logfile: str | None, as_json: bool) -> 
         loop.stop()
         thread.join(STOP_WITHIN)
     report("sent", loop.total.sent, as_json=as_json, more={"failed": loop.total.failed})
+
+
+MOST_ERRORS: Final = 5
+"""Most errors in the report."""
+
+
+@click.command(cls=StoreCommand)
+@options.name
+@options.dry_run
+@options.as_json
+@with_access
+def putback(access: Access, *, name: str | None, dry_run: bool, as_json: bool) -> None:
+    """Put back the messages of expired leases, in all queues or those with one name.
+
+    You can run several at once. An error in one queue does not stop the others.
+
+    Example: redis-queue putback --dry-run
+    """
+    if dry_run:
+        faults = Faults()
+        expired = sized(access.queues(name, faults), access.inspector.expired, faults)
+        report("expired", sum(size for _, size in expired), error=faults.text(), as_json=as_json)
+        return
+    back, errors = PutBack(), []
+    try:
+        for served in put_back_each(access.catalog, access.catalog.known(name), step=CHUNK):
+            back += served.back
+            if served.error is not None:
+                errors.append(f"{served.name}: {served.error}")
+    except KeyboardInterrupt:
+        errors.append(INTERRUPTED)
+    shown = [*errors[:MOST_ERRORS], *([f"{len(errors) - MOST_ERRORS:,} more errors"] if errors[MOST_ERRORS:] else [])]
+    report("returned", back.returned, error="; ".join(shown), as_json=as_json, more={"dead": back.dead})

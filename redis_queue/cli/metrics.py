@@ -19,8 +19,7 @@ from redis_queue.cli.access import StoreCommand, with_access, with_url
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.operate.access import Access
 from redis_queue.operate.addresses import is_own_host
-from redis_queue.operate.demand import demand
-from redis_queue.operate.forecast import by_destination
+from redis_queue.operate.forecast import by_destination, demand
 from redis_queue.operate.inspector import Inspector
 from redis_queue.store.connection import connect
 from redis_queue.store.redis_errors import redact

@@ -14,8 +14,7 @@ from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.output import harmless, show_fields, show_json, show_place, show_table
 from redis_queue.operate.access import Access
-from redis_queue.operate.celery_queue_row import CeleryQueueRow
-from redis_queue.operate.queue_row import Count, Overview, QueueRow
+from redis_queue.operate.queue_row import CeleryQueueRow, Count, Overview, QueueRow
 
 SIZES: Final[tuple[Count, ...]] = ("ready", "delayed", "in_flight", "dead", "quarantined")
 OTHERS: Final = "choose another Redis with --url or REDIS_QUEUE_URL, another prefix with --prefix or REDIS_QUEUE_PREFIX"

@@ -10,8 +10,7 @@ from typing import Final, Literal, get_args
 
 from redis_queue.basics.times import span_text
 from redis_queue.cli.output import encodable, harmless, moment, zone_name
-from redis_queue.operate.celery_queue_row import CeleryQueueRow
-from redis_queue.operate.queue_row import Count, Overview, QueueRow
+from redis_queue.operate.queue_row import CeleryQueueRow, Count, Overview, QueueRow
 from redis_queue.store.keys import Kind
 
 QueueKey = tuple[Kind | Literal["celery"], str]

@@ -24,10 +24,9 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Plan
 from redis_queue.operate.actions.queues import One
 from redis_queue.operate.audit import Subject
-from redis_queue.operate.entries import Entries
+from redis_queue.operate.entries import SHOWN, Entries
 from redis_queue.operate.entry_file import destination_check, read_pushes, store, to_json
 from redis_queue.operate.listing import Conditions
-from redis_queue.operate.subjects import SHOWN
 
 STDOUT: Final = "-"
 

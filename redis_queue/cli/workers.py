@@ -1,4 +1,4 @@
-"""``redis-queue workers`` and ``redis-queue running``: what workers report."""
+"""``redis-queue workers``, ``running``, ``worker NAME`` and ``terminate``: workers and their tasks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import click
 
 from redis_queue.basics.times import span_text
 from redis_queue.cli import options
-from redis_queue.cli.access import StoreCommand, with_access
+from redis_queue.cli.access import Group, StoreCommand, with_access
+from redis_queue.cli.actions import one_command, only_ids, rows_command
 from redis_queue.cli.output import show_count, show_json, show_place, show_table
 from redis_queue.operate.access import Access
+from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.liveness import state_of
 from redis_queue.operate.running import RunningRow
 from redis_queue.operate.running import running as running_tasks
@@ -90,3 +92,28 @@ def _task(row: RunningRow, *, with_body: bool) -> list[Any]:
     task, usual = row.task, "-" if row.p95 is None else f"{span_text(row.p50)}, {span_text(row.p95)}"
     cells = [task.task, task.id, span_text(row.seconds), usual, task.worker, task.lease]
     return [*cells, *([task.args, task.kwargs] if with_body else [])]
+
+
+@click.group(cls=Group)
+@click.argument("name")
+@click.pass_context
+def worker(context: click.Context, name: str) -> None:
+    """Shut down the worker NAME, or change how many tasks it runs at once.
+
+    Needs a Celery app. The names of workers: redis-queue workers.
+
+    Example: redis-queue -A shop worker celery@host resize 8
+    """
+    context.meta["redis_queue.name"] = name
+
+
+for _verb in ("shutdown", "resize"):
+    worker.add_command(
+        one_command(
+            ACTIONS["worker", _verb],
+            scope=lambda _access, _values: {"name": click.get_current_context().meta["redis_queue.name"]},
+        )
+    )
+
+
+terminate = rows_command(ACTIONS["running", "terminate"], only_ids, scope=lambda _access, _values: {})

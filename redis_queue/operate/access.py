@@ -16,11 +16,10 @@ from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.model import CancelOutcome
-from redis_queue.operate.celery_queue_row import CeleryQueueRow
 from redis_queue.operate.celery_queues import CeleryQueues
 from redis_queue.operate.faults import Faults
 from redis_queue.operate.inspector import Inspector
-from redis_queue.operate.queue_row import Overview
+from redis_queue.operate.queue_row import CeleryQueueRow, Overview
 from redis_queue.operate.relative_time import When
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import FlowKeys

@@ -17,9 +17,8 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Done
 from redis_queue.operate.audit import Subject
 from redis_queue.operate.celery_queues import CeleryQueues
-from redis_queue.operate.listing import LOOK_BYTES, Chunk, Listing
-from redis_queue.operate.search_report import SearchReport
-from redis_queue.operate.subjects import SHOWN
+from redis_queue.operate.entries import SHOWN
+from redis_queue.operate.listing import LOOK_BYTES, Chunk, Listing, SearchReport
 
 __all__ = ["REACH", "Messages", "WaitingMessage"]
 

@@ -1,17 +1,21 @@
-"""The listing of waiting entries."""
+"""The listing of waiting entries, and entries and messages as subjects of an action."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
+from redis_queue.basics.times import from_ms
+from redis_queue.catalog import AnyQueue
 from redis_queue.celery.message.task_entry import Conditions, TaskEntry
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.model import Entry, Unread
+from redis_queue.model import Entry, Item, State, Unread
 from redis_queue.operate.access import Access
-from redis_queue.operate.listing import Chunk, Listing, items_within_budget
-from redis_queue.operate.search_report import SearchReport
+from redis_queue.operate.audit import Subject
+from redis_queue.operate.faults import BROKEN
+from redis_queue.operate.listing import Chunk, Listing, SearchReport, items_within_budget
 
 Waiting = tuple[Entry, TaskEntry]
 
@@ -66,3 +70,35 @@ class Entries(Listing[Waiting, str]):
     def count(self) -> int | None:
         """Return how many entries match; None where they would have to be read."""
         return None if self.conditions.needs_entries else self._queue.count(**self._window)
+
+
+SHOWN: Final = 10
+"""Most subjects of one action."""
+
+MOST_LOOKS: Final = 100
+
+ANY: Final[Sequence[State]] = ("ready", "delayed", "in_flight", "dead")
+DEAD: Final[Sequence[State]] = ("dead",)
+
+
+def subjects(pairs: Iterable[tuple[AnyQueue, str]], states: Sequence[State] = ANY) -> list[Subject]:
+    """Return the first :data:`SHOWN` of *pairs* (queue, id) that exist in one of *states*.
+
+    It reads at most :data:`MOST_LOOKS` of them. Unreadable queues are left out.
+    """
+    found: list[Subject] = []
+    for (queue, id_), _ in zip(pairs, range(MOST_LOOKS), strict=False):
+        with contextlib.suppress(*BROKEN):
+            item = queue.look(id_)
+            if item is not None and item.state in states:
+                found.append(Subject(id_, queue.name, task_of(item).task, item.at))
+        if len(found) == SHOWN:
+            break
+    return found
+
+
+def task_of(item: Item) -> TaskEntry:
+    """Return *item* as a task."""
+    unknown = from_ms(0)
+    put_at, at = item.put_at or unknown, item.at or unknown
+    return TaskEntry.of(Entry(item.id, item.body, item.headers, put_at, at, item.deliveries))

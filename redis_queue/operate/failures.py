@@ -20,10 +20,9 @@ from redis_queue.errors import InvalidNameError, InvalidValueError
 from redis_queue.monitor.model import Failure
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Subject
-from redis_queue.operate.listing import Chunk, Listing
+from redis_queue.operate.entries import SHOWN
+from redis_queue.operate.listing import Chunk, Listing, SearchReport
 from redis_queue.operate.relative_time import When
-from redis_queue.operate.search_report import SearchReport
-from redis_queue.operate.subjects import SHOWN
 from redis_queue.store.chunks import chunks, gap_ms
 from redis_queue.store.codec import read_document
 

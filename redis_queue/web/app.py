@@ -15,13 +15,12 @@ from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import span_text
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.operate.access import Access, AppAccess, access_to
-from redis_queue.operate.actions.stored import reference
+from redis_queue.operate.actions.entries import reference
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.redis_errors import RedisErrors, redact
 from redis_queue.web import (
     actions,
     assets,
-    audit,
     celery_queue,
     charts,
     dead_letters,
@@ -35,10 +34,7 @@ from redis_queue.web import (
     history,
     overview,
     queues,
-    running,
-    scale,
     search,
-    suggestions,
     task,
     unique,
     workers,
@@ -55,25 +51,30 @@ MAX_FORM: Final = 1024 * 1024
 """Most bytes of a form."""
 
 PAGES: Final = (
-    overview,
-    forecast,
-    entries,
-    queues,
-    celery_queue,
-    flows,
-    unique,
-    dead_letters,
-    failures,
-    entry,
-    workers,
-    doctor,
-    actions,
-    audit,
-    scale,
-    running,
-    history,
-    task,
-    search,
+    *(
+        page.pages
+        for page in (
+            overview,
+            forecast,
+            entries,
+            queues,
+            celery_queue,
+            flows,
+            unique,
+            dead_letters,
+            failures,
+            entry,
+            workers,
+            doctor,
+            actions,
+            history,
+            task,
+            search,
+        )
+    ),
+    workers.running_pages,
+    doctor.scale_pages,
+    doctor.audit_pages,
 )
 
 NAVIGATION: Final = (
@@ -139,11 +140,11 @@ def dashboard(
     app.add_template_global(reference)
     app.add_template_global(assets.addresses(), "asset")
     app.add_template_global(form_token, "token")
-    app.add_template_global(suggestions.task_names)
-    app.add_template_global(suggestions.queue_names)
+    app.add_template_global(search.task_names)
+    app.add_template_global(search.queue_names)
     app.context_processor(lambda: _common(settings, access))
     for page in PAGES:
-        app.register_blueprint(page.pages)
+        app.register_blueprint(page)
     return app
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from flask import Blueprint, render_template
 
 from redis_queue.catalog import kind_of
-from redis_queue.operate.actions.stored import reference
+from redis_queue.operate.actions.entries import reference
 from redis_queue.operate.dead_letters import Letters
 from redis_queue.operate.faults import Faults
 from redis_queue.store.ids import is_id

@@ -1,11 +1,14 @@
-"""The page of the doctor's findings."""
+"""The pages of the doctor and of the audit, and the endpoint for autoscalers."""
 
 from __future__ import annotations
 
-from flask import Blueprint, render_template
+from dataclasses import asdict
+
+from flask import Blueprint, Response, jsonify, render_template, request
 
 from redis_queue.doctor.finding import ORDER
 from redis_queue.operate.diagnosis import examine
+from redis_queue.operate.forecast import demand
 from redis_queue.web import request_args
 from redis_queue.web.context import context
 
@@ -23,3 +26,22 @@ def show() -> str:
     counts = {severity: sum(finding.severity == severity for finding in found) for severity in ORDER}
     counts["ok"] = sum(finding.silent for finding in found)
     return render_template("doctor.html", findings=findings, counts=counts)
+
+
+scale_pages = Blueprint("scale", __name__)
+
+
+@scale_pages.get("/scale", endpoint="show")
+def show_scale() -> Response:
+    """Return the demand of some of Celery's queues as JSON."""
+    return jsonify(asdict(demand(context().access, list(request.args.items(multi=True)))))
+
+
+audit_pages = Blueprint("audit", __name__)
+
+
+@audit_pages.get("/audit", endpoint="show")
+def show_audit() -> str:
+    """Show the last 100 actions."""
+    request_args.allow()
+    return render_template("audit.html", actions=context().audit.last(100))

@@ -10,8 +10,8 @@ from flask import Blueprint, abort, render_template, request
 
 from redis_queue.catalog import kind_of
 from redis_queue.model import Item
-from redis_queue.operate.actions.stored import KINDS, reference
-from redis_queue.operate.subjects import task_of
+from redis_queue.operate.actions.entries import KINDS, reference
+from redis_queue.operate.entries import task_of
 from redis_queue.web import formatting, request_args
 from redis_queue.web.context import context
 from redis_queue.web.queue_lookup import queue_of

@@ -6,7 +6,7 @@ from typing import Final
 
 from flask import Blueprint, abort, render_template, request
 
-from redis_queue.operate.actions.failed import reference
+from redis_queue.operate.actions.failures import reference
 from redis_queue.operate.failures import FailureList, is_dispatched
 from redis_queue.store.ids import is_id
 from redis_queue.web import request_args

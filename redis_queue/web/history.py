@@ -10,7 +10,7 @@ from redis_queue.monitor.model import Series
 from redis_queue.operate.history import SPANS, HistoryRow, curves, table
 from redis_queue.web import request_args
 from redis_queue.web.context import context
-from redis_queue.web.suggestions import task_names
+from redis_queue.web.search import task_names
 
 pages = Blueprint("history", __name__)
 

@@ -8,7 +8,7 @@ from flask import Blueprint, render_template
 
 from redis_queue.catalog import AnyQueue, kind_of
 from redis_queue.errors import InvalidNameError
-from redis_queue.operate.actions.stored import KINDS
+from redis_queue.operate.actions.entries import KINDS
 from redis_queue.operate.faults import BROKEN
 from redis_queue.operate.flows import paused_queues
 from redis_queue.queue.queue import RedisQueue

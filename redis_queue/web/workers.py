@@ -1,4 +1,4 @@
-"""The page of dispatchers and workers."""
+"""The pages of workers and of running tasks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from flask import Blueprint, abort, render_template
 
 from redis_queue.delay.dispatch_log import DispatcherRow
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.operate.actions.workers import RESIZES
+from redis_queue.operate.actions.workers import RESIZES, reference
 from redis_queue.operate.faults import Faults
 from redis_queue.operate.liveness import state_of
+from redis_queue.operate.running import running
 from redis_queue.operate.work_checks import ANSWER_WITHIN
 from redis_queue.web import request_args
 from redis_queue.web.context import context
 from redis_queue.web.queue_lookup import MOST_QUEUES
+from redis_queue.web.search import task_names
 
 pages = Blueprint("workers", __name__)
 
@@ -83,3 +85,25 @@ def _row(name: str, stats: Any, active: Any, reserved: Any) -> dict[str, Any]:
         "done": sum((stats.get("total") or {}).values()),
         "uptime": stats.get("uptime"),
     }
+
+
+running_pages = Blueprint("running", __name__)
+
+MOST_RUNNING: Final = 200
+
+
+@running_pages.get("/running", endpoint="show")
+def show_running() -> str:
+    """Show the tasks that have run for a second or more."""
+    request_args.allow("task", "worker")
+    task, worker = request_args.text("task"), request_args.text("worker")
+    rows = running(context().access, task=task or "", worker=worker or "", limit=MOST_RUNNING + 1)
+    return render_template(
+        "running.html",
+        rows=rows[:MOST_RUNNING],
+        more=len(rows) > MOST_RUNNING,
+        search={"task": task, "worker": worker},
+        names=task_names(),
+        reference_of=reference,
+        now=context().inspector.now(),
+    )

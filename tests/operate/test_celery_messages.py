@@ -29,8 +29,7 @@ from redis_queue.operate.celery_messages import (
     references_of,
     remove,
 )
-from redis_queue.operate.listing import Conditions
-from redis_queue.operate.search_report import SearchReport
+from redis_queue.operate.listing import Conditions, SearchReport
 from tests.support.celery.brokers import Broker
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer

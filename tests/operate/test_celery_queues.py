@@ -19,10 +19,10 @@ from redis_queue.errors import ConfigurationError, InvalidNameError
 from redis_queue.monitor.model import WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import AppAccess
-from redis_queue.operate.celery_queue_row import CeleryQueueRow
 from redis_queue.operate.celery_queues import CeleryQueues
-from redis_queue.operate.demand import demand
+from redis_queue.operate.forecast import demand
 from redis_queue.operate.inspector import Inspector
+from redis_queue.operate.queue_row import CeleryQueueRow
 from redis_queue.store.keys import FlowKeys, MonitorKeys
 from tests.support.celery.brokers import Broker
 from tests.support.celery.flows import flow_app

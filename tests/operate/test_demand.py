@@ -12,7 +12,7 @@ from celery import Celery
 from redis_queue.cli.metrics import _scale
 from redis_queue.errors import ConfigurationError, InvalidNameError, InvalidValueError
 from redis_queue.operate.access import AppAccess, access_to
-from redis_queue.operate.demand import demand
+from redis_queue.operate.forecast import demand
 from redis_queue.web import dashboard
 from tests.support.celery.observed_names import OK
 from tests.support.celery.observing import Observed, observed_on_one_redis

@@ -19,9 +19,9 @@ from redis_queue.flow.flows import Flows
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
-from redis_queue.operate.celery_queue_row import CeleryQueueRow
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.metrics import MOST_FLOWS, Collector, read_flows
+from redis_queue.operate.queue_row import CeleryQueueRow
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import NumberedCalls, Scripts
 from redis_queue.unique.owners import Owners, field_of, new_token

@@ -19,7 +19,7 @@ from redis_queue.doctor.roles import ROLES
 from redis_queue.operate import listing
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.audit import Audit, AuditLine, Subject
-from redis_queue.operate.subjects import SHOWN
+from redis_queue.operate.entries import SHOWN
 from redis_queue.store.scripts import load_scripts
 from redis_queue.web import actions, dashboard
 from tests.support.servers import RedisServer, client_options

@@ -14,8 +14,9 @@ from redis_queue.errors import StoreUnavailableError
 from redis_queue.operate.access import Access
 from redis_queue.operate.inspector import Inspector
 from redis_queue.store.keys import MonitorKeys
-from redis_queue.web import dashboard, health
-from redis_queue.web.health import CHECK_EVERY, MOST_QUEUES, Health
+from redis_queue.web import context as health
+from redis_queue.web import dashboard
+from redis_queue.web.context import CHECK_EVERY, MOST_QUEUES, Health
 from tests.support.wait import wait_until
 from tests.support.web.browser import Browser, Page
 from tests.support.web.contents import KEY

@@ -7,7 +7,7 @@ from typing import Final
 
 from redis_queue.basics.options import did_you_mean
 from redis_queue.errors import ConfigurationError, InvalidValueError
-from redis_queue.operate.actions import broker, failed, flows, queues, stored, workers
+from redis_queue.operate.actions import entries, failures, flows, messages, queues, workers
 from redis_queue.operate.actions.action import Action
 
 PERMISSIONS: Final = {
@@ -36,7 +36,7 @@ PERMISSIONS: Final = {
 
 ACTIONS: Final[dict[tuple[str, str], Action]] = {
     (action.target.name, action.verb): action
-    for module in (stored, failed, broker, queues, flows, workers)
+    for module in (entries, failures, messages, queues, flows, workers)
     for action in module.ACTIONS
 }
 """Every action, by the name of its target and its verb."""

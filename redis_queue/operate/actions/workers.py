@@ -19,7 +19,7 @@ from redis_queue.operate.actions.action import Action, Argument, Choice, Done, P
 from redis_queue.operate.actions.queues import One
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows
 from redis_queue.operate.audit import Subject
-from redis_queue.operate.subjects import SHOWN
+from redis_queue.operate.entries import SHOWN
 from redis_queue.store.ids import is_id
 
 MOST_SIZE: Final = remote.MOST_SIZE

@@ -18,10 +18,9 @@ from redis_queue.operate.actions.action import Action, Argument, Choice, Done
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows, chosen
 from redis_queue.operate.audit import Subject
 from redis_queue.operate.dead_letters import Letters
-from redis_queue.operate.entries import Entries
+from redis_queue.operate.entries import ANY, DEAD, Entries, subjects
 from redis_queue.operate.relative_time import When
 from redis_queue.operate.relative_time import read as read_time
-from redis_queue.operate.subjects import ANY, DEAD, subjects
 from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE, chunks
 from redis_queue.store.ids import is_id
 

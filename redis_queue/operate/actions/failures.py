@@ -15,8 +15,8 @@ from redis_queue.monitor.model import Failure
 from redis_queue.operate import failures
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan
+from redis_queue.operate.actions.entries import RATE
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows, chosen
-from redis_queue.operate.actions.stored import RATE
 from redis_queue.operate.audit import Subject
 from redis_queue.store.ids import is_id
 

@@ -14,7 +14,7 @@ from redis_queue.operate.actions.action import Action, Argument, Choice, Done, P
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows, chosen
 from redis_queue.operate.audit import Subject
 from redis_queue.operate.celery_messages import Messages, WaitingMessage, subject
-from redis_queue.operate.subjects import SHOWN
+from redis_queue.operate.entries import SHOWN
 
 Message = WaitingMessage | str
 """A message, or the reference to one."""
