@@ -26,7 +26,7 @@ from redis_queue.operate.actions.action import Action, Argument, Choice, Done, P
 from redis_queue.operate.actions.queues import PURGE, purge_plan
 from redis_queue.operate.actions.rows import Rows
 from redis_queue.operate.audit import Subject
-from redis_queue.operate.faults import Faults
+from redis_queue.operate.queue_row import Faults
 from redis_queue.store.ids import check_id
 
 MAX_USER: Final = 100

@@ -9,8 +9,7 @@ import click
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.actions import broker_errors, id_arguments, one_command, rows_command
-from redis_queue.cli.conditions import conditions
-from redis_queue.cli.listing import show_listing
+from redis_queue.cli.listing import conditions, show_listing
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.celery_messages import Messages, as_row, celery_queues_of

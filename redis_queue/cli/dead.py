@@ -12,14 +12,13 @@ from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.actions import id_arguments, purge_command, rows_command
 from redis_queue.cli.actions import purge as delete_all
-from redis_queue.cli.conditions import conditions
-from redis_queue.cli.listing import item_command, show_listing, show_one
+from redis_queue.cli.listing import conditions, item_command, show_listing, show_one
 from redis_queue.cli.output import shown_body
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.dead_letters import Letter, Letters
-from redis_queue.operate.faults import Faults
 from redis_queue.operate.listing import Conditions, sized
+from redis_queue.operate.queue_row import Faults
 
 
 @click.group(cls=Group)

@@ -14,8 +14,8 @@ from redis_queue.cli.access import Command, StoreCommand, with_access, with_app
 from redis_queue.cli.report import INTERRUPTED, report, signal_handler
 from redis_queue.model import PutBack
 from redis_queue.operate.access import Access
-from redis_queue.operate.faults import Faults
 from redis_queue.operate.listing import sized
+from redis_queue.operate.queue_row import Faults
 from redis_queue.store.chunks import CHUNK
 
 STOP_WITHIN: Final = 0.8

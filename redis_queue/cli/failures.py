@@ -11,8 +11,7 @@ import click
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.actions import id_arguments, rows_command
-from redis_queue.cli.conditions import conditions
-from redis_queue.cli.listing import show_listing
+from redis_queue.cli.listing import conditions, show_listing
 from redis_queue.cli.output import harmless, show_count, show_fields, show_json, show_place, show_table
 from redis_queue.cli.report import report
 from redis_queue.monitor.model import Failure, GroupRow

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.basics.times import When, read_time
 from redis_queue.cli.output import UTC
 from redis_queue.errors import InvalidDelayError
-from redis_queue.operate.relative_time import When, read
 
 MOST_ROWS: Final = 10_000
 
@@ -87,6 +87,6 @@ delay_queue: Final = click.option(
 def when(value: str) -> When:
     """Parse the value of an option for a time."""
     try:
-        return read(value)
+        return read_time(value)
     except InvalidDelayError as error:
         raise click.BadParameter(str(error)) from None

@@ -17,8 +17,8 @@ from redis_queue.cli.output import show_count, show_table
 from redis_queue.cli.report import end_with
 from redis_queue.model import Quarantined
 from redis_queue.operate.access import Access
-from redis_queue.operate.faults import Faults
 from redis_queue.operate.listing import InQueue, first, quarantined, sized
+from redis_queue.operate.queue_row import Faults
 
 
 @click.group(cls=Group)

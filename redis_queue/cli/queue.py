@@ -16,7 +16,7 @@ from redis_queue.cli.report import report
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Choice, Total, perform
 from redis_queue.operate.actions.registry import ACTIONS
-from redis_queue.operate.faults import Faults
+from redis_queue.operate.queue_row import Faults
 from redis_queue.queue.queue import QueuePlace, RedisQueue
 from redis_queue.store.chunks import CHUNK
 

@@ -14,7 +14,7 @@ from redis_queue.cli.output import harmless, show_json
 from redis_queue.errors import ConfigurationError, InvalidValueError, RedisQueueError
 
 if TYPE_CHECKING:
-    from redis_queue.operate.faults import Faults
+    from redis_queue.operate.queue_row import Faults
 
 FAILED: Final = 1
 """Something failed, a check found an error, or the store cannot be reached."""

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from redis_queue.flow.flows import KINDS, OF_QUEUE, flag_of, limits_of
-from redis_queue.flow.model import Limits
-from redis_queue.flow.rules import Flow
+from redis_queue.flow.rules import Flow, Limits
 from redis_queue.store.chunks import chunks
 from redis_queue.store.codec import read_document, small_integer
 from redis_queue.store.ids import id_bytes, id_text

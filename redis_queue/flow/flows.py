@@ -13,8 +13,18 @@ from typing import Any, Final
 
 from redis_queue.basics.options import did_you_mean
 from redis_queue.errors import InvalidValueError
-from redis_queue.flow.model import FlowState, KeyState, Limits
-from redis_queue.flow.rules import FAIR, KEYED, Flow, burst_of, check_burst, check_places, interval_ms
+from redis_queue.flow.rules import (
+    FAIR,
+    KEYED,
+    Flow,
+    FlowState,
+    KeyState,
+    Limits,
+    burst_of,
+    check_burst,
+    check_places,
+    interval_ms,
+)
 from redis_queue.store.chunks import CHUNK, check_limit
 from redis_queue.store.connection import Client
 from redis_queue.store.ids import id_bytes, id_text

@@ -1,4 +1,4 @@
-"""Flow: how many messages of a queue or a task may run at once, and how many per time."""
+"""Flows: their rules as users write them, their limits and their state."""
 
 from __future__ import annotations
 
@@ -12,6 +12,49 @@ from redis_queue.basics.key_template import Key, KeyTemplate, check_key
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.options import from_options
 from redis_queue.errors import InvalidValueError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits and rates: *limit* and *rate_ms* (ms between two starts) for all messages of a flow, the others for a key.
+
+    None means no limit.
+    """
+
+    limit: int | None = None
+    limit_each: int | None = None
+    rate_ms: float | None = None
+    burst: int | None = None
+    rate_each_ms: float | None = None
+    burst_each: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FlowState:
+    """One flow: its limits now and in the code, whether it is paused, and how many messages run and wait.
+
+    *kind*: "key" if its limits count for each key, "fair" if keys take turns, else "". *uncounted*: messages that have
+    passed it uncounted, because their producers do not know it.
+    """
+
+    name: str
+    limits: Limits
+    declared: Limits
+    kind: str
+    paused: bool
+    running: int
+    waiting: int
+    uncounted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyState:
+    """One key of a flow: how many of its messages run and wait."""
+
+    key: str
+    running: int
+    waiting: int
+
 
 MOST_PLACES: Final = 1_000_000
 MOST_WEIGHTS: Final = 1000

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from redis_queue.basics.times import When
 from redis_queue.catalog import AnyQueue
 from redis_queue.celery.leases.leases import LeaseCounters, read_counters
 from redis_queue.celery.message_store import EntryRemoval
@@ -17,10 +18,8 @@ from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.model import CancelOutcome
 from redis_queue.operate.celery_queues import CeleryQueues
-from redis_queue.operate.faults import Faults
 from redis_queue.operate.inspector import Inspector
-from redis_queue.operate.queue_row import CeleryQueueRow, Overview
-from redis_queue.operate.relative_time import When
+from redis_queue.operate.queue_row import CeleryQueueRow, Faults, Overview
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import FlowKeys
 

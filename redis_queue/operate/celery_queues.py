@@ -18,9 +18,8 @@ from redis_queue.celery.queues.names import known_queues, readable
 from redis_queue.celery.queues.open import BrokerQueues, broker_queues
 from redis_queue.errors import InvalidNameError, StoreError
 from redis_queue.monitor.model import Series, Tally, WorkerRow
-from redis_queue.operate.faults import BROKEN
 from redis_queue.operate.inspector import Inspector
-from redis_queue.operate.queue_row import CeleryOverview, CeleryQueueRow
+from redis_queue.operate.queue_row import BROKEN, CeleryOverview, CeleryQueueRow
 from redis_queue.store.keys import check_name
 from redis_queue.store.redis_errors import redact
 

@@ -10,9 +10,8 @@ from redis_queue.catalog import AnyQueue
 from redis_queue.celery.message.task_entry import Conditions, TaskEntry
 from redis_queue.model import DeadLetter, Entry, Unread
 from redis_queue.operate.access import Access
-from redis_queue.operate.faults import Faults
 from redis_queue.operate.listing import Chunk, Listing, SearchReport, items_within_budget
-from redis_queue.operate.queue_row import QueueRow
+from redis_queue.operate.queue_row import Faults, QueueRow
 
 MOST_QUEUES: Final = 200
 """Most queues that one page reads."""

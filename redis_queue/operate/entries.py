@@ -14,8 +14,8 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.model import Entry, Item, State, Unread
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Subject
-from redis_queue.operate.faults import BROKEN
 from redis_queue.operate.listing import Chunk, Listing, SearchReport, items_within_budget
+from redis_queue.operate.queue_row import BROKEN
 
 Waiting = tuple[Entry, TaskEntry]
 

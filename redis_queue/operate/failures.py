@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from redis_queue.basics.times import to_ms
+from redis_queue.basics.times import When, to_ms
 from redis_queue.celery.message.body import fresh, with_arguments
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import Attempt, call_name, new_call, sibling_id
@@ -22,7 +22,6 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Subject
 from redis_queue.operate.entries import SHOWN
 from redis_queue.operate.listing import Chunk, Listing, SearchReport
-from redis_queue.operate.relative_time import When
 from redis_queue.store.chunks import chunks, gap_ms
 from redis_queue.store.codec import read_document
 

@@ -12,10 +12,9 @@ from kombu.exceptions import OperationalError
 
 from redis_queue.errors import InvalidValueError
 from redis_queue.flow.flows import OF_QUEUE, SAME, UNCHANGED, Changes, check_flow_name
-from redis_queue.flow.model import FlowState, KeyState, Limits
-from redis_queue.flow.rules import UNITS
+from redis_queue.flow.rules import UNITS, FlowState, KeyState, Limits
 from redis_queue.operate.access import Access
-from redis_queue.operate.faults import BROKEN
+from redis_queue.operate.queue_row import BROKEN
 
 SET: Final = "flow-set"
 PAUSE: Final = "flow-pause"

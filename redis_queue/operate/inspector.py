@@ -12,8 +12,7 @@ from redis_queue.basics.times import from_ms
 from redis_queue.catalog import AnyQueue, Catalog
 from redis_queue.flow.flows import Flows
 from redis_queue.monitor.monitor import Monitor
-from redis_queue.operate.faults import BROKEN, fault_text
-from redis_queue.operate.queue_row import TOTALS, Overview, QueueRow
+from redis_queue.operate.queue_row import BROKEN, TOTALS, Overview, QueueRow, fault_text
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import Keys

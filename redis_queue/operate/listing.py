@@ -13,7 +13,7 @@ from redis_queue.basics.options import nearest
 from redis_queue.catalog import AnyQueue
 from redis_queue.celery.message.task_entry import Conditions
 from redis_queue.model import Quarantined, Unread
-from redis_queue.operate.faults import Faults
+from redis_queue.operate.queue_row import Faults
 from redis_queue.store.chunks import CHUNK
 
 MOST_NAMES: Final = 1000

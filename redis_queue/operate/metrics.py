@@ -14,11 +14,10 @@ from redis_queue.basics.logs import logger_of
 from redis_queue.delay.dispatch_log import Dispatches
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.flow.backlog import Backlog
-from redis_queue.flow.model import FlowState
-from redis_queue.operate.faults import BROKEN
+from redis_queue.flow.rules import FlowState
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.metric_table import METRICS, Samples
-from redis_queue.operate.queue_row import CeleryQueueRow, Count, QueueRow
+from redis_queue.operate.queue_row import BROKEN, CeleryQueueRow, Count, QueueRow
 from redis_queue.store.registry import Known
 from redis_queue.store.scripts import Scripts
 

@@ -22,8 +22,8 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.operate.celery_messages import Messages, WaitingMessage
 from redis_queue.operate.entries import task_of
-from redis_queue.operate.faults import BROKEN
 from redis_queue.operate.listing import Conditions
+from redis_queue.operate.queue_row import BROKEN
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.ids import check_id
 from redis_queue.store.redis_errors import redact

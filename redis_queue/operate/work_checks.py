@@ -24,12 +24,12 @@ from redis_queue.errors import StoreError
 from redis_queue.flow.backlog import Backlog
 from redis_queue.flow.declarations import Declaration, Declarations
 from redis_queue.flow.flows import OF_QUEUE
-from redis_queue.flow.model import FlowState
+from redis_queue.flow.rules import FlowState
 from redis_queue.monitor.model import Tally, WorkerRow
 from redis_queue.monitor.report import OTHER
 from redis_queue.operate.access import Access
-from redis_queue.operate.faults import BROKEN
 from redis_queue.operate.flows import KINDS, LimitsRow
+from redis_queue.operate.queue_row import BROKEN
 from redis_queue.operate.running import MOST_READ, RunningRow, running
 from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import redact

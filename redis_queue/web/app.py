@@ -1,13 +1,17 @@
-"""The WSGI application of the dashboard."""
+"""The WSGI application of the dashboard, and its static files."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import secrets
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from celery import Celery
-from flask import Flask, Response, current_app, g, render_template, request
+from flask import Flask, Response, current_app, g, render_template, request, url_for
 from kombu.exceptions import OperationalError
 from werkzeug.exceptions import BadRequest, HTTPException, InternalServerError
 
@@ -20,13 +24,11 @@ from redis_queue.store.connection import Client, connect
 from redis_queue.store.redis_errors import RedisErrors, redact
 from redis_queue.web import (
     actions,
-    assets,
     celery_queue,
     charts,
     dead_letters,
     doctor,
     entries,
-    entry,
     failures,
     flows,
     forecast,
@@ -35,8 +37,6 @@ from redis_queue.web import (
     overview,
     queues,
     search,
-    task,
-    unique,
     workers,
 )
 from redis_queue.web.context import EXTENSION, Context
@@ -46,6 +46,39 @@ from redis_queue.web.settings import WebOverrides, WebSettings
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+FOLDER: Final = Path(__file__).with_name("static")
+
+MAX_AGE: Final = 365 * 86400
+"""Seconds for which browsers keep a static file; a changed file has another address."""
+
+DIGITS: Final = 12
+
+HTMX: Final = json.dumps(
+    {
+        # The content security policy forbids eval and inline styles.
+        "allowEval": False,
+        "includeIndicatorStyles": False,
+        "allowScriptTags": False,
+        "selfRequestsOnly": True,
+        "historyEnabled": False,
+        "scrollIntoViewOnBoost": False,
+        "defaultSettleDelay": 0,
+        "timeout": 10_000,
+    }
+)
+"""Settings of htmx, read from a ``<meta>`` element."""
+
+
+def addresses(folder: Path = FOLDER) -> Callable[[str], str]:
+    """Return a function that takes the name of a file in *folder* and returns its address for a page."""
+    digests = {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS]
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+    return lambda name: url_for("static", filename=name, v=digests[name])
+
 
 MAX_FORM: Final = 1024 * 1024
 """Most bytes of a form."""
@@ -60,19 +93,19 @@ PAGES: Final = (
             queues,
             celery_queue,
             flows,
-            unique,
             dead_letters,
             failures,
-            entry,
             workers,
             doctor,
             actions,
             history,
-            task,
             search,
         )
     ),
     workers.running_pages,
+    search.task_pages,
+    flows.unique_pages,
+    entries.entry_pages,
     doctor.scale_pages,
     doctor.audit_pages,
 )
@@ -117,7 +150,7 @@ def dashboard(
         MAX_CONTENT_LENGTH=MAX_FORM,
         MAX_FORM_MEMORY_SIZE=MAX_FORM,
         MAX_FORM_PARTS=20_000,
-        SEND_FILE_MAX_AGE_DEFAULT=assets.MAX_AGE,
+        SEND_FILE_MAX_AGE_DEFAULT=MAX_AGE,
     )
     # Paths in log lines may contain line breaks.
     logger_of(app.logger.name)
@@ -138,7 +171,7 @@ def dashboard(
         app.add_template_filter(getattr(charts, name), name)
     app.add_template_global(may)
     app.add_template_global(reference)
-    app.add_template_global(assets.addresses(), "asset")
+    app.add_template_global(addresses(), "asset")
     app.add_template_global(form_token, "token")
     app.add_template_global(search.task_names)
     app.add_template_global(search.queue_names)
@@ -159,7 +192,7 @@ def _access(source: Celery | Access | str | Client, prefix: str) -> Access:
 def _common(settings: WebSettings, access: Access) -> dict[str, Any]:
     return {
         "navigation": NAVIGATION,
-        "htmx_config": assets.HTMX,
+        "htmx_config": HTMX,
         "label": settings.label,
         "timezone": settings.timezone,
         "prefix": access.catalog.prefix,

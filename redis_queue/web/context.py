@@ -1,4 +1,4 @@
-"""Per-application state of the dashboard: access, reports of workers, audit, and the findings of the doctor."""
+"""State of one dashboard: access, reports, audit, findings of the doctor; and the queues that a request names."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from typing import Final
 from flask import current_app
 
 from redis_queue.basics.logs import logger_of
+from redis_queue.catalog import AnyQueue
+from redis_queue.delay.queue import DelayQueue
 from redis_queue.doctor.finding import ORDER, Finding
 from redis_queue.errors import RedisQueueError
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit
 from redis_queue.operate.diagnosis import examine
 from redis_queue.store.redis_errors import redact
+from redis_queue.store.registry import Known
+from redis_queue.store.settings import Settings
 
 CHECK_EVERY: Final = 60.0
 """Seconds between two checks."""
@@ -24,7 +28,7 @@ CHECK_EVERY: Final = 60.0
 FIRST_WAIT: Final = 0.2
 """Seconds for which a page waits for the first check; it never waits for a later one."""
 
-MOST_QUEUES: Final = 200
+MOST_CHECKED: Final = 200
 """With more queues, only the page of the doctor checks: the checks of each queue add up."""
 
 _log = logger_of(__name__)
@@ -59,9 +63,9 @@ class Health:
         """Return the last result; None if there is none yet.
 
         Starts a check if the last one is older than :data:`CHECK_EVERY`; only if there is none, it waits for the result
-        up to :data:`FIRST_WAIT`. With more than :data:`MOST_QUEUES` *queues* it starts none.
+        up to :data:`FIRST_WAIT`. With more than :data:`MOST_CHECKED` *queues* it starts none.
         """
-        if queues <= MOST_QUEUES:
+        if queues <= MOST_CHECKED:
             self._start()
         with self._lock:
             if self._checked_at is None:
@@ -123,3 +127,35 @@ def context() -> Context:
     """Return the context of the application that serves this request."""
     found: Context = current_app.extensions[EXTENSION]
     return found
+
+
+MOST_NAMES: Final = 200
+"""Most queue names in a form."""
+
+MOST_QUEUES: Final = 200
+"""Most queues that one page reads."""
+
+
+def delay_queues(name: str | None) -> tuple[DelayQueue, list[str]]:
+    """Return the DelayQueue *name* and the names for a form; by default that of Celery tasks, or else the first."""
+    access = context().access
+    names = [known.name for known in context().catalog.listing(kind="delay", limit=MOST_NAMES).known]
+    if name is None and names and access.app is None and access.default_delay_queue not in names:
+        name = names[0]
+    if name is None and not names and access.app is None:
+        # There is no queue yet: an empty page is better than an error.
+        known = Settings()
+        first = Known("delay", access.default_delay_queue, known.max_deliveries, known.shards)
+        queue = context().catalog.open(first)
+        assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
+    else:
+        queue = access.delay_queue(name)
+    return queue, sorted({*names, queue.name})
+
+
+def queue_of(kind: str, name: str) -> AnyQueue:
+    """Return the queue *name* of *kind*; raises InvalidNameError for an unknown name."""
+    inspector = context().inspector
+    if kind == "queue":
+        return inspector.catalog.queue(name)
+    return context().access.delay_queue(name)

@@ -9,11 +9,10 @@ from flask import Blueprint, render_template
 from redis_queue.catalog import kind_of
 from redis_queue.operate.actions.entries import reference
 from redis_queue.operate.dead_letters import Letters
-from redis_queue.operate.faults import Faults
+from redis_queue.operate.queue_row import Faults
 from redis_queue.store.ids import is_id
 from redis_queue.web import request_args
-from redis_queue.web.context import context
-from redis_queue.web.queue_lookup import MOST_NAMES
+from redis_queue.web.context import MOST_NAMES, context
 
 pages = Blueprint("dead_letters", __name__)
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from redis_queue.delay.dispatch_log import Dispatches
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.operate.faults import BROKEN
+from redis_queue.operate.queue_row import BROKEN
 from redis_queue.store.registry import Known
 from redis_queue.store.settings import Settings
 from redis_queue.web.context import context

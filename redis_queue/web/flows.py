@@ -1,4 +1,4 @@
-"""The pages of flows: a list, and one flow with its limits and its keys."""
+"""The pages of flows: a list, and one flow with its limits and its keys; and that of unique tasks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from flask import Blueprint, abort, render_template
 from redis_queue.errors import InvalidNameError, InvalidValueError
 from redis_queue.flow.flows import OF_QUEUE, check_flow_name
 from redis_queue.operate.flows import KINDS, LABELS, LimitsRow, arguments_of, has_limits, is_changed, without_key
+from redis_queue.store.ids import is_id
+from redis_queue.store.keys import MAX_NAME
+from redis_queue.unique.owners import Owner
 from redis_queue.web import request_args
 from redis_queue.web.context import context
 
@@ -88,3 +91,29 @@ def is_flow_name(name: str) -> bool:
 
 def _rows(now: LimitsRow, code: LimitsRow) -> list[tuple[str, Any, Any]]:
     return [(label, getattr(now, field), getattr(code, field)) for field, label in LABELS.items()]
+
+
+unique_pages = Blueprint("unique", __name__)
+
+
+@unique_pages.get("/unique", endpoint="show")
+def show_unique() -> str:
+    """List the owners of keys, those first whose time ends first."""
+    request_args.allow("task", "offset")
+    part, offset = request_args.text("task"), request_args.number("offset", 0, 0, MOST_OFFSET)
+    page = context().access.unique.page(part or "", limit=ROWS, offset=offset)
+    end = offset + ROWS
+    return render_template(
+        "unique.html",
+        rows=[(owner, can_release(owner)) for owner in page.owners],
+        total=page.total,
+        offset=offset,
+        next=end if end < page.total else None,
+        part=part,
+        now=context().inspector.now(),
+    )
+
+
+def can_release(owner: Owner) -> bool:
+    """Tell whether a form can name this owner: its texts are printable, and no other program wrote them."""
+    return 0 < len(owner.task) <= MAX_NAME and f"{owner.task}{owner.key}".isprintable() and is_id(owner.task_id)

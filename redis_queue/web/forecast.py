@@ -10,7 +10,7 @@ from flask import Blueprint, render_template
 from redis_queue.operate.forecast import by_task
 from redis_queue.web import request_args
 from redis_queue.web.charts import level
-from redis_queue.web.queue_lookup import delay_queues
+from redis_queue.web.context import delay_queues
 
 pages = Blueprint("forecast", __name__)
 

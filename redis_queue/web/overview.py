@@ -11,16 +11,14 @@ from flask import Blueprint, render_template, url_for
 
 from redis_queue.catalog import MOST_ROWS
 from redis_queue.operate.access import Access
-from redis_queue.operate.faults import BROKEN, Faults, fault_text
 from redis_queue.operate.flows import paused_queues
 from redis_queue.operate.history import SPANS, Curves, curves
-from redis_queue.operate.queue_row import CeleryOverview, Overview, QueueRow
+from redis_queue.operate.queue_row import BROKEN, CeleryOverview, Faults, Overview, QueueRow, fault_text
 from redis_queue.store.registry import Known
 from redis_queue.web import request_args
+from redis_queue.web.context import MOST_QUEUES, context
 from redis_queue.web.context import MOST_QUEUES as MOST_CHECKED
-from redis_queue.web.context import context
 from redis_queue.web.dispatches import plot_of
-from redis_queue.web.queue_lookup import MOST_QUEUES
 
 pages = Blueprint("overview", __name__)
 

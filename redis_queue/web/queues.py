@@ -9,13 +9,12 @@ from flask import Blueprint, render_template
 from redis_queue.catalog import AnyQueue, kind_of
 from redis_queue.errors import InvalidNameError
 from redis_queue.operate.actions.entries import KINDS
-from redis_queue.operate.faults import BROKEN
 from redis_queue.operate.flows import paused_queues
+from redis_queue.operate.queue_row import BROKEN
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.web import request_args
-from redis_queue.web.context import context
+from redis_queue.web.context import context, queue_of
 from redis_queue.web.dispatches import plot_of
-from redis_queue.web.queue_lookup import queue_of
 
 pages = Blueprint("queues", __name__)
 

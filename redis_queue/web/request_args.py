@@ -9,9 +9,9 @@ from typing import Any, Final
 from flask import abort, request
 from werkzeug.datastructures import MultiDict
 
+from redis_queue.basics.times import When, read_time
 from redis_queue.errors import InvalidValueError
 from redis_queue.operate.listing import Conditions
-from redis_queue.operate.relative_time import When, read
 
 MAX_TEXT: Final = 300
 
@@ -82,7 +82,7 @@ def when(name: str, values: Values | None = None) -> When | None:
     if found is None:
         return None
     try:
-        return read(found)
+        return read_time(found)
     except InvalidValueError as error:
         abort(400, f"{name}: {error}.")
 

@@ -1,17 +1,20 @@
-"""The search of all pages: names of tasks, queues, workers and failures, or the id of a task; and suggestions."""
+"""The search of all pages for names and ids, suggestions, and the page of a task."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Final
 
-from flask import Blueprint, redirect, render_template, url_for
+from flask import Blueprint, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
+from redis_queue.catalog import kind_of
 from redis_queue.monitor.model import Series
 from redis_queue.monitor.report import OTHER
-from redis_queue.operate.faults import BROKEN
+from redis_queue.operate.canvas import canvas
+from redis_queue.operate.queue_row import BROKEN
 from redis_queue.operate.search import search
+from redis_queue.operate.task_life import task_life
 from redis_queue.store.ids import is_id
 from redis_queue.web import request_args
 from redis_queue.web.context import context
@@ -66,3 +69,23 @@ def _series() -> list[Series]:
 
 def _sorted(names: Iterable[str]) -> list[str]:
     return sorted({name for name in names if 0 < len(name) <= MAX_TEXT and name.isprintable()})[:MOST]
+
+
+task_pages = Blueprint("task", __name__)
+
+
+@task_pages.get("/task", endpoint="show")
+def show_task() -> str | tuple[str, int]:
+    """Show what is known of a task; 404 if no source knows it."""
+    request_args.allow("id", "body")
+    access = context().access
+    life = task_life(access, request.args.get("id", ""))
+    page = render_template(
+        "task.html",
+        life=life,
+        tree=canvas(access, life) if life.is_known else None,
+        kind=kind_of(life.stored[0]) if life.stored else "",
+        with_body=request_args.flag("body"),
+        now=life.at,
+    )
+    return page if life.is_known else (page, 404)

@@ -16,7 +16,7 @@ from redis_queue.doctor import Finding
 from redis_queue.doctor.finding import MOST_FINDINGS
 from redis_queue.flow.declarations import Declaration, Declarations
 from redis_queue.flow.flows import Flows
-from redis_queue.flow.model import Limits
+from redis_queue.flow.rules import Limits
 from redis_queue.monitor.model import WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import AppAccess, access_to

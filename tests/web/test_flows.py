@@ -11,8 +11,7 @@ from celery import Celery
 from kombu.entity import Queue
 
 from redis_queue.flow.flows import Flows
-from redis_queue.flow.model import FlowState, Limits
-from redis_queue.flow.rules import Flow
+from redis_queue.flow.rules import Flow, FlowState, Limits
 from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import FlowKeys
 from redis_queue.web import dashboard

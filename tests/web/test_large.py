@@ -15,7 +15,7 @@ from redis_queue.operate.entries import Entries
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.listing import Conditions
 from redis_queue.store.keys import Keys
-from redis_queue.web import dashboard, entry, queues
+from redis_queue.web import dashboard, entries, queues
 from tests.support.web.browser import Browser
 from tests.support.web.contents import KEY
 
@@ -64,7 +64,7 @@ def sent(client: redis.Redis) -> int:
         ("/queue?kind=queue&name=orders", queues.NEXT_BYTES),
         ("/forecast?span=hour", forecast.WINDOW_BYTES * 2),
         ("/entry?id=largest&body=1", 0),
-        ("/entry?id=waits-1&body=1", entry.MOST_BYTES),
+        ("/entry?id=waits-1&body=1", entries.MOST_BYTES),
     ],
 )
 def test_a_page_stays_within_its_limit(path: str, most: int, large: redis.Redis) -> None:

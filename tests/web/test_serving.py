@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from redis_queue import RedisQueue
 from redis_queue.cli import group
 from redis_queue.cli.web import is_loopback
-from redis_queue.web.assets import FOLDER, HTMX, MAX_AGE, addresses
+from redis_queue.web.app import FOLDER, HTMX, MAX_AGE, addresses
 from tests.support.web.browser import Browser
 from tests.support.web.contents import Serve, Served
 

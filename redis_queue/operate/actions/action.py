@@ -12,8 +12,8 @@ from typing import Any, Final, Protocol
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import MOST_SUBJECTS, Audit, AuditLine, Subject
-from redis_queue.operate.faults import Faults
 from redis_queue.operate.listing import SearchReport
+from redis_queue.operate.queue_row import Faults
 from redis_queue.store.redis_errors import redact
 
 MOST_QUEUES: Final = 3

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from redis_queue.basics.times import span_text
+from redis_queue.basics.times import When, read_time, span_text
 from redis_queue.catalog import AnyQueue, kind_of
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidDelayError, InvalidValueError
@@ -19,8 +19,6 @@ from redis_queue.operate.actions.rows import INVALID_ROW, Rows, chosen
 from redis_queue.operate.audit import Subject
 from redis_queue.operate.dead_letters import Letters
 from redis_queue.operate.entries import ANY, DEAD, Entries, subjects
-from redis_queue.operate.relative_time import When
-from redis_queue.operate.relative_time import read as read_time
 from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE, chunks
 from redis_queue.store.ids import is_id
 

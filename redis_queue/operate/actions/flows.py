@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from redis_queue.errors import InvalidValueError
-from redis_queue.flow.model import FlowState
+from redis_queue.flow.rules import FlowState
 from redis_queue.operate import flows
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan

@@ -10,7 +10,7 @@ from redis_queue.catalog import AnyQueue
 from redis_queue.errors import InvalidValueError
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Choice, Done, Plan
-from redis_queue.operate.faults import Faults
+from redis_queue.operate.queue_row import Faults
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.chunks import CHUNK
 

@@ -14,7 +14,7 @@ from redis_queue.celery.admission.sender import FlowSender
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import InvalidValueError
 from redis_queue.flow.flows import Flows
-from redis_queue.flow.model import Limits
+from redis_queue.flow.rules import Limits
 from redis_queue.store.script_files import load
 from tests.support.celery.flows import KEYS, QUEUE, counts, flow_app
 from tests.support.proxy import FaultProxy

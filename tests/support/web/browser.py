@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlencode, urljoin, urlsplit
 from werkzeug.test import Client
 from werkzeug.wrappers import Response
 
-from redis_queue.web.assets import FOLDER
+from redis_queue.web.app import FOLDER
 
 Attributes = dict[str, str]
 
