@@ -189,15 +189,6 @@ def test_a_failure_that_came_after_the_preview_is_left_alone(writer: Browser, fi
     assert kept(filled) == {"failed", "lost"}
 
 
-def test_a_reader_sees_no_forms_and_cannot_act(reader: Browser, filled: redis.Redis) -> None:
-    for path in ("/failures", "/failure?id=failed"):
-        assert not [form for form in reader.get(path).forms if form.method == "post" and form.fields]
-    before = everything(filled)
-    for path in ("/actions/failures/preview", "/actions/failures"):
-        assert reader.raw(path, method="POST", data={"verb": "delete", "row": "1:failed"}).status_code in (400, 403)
-    assert everything(filled) == before
-
-
 @pytest.mark.parametrize("fields", [{}, {"row": "x"}, {"row": "1:"}, {"row": "1:" + "x" * 300}, {"verb": "nosuch"}])
 def test_invalid_forms_are_refused(fields: dict[str, str], writer: Browser, filled: redis.Redis) -> None:
     before = everything(filled)
@@ -239,10 +230,3 @@ def test_a_retry_without_a_delay_queue_is_refused_in_the_preview(client: redis.R
     assert asked.status_code == 400
     assert "name the Celery app" in asked.text
     assert kept(client) == {"failed", "lost"}
-
-
-def test_the_number_of_rows_must_be_that_of_the_preview(writer: Browser, filled: redis.Redis) -> None:
-    asked = preview(writer, "delete", row=[row(writer, "failed")])
-    for confirmed in ("2", "0", "", "x"):
-        assert writer.post(asked.confirmation, confirmed=confirmed).status_code == 400
-    assert kept(filled) == {"failed", "lost"}

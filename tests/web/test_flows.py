@@ -16,7 +16,7 @@ from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import FlowKeys
 from redis_queue.web import dashboard
 from tests.support.web.browser import Browser, Form, Page
-from tests.support.web.contents import KEY, Open, everything
+from tests.support.web.contents import KEY, everything
 
 BULK = "/flow?name=queue:bulk"
 SLOW = "/flow?name=queue:slow"
@@ -259,20 +259,6 @@ class TestActing:
         assert state(flows, "queue:slow").limits.limit == 10
         assert audit(filled) == ("local", "flow-reset", "queue:slow", 1, "")
 
-    def test_a_form_works_once(self, writer: Browser, flows: Flows) -> None:
-        confirmed = preview(writer, "flow-set", limit="20").confirmation
-        assert writer.post(confirmed).status_code == 303
-        flows.reset("queue:bulk")
-        assert writer.post(confirmed).status_code == 409
-        assert state(flows, "queue:bulk").limits.limit == 40
-
-    def test_an_action_needs_its_preview(self, writer: Browser, flows: Flows) -> None:
-        confirmed = preview(writer, "flow-set", limit="20").confirmation
-        for changes in ({"confirmed": None}, {"confirmed": "2"}, {"operation": "x"}, {"operation": None}):
-            assert writer.post(confirmed, **changes).status_code == 400
-        assert writer.post(confirmed, token="x").status_code == 403
-        assert state(flows, "queue:bulk").limits.limit == 40
-
     def test_a_pause_of_meanwhile_is_told(self, writer: Browser, flows: Flows) -> None:
         pages = writer.get(BULK), writer.get(SLOW)
         flows.pause("queue:bulk")
@@ -318,8 +304,3 @@ class TestActing:
         refused = writer.send(found, None if "verb" in changes else ("verb", "flow-set"), **changes)
         assert (refused.status in (400, 404), text in refused.text) == (True, True), refused.text
         assert everything(filled) == before
-
-    def test_readers_cannot_act(self, open_dashboard: Open, writer: Browser, flows: Flows) -> None:
-        confirmed = preview(writer, "flow-pause").confirmation
-        assert open_dashboard().post(confirmed).status_code == 403
-        assert not state(flows, "queue:bulk").paused

@@ -129,8 +129,14 @@ def test_a_verb_needs_its_permission_and_no_other(offer: Offer, open_dashboard: 
     preview = browser.send(form, button, **changes)
     assert preview.status == 200
     assert everything(contents) == before
-    done = browser.post(next(found for found in posts(preview) if dict(found.fields).get("verb") == offer.verb))
-    assert done.status_code == 303
+    confirmation = next(found for found in posts(preview) if dict(found.fields).get("verb") == offer.verb)
+    for change in ({"confirmed": None}, {"confirmed": "0"}, {"operation": None}, {"operation": "x"}):
+        assert browser.post(confirmation, **change).status_code == 400
+    assert browser.post(confirmation, token="x").status_code == 403
+    assert everything(contents) == before
+    assert browser.post(confirmation).status_code == 303
+    # A form works once.
+    assert browser.post(confirmation).status_code in (404, 409)
     action = Audit(contents, "redis_queue").last()[0]
     assert (action.user, action.verb, action.count) == ("local", offer.verb, offer.count)
 

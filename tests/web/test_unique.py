@@ -14,7 +14,7 @@ from redis_queue.store.keys import FlowKeys
 from redis_queue.unique.owners import Owners, field_of
 from redis_queue.web import dashboard
 from tests.support.web.browser import Browser, Form, Page
-from tests.support.web.contents import KEY, everything, fill_unique
+from tests.support.web.contents import KEY, everything
 
 KEYS = FlowKeys("redis_queue")
 RELEASE = ("verb", "unique-release")
@@ -158,20 +158,6 @@ class TestRelease:
         assert "the key of shop.rebuild is free;" in writer.send(page.confirmation).text
         assert owners.get("shop.rebuild") is None
 
-    def test_a_form_works_once(self, writer: Browser, owners: Owners, filled: redis.Redis) -> None:
-        confirmed = preview(writer).confirmation
-        assert writer.post(confirmed).status_code == 303
-        fill_unique_again(filled)
-        assert writer.post(confirmed).status_code == 409
-        assert owners.get("shop.sync", "order:7") is not None
-
-    def test_an_action_needs_its_preview(self, writer: Browser, owners: Owners) -> None:
-        confirmed = preview(writer).confirmation
-        for changes in ({"confirmed": None}, {"confirmed": "2"}, {"operation": "x"}, {"operation": None}):
-            assert writer.post(confirmed, **changes).status_code == 400
-        assert writer.post(confirmed, token="x").status_code == 403
-        assert owners.count() == 3
-
     def test_a_key_that_another_task_owns_meanwhile_stays(
         self, writer: Browser, owners: Owners, filled: redis.Redis
     ) -> None:
@@ -223,9 +209,3 @@ class TestRelease:
         for answer in answers:
             assert (answer.status_code, text in Page(answer).text) == (status, True), Page(answer).text
         assert owners.count() == 3
-
-
-def fill_unique_again(client: redis.Redis) -> None:
-    """Let the tasks own their keys again."""
-    client.delete(KEYS.owners, KEYS.owner_ends)
-    fill_unique(client)
