@@ -205,7 +205,7 @@ def purge(
     as_json: bool,
 ) -> None:
     """Ask, then delete as many items of each queue as *sizes* says from *places*; *faults* are reported at the end."""
-    plan = purge_plan(sizes, places, noun, faults)
+    plan = purge_plan(access, sizes, places, noun, faults)
     if dry_run:
         report("to_be_deleted", plan.count, error=faults.text(), as_json=as_json)
         return

@@ -21,6 +21,7 @@ from redis_queue.operate.celery_queues import CeleryQueues
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.queue_row import CeleryQueueRow, Faults, Overview
 from redis_queue.store.connection import Client
+from redis_queue.store.ids import is_id
 from redis_queue.store.keys import FlowKeys
 
 
@@ -35,6 +36,7 @@ class Access:
     def __init__(self, inspector: Inspector) -> None:
         self.inspector = inspector
         self.catalog = inspector.catalog
+        self._flow_keys = FlowKeys(inspector.catalog.prefix)
         self.monitor = inspector.monitor
         self.flows = inspector.flows
         self.unique = inspector.unique
@@ -76,8 +78,18 @@ class Access:
         """Delete dead letters that died until *until*, and free the keys of unique tasks in them; return how many."""
         return (self._removal(queue) if isinstance(queue, DelayQueue) else queue).delete_dead(ids, until=until)
 
+    def purge(self, queue: AnyQueue, places: Sequence[Any], limit: int) -> int:
+        """Delete up to *limit* (1 to 500) items in *places*, and free the keys of unique tasks; return how many."""
+        removal = self._removal(queue) if isinstance(queue, DelayQueue) and "dead" in places else None
+        if removal is not None and removal.has_keys():
+            letters = queue.dead_letters(limit=limit, max_bytes=0)
+            count = removal.delete_dead([letter.id for letter in letters if is_id(letter.id)])
+            if count:
+                return count
+        return queue.purge(*places, limit=limit)
+
     def _removal(self, queue: DelayQueue) -> EntryRemoval:
-        return EntryRemoval(queue, FlowKeys(self.catalog.prefix))
+        return EntryRemoval(queue, self._flow_keys)
 
     def lease_counters(self) -> LeaseCounters | None:
         """Return the lease counters of the app's broker; None without an app, or if the broker is not Redis."""
@@ -103,6 +115,8 @@ class AppAccess(Access):
         #: URL of the Redis, with user and password.
         self.url = self._store.url
         self.default_delay_queue = self._store.delay_queue_name
+        # Their names have the prefix of the broker's keys, if it has one.
+        self._flow_keys = self._store.flow_keys
         self.flows = StoredTasks.of(app).flow
         self.unique = StoredTasks.of(app).unique
         self.celery_queues = CeleryQueues(app, self.inspector)

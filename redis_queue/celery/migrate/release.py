@@ -192,9 +192,14 @@ class Release:
                 self._send("ZREM", index, tag)
         for _ in range(int(self._send("LLEN", self._released))):
             record = self._send("LINDEX", self._released, -1)
-            # After a refusal it becomes the last one.
-            done = self._publish(broker, record)
-            self._send("RPOP", self._released) if done else self._send("RPOPLPUSH", self._released, self._released)
+            if record is None:
+                # Another release has taken the rest.
+                return
+            if self._publish(broker, record):
+                # By its value: if another release has removed it meanwhile, the last one is not published yet.
+                self._send("LREM", self._released, -1, record)
+            else:
+                self._send("RPOPLPUSH", self._released, self._released)
 
     def _publish(self, broker: Broker, record: bytes) -> bool:
         """Publish a message in kombu's record; tell whether the broker has taken it."""

@@ -78,24 +78,26 @@ def put_back(access: Access, choice: Choice) -> Plan:
     return Plan(question, count, run, [queue.name], text=text, nothing=nothing)
 
 
-def purge_plan(sizes: Sequence[tuple[AnyQueue, int]], places: Sequence[Any], noun: str, faults: Faults) -> Plan:
+def purge_plan(
+    access: Access, sizes: Sequence[tuple[AnyQueue, int]], places: Sequence[Any], noun: str, faults: Faults
+) -> Plan:
     """Return the plan to delete as many items of each queue as *sizes* says from *places*; errors go to *faults*."""
     total = sum(size for _, size in sizes)
     names = [queue.name for queue, size in sizes if size]
 
     def run() -> Iterator[Done]:
         for queue, size in sizes:
-            yield from _purge(queue, places, size, faults)
+            yield from _purge(access, queue, places, size, faults)
 
     return Plan(f"Delete {total:,} {noun}", total, run, names, detail=", ".join(map(str, places)))
 
 
-def _purge(queue: AnyQueue, places: Sequence[Any], size: int, faults: Faults) -> Iterator[Done]:
+def _purge(access: Access, queue: AnyQueue, places: Sequence[Any], size: int, faults: Faults) -> Iterator[Done]:
     left = size
     while left > 0:
         count = 0
         with faults.of_queue(queue):
-            count = queue.purge(*places, limit=min(CHUNK, left))
+            count = access.purge(queue, places, min(CHUNK, left))
         # Another process may have taken the rest.
         tried = count or left
         left -= tried

@@ -10,8 +10,11 @@ from celery import Celery
 
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.operate.access import AppAccess
+from redis_queue.operate.actions.queues import purge_plan
+from redis_queue.operate.queue_row import Faults
 from tests.support.actions import act
-from tests.support.celery.uniques import owned, owners, send, traces
+from tests.support.celery.uniques import app_of, owned, owners, send, traces
+from tests.support.servers import RedisServer
 
 DAY = timedelta(days=1)
 HOUR = timedelta(hours=1)
@@ -77,6 +80,22 @@ class TestDeletedDeadLetter:
         assert act(AppAccess(app), "dead", "delete", ids=[first]).count == 1
         assert not traces(client)
         assert send(app, "end", 7) != first
+
+    @pytest.mark.parametrize("prefix", ["", "shop:"])
+    @pytest.mark.parametrize("all_of_them", [False, True], ids=["delete", "purge"])
+    def test_its_key_is_free_also_with_a_prefix_of_the_broker(
+        self, server: RedisServer, prefix: str, all_of_them: bool
+    ) -> None:
+        with app_of(server, broker_transport_options={"global_keyprefix": prefix}) as app:
+            first, access = send(app, "end", 7, countdown=60), AppAccess(app)
+            bury(app, first)
+            if all_of_them:
+                plan = purge_plan(access, [(access.delay_queue(), 1)], ["dead"], "dead letters", Faults())
+                assert [done.count for done in plan.run()] == [1]
+            else:
+                assert act(access, "dead", "delete", ids=[first]).count == 1
+            assert owners(app).count() == 0
+            assert send(app, "end", 7, countdown=60) != first
 
     def test_one_that_stays_keeps_its_key(self, app: Celery) -> None:
         first = send(app, "end", 7, countdown=60)

@@ -311,6 +311,27 @@ def test_a_message_that_cannot_be_read_stays_and_is_reported(
         assert sorted(broker.take_ids(app.conf.task_default_queue)) == sorted(ids)
 
 
+def test_what_another_release_publishes_at_the_same_time_hides_no_message_of_a_flow(
+    rabbitmq_url: str, redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish: Callable[..., bool] = Release._publish
+    removed: list[object] = []
+
+    def as_another_does(release: Release, broker: Any, record: bytes) -> bool:
+        done = publish(release, broker, record)
+        if not removed:
+            # It has published the same record, and is faster.
+            removed.append(client.rpop(release._released))
+        return done
+
+    monkeypatch.setattr(Release, "_publish", as_another_does)
+    with Broker(rabbitmq_url) as broker:
+        app, ids = flowing(broker, redis_server)
+        assert released(app).staying() == 0
+        assert len(removed) == 1
+        assert sorted(broker.take_ids(app.conf.task_default_queue)) == sorted(ids)
+
+
 def test_it_refuses_while_a_worker_with_leases_reports(
     broker: Broker, redis_server: RedisServer, client: redis.Redis
 ) -> None:
