@@ -15,7 +15,9 @@ from redis_queue import DelayQueue, RedisQueue
 from redis_queue.flow.flows import route_of
 from redis_queue.store.keys import FlowKeys, Keys
 from redis_queue.web import dashboard
+from redis_queue.web.context import EXTENSION
 from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
 from tests.support.web.browser import Browser
 from tests.support.web.contents import KEY, fill_audit, fill_delayed
 
@@ -90,10 +92,12 @@ def crowded() -> Iterator[redis.Redis]:
 
 @pytest.fixture(scope="module")
 def browser(crowded: redis.Redis) -> Browser:
-    """A browser on its dashboard, after templates and scripts were loaded."""
-    browser = Browser(dashboard(crowded, secret_key=KEY, allow_write=True))
+    """A browser on its dashboard, after templates and scripts were loaded, and the doctor's first check has ended."""
+    app = dashboard(crowded, secret_key=KEY, allow_write=True)
+    browser = Browser(app)
     for path in ("/", "/scheduled", "/dead", "/queue?kind=delay&name=scheduled", "/forecast", "/entry?id=task-1"):
         browser.get(path)
+    wait_until(lambda: app.extensions[EXTENSION].health.checked(1), description="the findings of the doctor")
     return browser
 
 
