@@ -78,6 +78,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def freed_connections() -> Iterator[None]:
+    """Close the connections of the apps of a module: an app is part of reference cycles, and keeps some open.
+
+    A process of the tests would have more than 1,024 descriptors, and `select` refuses those above.
+    """
+    yield
+    gc.collect()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def redis_sockets() -> Iterator[None]:
     """Keep the sockets of redis-py until their connections close them."""
