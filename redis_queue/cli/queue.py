@@ -9,7 +9,7 @@ import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
-from redis_queue.cli.actions import one_command, user
+from redis_queue.cli.actions import one_command, user, warn
 from redis_queue.cli.actions import purge as delete_all
 from redis_queue.cli.output import show_json, show_place, show_table, shown_body
 from redis_queue.cli.report import report
@@ -109,4 +109,5 @@ def putback(access: Access, *, dry_run: bool, as_json: bool) -> None:
         report("expired", access.inspector.expired(chosen), as_json=as_json)
         return
     perform(access, action, action.plan(access, Choice({"name": chosen.name})), user(), total)
+    warn(total)
     report("returned", total.counts["returned"], as_json=as_json, more={"dead": total.counts["dead"]})

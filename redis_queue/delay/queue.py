@@ -340,15 +340,19 @@ class DelayQueue:
         """
         return self._shards.page(partial(Records.quarantined, max_bytes=self._shards.share(max_bytes)), offset, limit)
 
-    def redrive(self, ids: Iterable[str] | None = None, *, rate: float | None = None) -> int:
-        """Redrive dead letters (default: all), with deliveries reset to zero; due now, or *rate* per second."""
-        gap = gap_ms(rate)
+    def redrive(self, ids: Iterable[str] | None = None, *, rate: float | None = None, after: Seconds = 0.0) -> int:
+        """Redrive dead letters (default: all), with deliveries reset to zero: due *after* seconds, *rate* per second.
+
+        Without a *rate* all are due at once. Return their number.
+        """
+        gap, first = gap_ms(rate), duration_ms(after, name="after")
         if ids is None:
-            return sum(shard.redrive(None, gap * len(self._shards)) for shard in self._shards)
+            return sum(shard.redrive(None, gap * len(self._shards), first) for shard in self._shards)
         names = [check_id(id_) for id_ in ids]
         grouped = dict(self._shards.grouped(names))
         return sum(
-            shard.redrive([names[index] for index in group], gap * len(grouped)) for shard, group in grouped.items()
+            shard.redrive([names[index] for index in group], gap * len(grouped), first)
+            for shard, group in grouped.items()
         )
 
     def delete_dead(self, ids: Iterable[str], *, until: datetime | None = None) -> int:

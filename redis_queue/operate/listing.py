@@ -58,6 +58,7 @@ __all__ = ["Chunk", "Conditions", "InQueue", "Listing", "Page", "first", "items_
 
 T = TypeVar("T")
 Cursor = TypeVar("Cursor")
+Key = TypeVar("Key")
 
 InQueue = tuple[AnyQueue, T]
 """An item, and its queue."""
@@ -181,14 +182,17 @@ class Listing(ABC, Generic[T, Cursor]):
         """Return the first *limit* of all items that match, and whether there are more."""
         return first(self.all(), limit)
 
-    def gather(self, most: int) -> tuple[list[T], bool]:
-        """Return the first *most* items that match, for an action, and whether there may be more."""
-        found: list[T] = []
+    def gather(self, most: int, key: Callable[[T], Key | None]) -> tuple[list[Key], bool]:
+        """Return the *key* of the first *most* items that match, for an action, and whether there may be more.
+
+        Items with the key None are left out.
+        """
+        found: list[Key] = []
         cursor, looked, unread, full = None, 0, 0, 0
         with self.opened():
             while len(found) < most and looked < MOST_LOOKED_AT_TO_ACT and full < MOST_FULL_LOOKS_TO_ACT:
                 page = self._page(cursor, most - len(found))
-                found += page.items
+                found += [row for item in page.items if (row := key(item)) is not None]
                 cursor, looked = page.next, looked + page.looked
                 unread, full = unread + page.unread, full + page.full
                 if cursor is None:
@@ -212,13 +216,14 @@ class Listing(ABC, Generic[T, Cursor]):
             else:
                 cursor = chunk.next
                 if cursor is None or chunk.ends:
-                    return Page(found, cursor, looked, unread, full)
-        return Page(found, cursor if self._has_more(cursor) else None, looked, unread, full)
+                    return Page(found, cursor, looked, unread, max(full, spent // LOOK_BYTES))
+        following = cursor if self._has_more(cursor) else None
+        return Page(found, following, looked, unread, max(full, spent // LOOK_BYTES))
 
     def _has_more(self, cursor: Cursor | None) -> bool:
         while cursor is not None:
             chunk = self.read(cursor, 1, 0)
-            if chunk.items:
+            if chunk.items or (chunk.ends and chunk.next is not None):
                 return True
             cursor = chunk.next
         return False

@@ -266,14 +266,15 @@ class RedisQueue:
             left -= moved
         return total
 
-    def redrive(self, ids: Iterable[str] | None = None, *, rate: float | None = None) -> int:
+    def redrive(self, ids: Iterable[str] | None = None, *, rate: float | None = None, after: Seconds = 0.0) -> int:
         """Redrive dead letters (default: all), with deliveries reset to zero; return their number.
 
-        *rate* (per second) spreads them over time: this call makes all of them delayed messages, and does not wait.
+        *rate* (per second) spreads them over time, the first one *after* seconds: this call makes all of them delayed
+        messages, and does not wait.
         """
         if ids is not None:
             ids = [check_id(id_) for id_ in check_many(ids, name="ids")]
-        return self._records.redrive(ids, gap_ms(rate))
+        return self._records.redrive(ids, gap_ms(rate), duration_ms(after, name="after"))
 
     def delete_dead(self, ids: Iterable[str], *, until: datetime | None = None) -> int:
         """Delete the dead letters *ids*; return their number. With *until*, only those that died at or before it.

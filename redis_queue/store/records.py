@@ -221,11 +221,14 @@ class Records:
         rows = zip(reply, reply, reply, strict=True)
         return [InFlight(id_text(raw), from_ms(ends), deliveries) for raw, ends, deliveries in rows]
 
-    def redrive(self, ids: Iterable[str] | None, gap: float) -> int:
-        """Redrive dead letters (None: all that are dead now), one each *gap* ms; return their number."""
+    def redrive(self, ids: Iterable[str] | None, gap: float, first: float = 0.0) -> int:
+        """Redrive dead letters (None: all that are dead now), one each *gap* ms, the first one in *first* ms.
+
+        Return their number.
+        """
         started, moved = time.monotonic(), 0
         for chunk in self._dead_ids() if ids is None else chunks(ids):
-            after = max(0.0, moved * gap - (time.monotonic() - started) * 1000) if moved else 0
+            after = max(0.0, first + moved * gap - (time.monotonic() - started) * 1000) if moved else first
             flags = self.call(
                 "records/redrive",
                 now=self.clock(),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
-from urllib.parse import quote
 
 from flask import Blueprint, abort, flash, g, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
@@ -82,7 +80,7 @@ def preview(target: str) -> str:
     """Show what an action would do, with a form to confirm it."""
     action, form = _action(target)
     choice = _choice(action, form, target)
-    plan = _fitting(action.plan(context().access, choice))
+    plan = action.plan(context().access, choice)
     return render_template(
         "action.html",
         action=action,
@@ -114,7 +112,9 @@ def act(target: str) -> Response:
         perform(context().access, action, plan, g.user, total)
     except WorkerRefusedError as error:
         flash(f"{error}.")
+        _tell_unwritten(total)
         return redirect(form.back(_search(form)), 303)
+    _tell_unwritten(total)
     for text in _told(action, choice, plan, total):
         flash(text)
     return redirect(form.back(_search(form)), 303)
@@ -154,6 +154,7 @@ def _choice(action: Action, form: Form, target: str) -> Choice:
         conditions=request_args.conditions(form.conditions, values),
         most=MOST_AT_ONCE,
         pinned=True,
+        room=MOST_FORM_BYTES,
     )
 
 
@@ -162,15 +163,6 @@ def _argument(argument: Argument) -> Any:
     if text is None and argument.missing:
         abort(400, argument.missing)
     return None if text is None else argument.read(text)
-
-
-def _fitting(plan: Plan) -> Plan:
-    """Return *plan* with its first references that fit into one form."""
-    sizes = itertools.accumulate(len(quote(reference, safe="")) + len("&row=") for reference in plan.references)
-    count = sum(1 for size in sizes if size <= MOST_FORM_BYTES)
-    if count == len(plan.references):
-        return plan
-    return replace(plan, references=plan.references[:count], count=count, more=True)
 
 
 def _hidden(action: Action, form: Form, plan: Plan) -> list[tuple[str, str]]:
@@ -197,11 +189,14 @@ def _begin() -> None:
         abort(409, "This form was sent before; the audit shows its effect. For more, start with a new preview.")
 
 
+def _tell_unwritten(total: Total) -> None:
+    if total.unwritten:
+        flash(f"Not written to the audit: {total.unwritten}")
+
+
 def _told(action: Action, choice: Choice, plan: Plan, total: Total) -> list[str]:
     """Return the result in sentences."""
     told = [f"{reason}." for reason in total.reasons]
-    if total.unwritten:
-        told.append(f"Not written to the audit: {total.unwritten}")
     if choice.faults.rows:
         told.append(f"Skipped: {choice.faults.text()}.")
     if total.maybe_sent:

@@ -22,6 +22,7 @@ from redis_queue import DelayQueue, RedisQueue
 from redis_queue.cli import transfer
 from redis_queue.delay.model import Push
 from redis_queue.model import PutBack
+from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import Keys
 from tests.support.cli.commands import DUE, NOW, Run
 from tests.support.clock import Clock
@@ -731,6 +732,33 @@ class TestBrokenQueue:
         told = json.loads(run("dead", "list", "--json").stdout)
         assert [letter["id"] for letter in told["dead"]] == ["dead"]
         assert "a broken one" in told["error"]
+
+
+def test_a_redrive_at_a_rate_ends_between_batches_and_keeps_the_rate(
+    run: Run, client: redis.Redis, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = RedisQueue("many", client, clock=clock)
+    queue.put_many(range(1200))
+    for _ in range(3):
+        queue.nack_many(queue.get_many(400), dead=True, reason="Timeout")
+    redrive: Callable[..., int] = RedisQueue.redrive
+    calls: list[float] = []
+
+    def interrupted(self: RedisQueue, ids: Sequence[str], *, rate: float, after: float) -> int:
+        calls.append(after)
+        if len(calls) > 2:
+            raise KeyboardInterrupt
+        return redrive(self, ids, rate=rate, after=after)
+
+    monkeypatch.setattr(RedisQueue, "redrive", interrupted)
+
+    done = run("dead", "redrive", "--name", "many", "--all", "--rate", "10", "--yes", "--json")
+
+    assert (done.exit_code, json.loads(done.stdout)["redriven"]) == (1, 1000)
+    assert (queue.stats().dead, queue.stats().ready + queue.stats().delayed) == (200, 1000)
+    assert [round(after) for after in calls] == [0, 50, 100]
+    [line] = [line for line in Audit(client, "redis_queue").last() if line.verb == "redrive"]
+    assert line.count == 1000
 
 
 class TestUnknownIds:

@@ -159,6 +159,12 @@ def test_an_audit_that_cannot_be_written_is_a_warning(run: Run, client: redis.Re
     assert orders.stats().paused
 
 
+def test_a_put_back_that_cannot_be_written_is_a_warning_too(run: Run, client: redis.Redis, clock: Clock) -> None:
+    client.set("redis_queue:audit", "not a list")
+    clock.forward(61)
+    assert "warning: not written to the audit: " in run("queue", "orders", "putback").stderr
+
+
 def test_the_timeline_of_a_task_shows_it(run: Run, app: Celery) -> None:
     assert run("scheduled", "reschedule", TASK, "--to", "2030-01-01T00:00Z").exit_code == 0
 

@@ -130,6 +130,16 @@ class TestLook:
         assert found.next is not None
         assert 8 <= found.looked <= 18
 
+    def test_the_search_for_an_action_reads_a_bounded_number_of_bytes(
+        self, access: AppAccess, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("redis_queue.operate.listing.MOST_FULL_LOOKS_TO_ACT", 8)
+        client.lpush("mail", *["x" * 60_000] * 600)
+        messages = Messages(access, "mail", Conditions(task_part="never"))
+        assert messages.gather(10_000, lambda found: found) == ([], True)
+        # Two pages of 8 MiB.
+        assert 200 < messages.scan.looked < 400
+
     def test_nothing_beyond_the_reach_is_read(self, access: AppAccess, client: redis.Redis) -> None:
         client.lpush("mail", *["x"] * (REACH + 5))
         scan = SearchReport()

@@ -184,6 +184,13 @@ class TestSelected:
         page = writer.send(asked.confirmation)
         assert "1 of 2 cancelled. Skipped: 1 (gone, replaced" in page.text
 
+    def test_the_audit_does_not_name_what_was_replaced(self, writer: Browser, filled: redis.Redis) -> None:
+        asked = preview(writer, "/scheduled", "cancel", row=rows(writer, "/scheduled", "task-1", "task-2"))
+        DelayQueue("scheduled", filled).push("another call", id="task-1", delay=9000)
+        writer.send(asked.confirmation)
+        action = Audit(filled, "redis_queue").last()[0]
+        assert (action.count, [subject.id for subject in action.subjects]) == (1, ["task-2"])
+
     @pytest.mark.parametrize(
         ("verb", "when", "path", "id_"),
         [
@@ -281,6 +288,7 @@ class TestMatching:
         count = len([name for name, _ in asked.confirmation.fields if name == "row"])
         assert 5 < count < 15
         assert f"This action covers {count};" in asked.text
+        assert f"Cancel {count} entries?" in asked.text
 
     def test_the_longest_ids_fit_into_a_form(self, writer: Browser, filled: redis.Redis) -> None:
         DelayQueue("scheduled", filled).push_many(

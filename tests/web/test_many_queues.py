@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.catalog import MOST_ROWS
+from redis_queue.delay.model import Push
 from redis_queue.operate.inspector import MOST_SHARDS, Inspector
 from redis_queue.operate.metrics import Collector
 from redis_queue.store.keys import Keys
@@ -53,6 +54,18 @@ def test_a_page_reads_few_queues(path: str, crowded: redis.Redis) -> None:
     browser.get(path)
     # Each queue takes about ten commands.
     assert processed(crowded) - before < 4000 < NAMES
+
+
+@pytest.mark.parametrize("limit", [5, 10])
+def test_a_full_page_of_dead_letters_does_not_look_through_all_queues(limit: int, crowded: redis.Redis) -> None:
+    queue = DelayQueue("aa-first", crowded)
+    queue.push_many(Push("x", id=f"id-{number}") for number in range(10))
+    queue.nack_many(queue.claim(10), dead=True, reason="broken")
+    browser = Browser(dashboard(crowded, secret_key=KEY))
+    browser.get(f"/dead?limit={limit}")
+    before = processed(crowded)
+    assert "broken" in browser.get(f"/dead?limit={limit}").text
+    assert processed(crowded) - before < 4000
 
 
 def test_queues_are_paged_and_searched(crowded: redis.Redis) -> None:

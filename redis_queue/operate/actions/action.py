@@ -14,6 +14,7 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.audit import MOST_SUBJECTS, Audit, AuditLine, Subject
 from redis_queue.operate.listing import SearchReport
 from redis_queue.operate.queue_row import Faults
+from redis_queue.store.chunks import ANY_SIZE
 from redis_queue.store.redis_errors import redact
 
 MOST_QUEUES: Final = 3
@@ -50,9 +51,9 @@ class Choice:
 
     Items are chosen by *references* (rows of a form, each in one version), by *ids*, or else by *conditions*: up to
     *most* of them. *exact*: ids of items that do not exist are left out. With *pinned* the plan has the references of
-    the items as they are now, so that exactly these are confirmed. *confirmed* is the count that was confirmed; None
-    before. *at*: what came later is left alone. *scan* counts what was searched, *faults* has the queues that cannot be
-    read.
+    the items as they are now, as many as have *room* bytes in a form, so that exactly these are confirmed. *confirmed*
+    is the count that was confirmed; None before. *at*: what came later is left alone. *scan* counts what was searched,
+    *faults* has the queues that cannot be read.
     """
 
     scope: Mapping[str, Any] = field(default_factory=dict)
@@ -63,6 +64,7 @@ class Choice:
     most: int | None = None
     exact: bool = False
     pinned: bool = False
+    room: int = ANY_SIZE
     confirmed: int | None = None
     at: datetime | None = None
     scan: SearchReport = field(default_factory=SearchReport)
@@ -211,11 +213,9 @@ def perform(  # noqa: PLR0917 - each is another thing
             total.add(done)
             if not each(done):
                 break
-    except (InvalidNameError, InvalidValueError):
-        # Refused before anything was done.
-        raise
     except BaseException as error:
-        failed = redact(f"{type(error).__name__}: {error}")
+        refused = isinstance(error, (InvalidNameError, InvalidValueError)) and not total.tried
+        failed = "" if refused else redact(f"{type(error).__name__}: {error}")
         raise
     finally:
         if total.count or total.skipped or failed:

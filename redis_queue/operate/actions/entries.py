@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import quote, unquote
@@ -17,7 +19,7 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Done
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows, chosen
 from redis_queue.operate.audit import Subject
-from redis_queue.operate.dead_letters import Letters
+from redis_queue.operate.dead_letters import Letter, Letters
 from redis_queue.operate.entries import ANY, DEAD, Entries, subjects
 from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE, chunks
 from redis_queue.store.ids import is_id
@@ -87,11 +89,15 @@ class StoredRows(Rows[Row]):
         for queue, versions in _by_queue(items):
             left = len(versions)
             with choice.faults.of_queue(queue) if self.isolated else nullcontext():
-                now = queue.versions(versions) if any(versions.values()) else versions
+                pinned = any(versions.values())
+                now = queue.versions(versions) if pinned else versions
                 ids = [id_ for id_, version in versions.items() if now.get(id_) == version]
+                # Read before the action: they may be gone afterwards. The plan has also those that were replaced.
+                found = subjects(((queue, id_) for id_ in ids), self.states) if pinned else ()
                 for done in action.function(access, queue, ids, choice):
                     left -= done.tried
-                    yield done
+                    yield replace(done, subjects=found)
+                    found = ()
             if left:
                 yield Done(0, tried=left)
 
@@ -115,9 +121,8 @@ class EntryRows(StoredRows):
             ids = [id_ for id_ in choice.ids if not choice.exact or queue.get(id_) is not None]
         else:
             listing = Entries(access, queue, choice.conditions, choice.scan)
-            found, more = chosen(listing, choice.most)
             # Ids written by other tools may be invalid for any call.
-            ids = [entry.id for entry, _ in found if is_id(entry.id)]
+            ids, more = chosen(listing, choice.most, lambda found: found[0].id if is_id(found[0].id) else None)
         return [Row(queue, id_) for id_ in ids], more
 
 
@@ -133,9 +138,13 @@ class LetterRows(StoredRows):
         if choice.ids is not None and not choice.exact:
             # The action itself checks whether they are dead.
             return [Row(queue, id_) for queue in access.queues(name, choice.faults) for id_ in choice.ids], False
-        found, more = chosen(Letters(access, name, choice.conditions, choice.faults, choice.scan), choice.most)
-        rows = [Row(letter.queue, letter.id) for letter in found if is_id(letter.id)]
-        return [row for row in rows if choice.ids is None or row.id in choice.ids], more
+        wanted = None if choice.ids is None else frozenset(choice.ids)
+
+        def row_of(letter: Letter) -> Row | None:
+            is_meant = is_id(letter.id) and (wanted is None or letter.id in wanted)
+            return Row(letter.queue, letter.id) if is_meant else None
+
+        return chosen(Letters(access, name, choice.conditions, choice.faults, choice.scan), choice.most, row_of)
 
 
 def as_delay_queue(queue: AnyQueue) -> DelayQueue:
@@ -183,10 +192,13 @@ def redrive(_: Access, queue: AnyQueue, ids: Sequence[str], choice: Choice) -> I
 
     Example: redis-queue dead redrive --reason Timeout --rate 50
     """
-    rate = choice.arguments.get("rate")
-    # One call keeps the rate over all ids.
-    for chunk in chunks(ids, CHUNK if rate is None else len(ids)):
-        yield Done(queue.redrive(chunk, rate=rate), tried=len(chunk))
+    rate, started, moved = choice.arguments.get("rate"), time.monotonic(), 0
+    for chunk in chunks(ids, CHUNK):
+        # The rate is kept over all batches.
+        after = 0.0 if rate is None else max(0.0, moved / rate - (time.monotonic() - started))
+        count = queue.redrive(chunk, rate=rate, after=after)
+        moved += count
+        yield Done(count, tried=len(chunk))
 
 
 def delete(access: Access, queue: AnyQueue, ids: Sequence[str], choice: Choice) -> Iterator[Done]:

@@ -40,8 +40,8 @@ class FailureRows(Rows[Failure]):
         """Return the failures with the ids of *choice*, or those that match."""
         if choice.ids is not None:
             return access.monitor.failures.full(choice.ids), False
-        found, more = chosen(failures.FailureList(access, choice.conditions, choice.scan), choice.most)
-        return [failure for failure in found if is_id(failure.id)], more
+        listing = failures.FailureList(access, choice.conditions, choice.scan)
+        return chosen(listing, choice.most, lambda failure: failure if is_id(failure.id) else None)
 
     def read(self, access: Access, choice: Choice) -> list[Failure]:  # noqa: ARG002
         """Return the failures as they were when the references were made."""

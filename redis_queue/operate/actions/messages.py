@@ -29,8 +29,9 @@ class MessageRows(Rows[Message]):
 
     def find(self, access: Access, choice: Choice) -> tuple[Sequence[Message], bool]:
         """Return the messages with the ids of *choice*, or those that match."""
-        found, more = chosen(Messages(access, choice.scope["name"], choice.conditions, choice.scan), choice.most)
-        return [row for row in found if choice.ids is None or row.id in choice.ids], more
+        wanted = None if choice.ids is None else frozenset(choice.ids)
+        listing = Messages(access, choice.scope["name"], choice.conditions, choice.scan)
+        return chosen(listing, choice.most, lambda row: row if wanted is None or row.id in wanted else None)
 
     def read(self, access: Access, choice: Choice) -> list[Message]:  # noqa: ARG002
         """Return the references."""

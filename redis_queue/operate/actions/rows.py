@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Final, Generic, TypeVar
+from urllib.parse import quote
 
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Choice, Done, Plan
@@ -75,6 +77,11 @@ class Rows(ABC, Generic[T]):
         found, more = (self.read(access, choice), False) if choice.references else self.find(access, choice)
         items = self.current(access, choice, found) if choice.pinned else found
         items = [item for item in items if self.accepts(action, choice, item)]
+        references = [self.reference(item) for item in items] if choice.pinned else []
+        sizes = itertools.accumulate(len(quote(reference, safe="")) + len("&row=") for reference in references)
+        fitting = sum(1 for size in sizes if size <= choice.room)
+        if fitting < len(references):
+            items, references, more = items[:fitting], references[:fitting], True
         subjects = self.subjects(choice, items)
         # An id of the command line is looked for in each queue that may have it.
         count = len(items) if choice.ids is None else min(len(choice.ids), len(items))
@@ -88,14 +95,19 @@ class Rows(ABC, Generic[T]):
             subjects=subjects,
             nothing="" if items or not more else _nothing(choice),
             more=more,
-            references=[self.reference(item) for item in items] if choice.pinned else (),
+            references=references,
             gone=self.gone,
         )
 
 
-def chosen(listing: Listing[T, Any], most: int | None) -> tuple[list[T], bool]:
-    """Return the first *most* items that match, or all, and whether there may be more."""
-    return (list(listing.all()), False) if most is None else listing.gather(most)
+def chosen(listing: Listing[Any, Any], most: int | None, key: Callable[[Any], T | None]) -> tuple[list[T], bool]:
+    """Return the *key* of the first *most* items that match, or of all, and whether there may be more.
+
+    Items themselves, which may have large bodies, are not kept; those with the key None are left out.
+    """
+    if most is not None:
+        return listing.gather(most, key)
+    return [row for item in listing.all() if (row := key(item)) is not None], False
 
 
 def _nothing(choice: Choice) -> str:
