@@ -16,6 +16,7 @@ from uuid import uuid4
 import pytest
 import redis
 from celery import Celery
+from kombu import pools
 
 from tests.support.celery.observing import Observed, observed_on_one_redis
 from tests.support.clock import Clock
@@ -80,11 +81,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def freed_connections() -> Iterator[None]:
-    """Close the connections of the apps of a module: an app is part of reference cycles, and keeps some open.
+    """Forget the connections of the apps of a module: kombu keeps their pools for as long as the process lives.
 
     A process of the tests would have more than 1,024 descriptors, and `select` refuses those above.
     """
     yield
+    pools.connections.clear()
+    pools.producers.clear()
     gc.collect()
 
 

@@ -239,7 +239,7 @@ def preview(action: Action, plan: Plan, at: str, *, as_json: bool, error: str = 
     if not as_json:
         _show_subjects(plan, at)
     first = [_document(subject, at) for subject in plan.subjects]
-    more = {"first": first} if as_json and isinstance(action.target, Rows) else None
+    more = {"first": first} if as_json and at else None
     report(_name(action, dry_run=True), plan.count, error=error, as_json=as_json, more=more)
 
 
