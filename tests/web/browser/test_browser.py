@@ -115,7 +115,7 @@ class TestActions:
         page = new_tab(java_script_enabled=scripts).open("/scheduled")
         self.choose(page, "task-1", "task-2")
         page.get_by_role("button", name="Cancel…").press("Enter")
-        expect(page.get_by_role("heading", level=1)).to_have_text("Cancel 2?")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Cancel 2 entries?")
         page.get_by_role("button", name="Cancel 2").press("Enter")
         expect(page.get_by_role("status")).to_have_text("2 cancelled.")
         assert DelayQueue("scheduled", filled).get("task-1") is None
@@ -144,10 +144,10 @@ class TestActions:
         self.choose(page, "task-1")
         for path in ("", "/entry?queue=scheduled&id=task-1"):
             if path:
-                page.goto(page.url.rpartition("/")[0] + path)
+                page.goto(page.url.partition("/actions/")[0] + path)
             page.get_by_label("To", exact=True).fill("2h")
             page.get_by_label("To", exact=True).press("Enter")
-            expect(page.get_by_role("heading", level=1)).to_have_text("Reschedule 1 to 2h?")
+            expect(page.get_by_role("heading", level=1)).to_have_text("Reschedule 1 waiting entry, due in 2 h?")
 
     def test_run_now_from_the_entry(self, scripts: bool, new_tab: NewTab, filled: redis.Redis) -> None:
         page = new_tab(java_script_enabled=scripts).open("/scheduled?due_after=90m")
