@@ -16,7 +16,6 @@ from uuid import uuid4
 import pytest
 import redis
 from celery import Celery
-from kombu import pools
 
 from tests.support.celery.observing import Observed, observed_on_one_redis
 from tests.support.clock import Clock
@@ -77,18 +76,6 @@ def pytest_collection_finish() -> None:
     """Take what exists now out of the garbage collector's sight: it would look through 8,000 tests again and again."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def freed_connections() -> Iterator[None]:
-    """Forget the connections of the apps of a module: kombu keeps their pools for as long as the process lives.
-
-    A process of the tests would have more than 1,024 descriptors, and `select` refuses those above.
-    """
-    yield
-    pools.connections.clear()
-    pools.producers.clear()
-    gc.collect()
 
 
 @pytest.fixture(scope="session", autouse=True)

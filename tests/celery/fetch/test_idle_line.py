@@ -47,8 +47,13 @@ class Idle:
     def woken(self) -> list[Taker]:
         """Return those that Redis has told something."""
         ends = {fetch_of(taker).wakeups.socket: taker for taker in self.takers if taker.channel._fetch is not None}
-        ends = {end: taker for end, taker in ends.items() if end.fileno() >= 0}
-        return [ends[end] for end in select.select(list(ends), [], [], 0)[0]]
+        takers = {end.fileno(): taker for end, taker in ends.items() if end.fileno() >= 0}
+        # Not select: kombu keeps the pools of all apps of a process, which may have more than 1,024 descriptors.
+        poll = select.poll()
+        for number in takers:
+            poll.register(number, select.POLLIN)
+        told = {number for number, _ in poll.poll(0)}
+        return [taker for number, taker in takers.items() if number in told]
 
     def listener(self, client: redis.Redis) -> Taker:
         """Return the one that listens."""
