@@ -64,9 +64,6 @@ class IdArguments:
         return f"no {noun} has any of these {len(self.ids):,} ids" if self.ids else ""
 
 
-NO_IDS: Final = IdArguments((), present=False, typed=False)
-
-
 def id_arguments(function: Function) -> Function:
     """Add ids and ``--ids-file``, and pass them as *ids*; invalid ids are refused before anything is done."""
 
@@ -270,7 +267,7 @@ def carry_out(
             perform(access, action, plan, user(), total, each)
             interrupted = stop.requested and total.tried < tries
         except RedisQueueError as failure:
-            if isinstance(failure, (InvalidNameError, InvalidValueError)) and not total.tried:
+            if total.refused(failure):
                 raise
             error = str(failure)
         except KeyboardInterrupt:

@@ -15,10 +15,9 @@ from redis_queue.celery.queues.open import on_redis, purge, queue_contents
 from redis_queue.errors import ConfigurationError, InvalidNameError
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Done
-from redis_queue.operate.audit import Subject
+from redis_queue.operate.audit import MOST_SUBJECTS, Subject
 from redis_queue.operate.celery_queues import CeleryQueues
-from redis_queue.operate.entries import SHOWN
-from redis_queue.operate.listing import LOOK_BYTES, Chunk, Listing, SearchReport
+from redis_queue.operate.listing import Chunk, Listing, SearchReport
 
 __all__ = ["REACH", "Messages", "WaitingMessage"]
 
@@ -49,7 +48,7 @@ class Messages(Listing[WaitingMessage, MessageCursor]):
         with queue_contents(self._app, self._name) as self._contents:
             yield
 
-    def read(self, cursor: MessageCursor | None, size: int, budget: int) -> Chunk[WaitingMessage, MessageCursor]:  # noqa: ARG002
+    def read(self, cursor: MessageCursor | None, size: int, budget: int | None) -> Chunk[WaitingMessage, MessageCursor]:  # noqa: ARG002
         """Read messages of one list."""
         number, offset = cursor or (0, 0)
         if number >= self._contents.lists:
@@ -57,7 +56,7 @@ class Messages(Listing[WaitingMessage, MessageCursor]):
         found: list[Element] = self._contents.read(number, offset, size)
         items = [(WaitingMessage.of(element), (number, at)) for at, element in enumerate(found, offset + 1)]
         spent = sum(element.size for element in found)
-        return Chunk(items, items[-1][1] if items else (number + 1, 0), spent // LOOK_BYTES, spent)
+        return Chunk(items, items[-1][1] if items else (number + 1, 0), spent=spent)
 
     def match(self, item: WaitingMessage) -> bool:
         """Tell whether the message matches, and count it."""
@@ -117,7 +116,7 @@ def remove(access: Access, name: str, references: Sequence[str], target: str | N
     with queue_contents(access.app, name) as contents:
         for removed, refused in contents.remove(references, target):
             left -= len(removed) + refused
-            subjects = [subject(name, WaitingMessage.of(element)) for element in removed[:SHOWN]]
+            subjects = [subject(name, WaitingMessage.of(element)) for element in removed[:MOST_SUBJECTS]]
             yield Done(len(removed), tried=len(removed) + refused, subjects=subjects)
     if left > 0:
         yield Done(0, tried=left)
@@ -136,11 +135,6 @@ def purge_queue(access: Access, name: str, limit: int) -> Iterator[Done]:
 def subject(name: str, message: WaitingMessage) -> Subject:
     """Return *message* for preview and audit."""
     return Subject(message.id, name, message.task, message.since)
-
-
-def references_of(messages: Sequence[WaitingMessage]) -> list[str]:
-    """Return the references of *messages*."""
-    return [message.element.reference for message in messages]
 
 
 def as_row(message: WaitingMessage, *, with_body: bool) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Letters(Listing[Letter, LetterCursor]):
         """Whether bodies have to be read to know which letters match."""
         return self.conditions.has("task", "task_part")
 
-    def read(self, cursor: LetterCursor | None, size: int, budget: int) -> Chunk[Letter, LetterCursor]:
+    def read(self, cursor: LetterCursor | None, size: int, budget: int | None) -> Chunk[Letter, LetterCursor]:
         """Read letters of one queue."""
         start, offset = cursor or (0, 0)
         if not self._start <= start < self._end:
@@ -75,8 +75,9 @@ class Letters(Listing[Letter, LetterCursor]):
         queue, offset = self._queues[number], offset if number == start else 0
         listed: Sequence[DeadLetter] = ()
         with self._faults.of_queue(queue):
-            listed = queue.dead_letters(offset=offset, limit=size, max_bytes=None if self.whole else budget)
-        letters = items_within_budget(listed, lambda letter: letter.body) if self.reads and not self.whole else listed
+            listed = queue.dead_letters(offset=offset, limit=size, max_bytes=budget)
+        is_cut = self.reads and budget is not None
+        letters = items_within_budget(listed, lambda letter: letter.body) if is_cut else listed
         spent = sum(letter.size for letter in listed if not isinstance(letter.body, Unread))
         items = [(Letter(queue, letter), (number, at)) for at, letter in enumerate(letters, offset + 1)]
         return Chunk(items, items[-1][1] if items else (number + 1, 0), int(len(letters) < len(listed)), spent)

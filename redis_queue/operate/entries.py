@@ -13,8 +13,8 @@ from redis_queue.celery.message.task_entry import Conditions, TaskEntry
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.model import Entry, Item, State, Unread
 from redis_queue.operate.access import Access
-from redis_queue.operate.audit import Subject
-from redis_queue.operate.listing import Chunk, Listing, SearchReport, items_within_budget
+from redis_queue.operate.audit import MOST_SUBJECTS, Subject
+from redis_queue.operate.listing import LOOK_BYTES, Chunk, Listing, SearchReport, items_within_budget
 from redis_queue.operate.queue_row import BROKEN
 
 Waiting = tuple[Entry, TaskEntry]
@@ -43,11 +43,12 @@ class Entries(Listing[Waiting, str]):
         """Whether entries in the window of due times may not match."""
         return self.conditions.needs_entries
 
-    def read(self, cursor: str | None, size: int, budget: int) -> Chunk[Waiting, str]:
+    def read(self, cursor: str | None, size: int, budget: int | None) -> Chunk[Waiting, str]:
         """Read entries, up to the first one that needs a read of its own."""
-        listed: Sequence[Entry] = self._queue.list(after=cursor, limit=size, max_bytes=budget, **self._window)
+        most = LOOK_BYTES if budget is None else budget
+        listed: Sequence[Entry] = self._queue.list(after=cursor, limit=size, max_bytes=most, **self._window)
         entries = listed
-        if self.whole:
+        if budget is None:
             large = (number for number, entry in enumerate(listed) if isinstance(entry.payload, Unread))
             entries = listed[: next(large, len(listed))]
             if listed and not entries:
@@ -72,9 +73,6 @@ class Entries(Listing[Waiting, str]):
         return None if self.conditions.needs_entries else self._queue.count(**self._window)
 
 
-SHOWN: Final = 10
-"""Most subjects of one action."""
-
 MOST_LOOKS: Final = 100
 
 ANY: Final[Sequence[State]] = ("ready", "delayed", "in_flight", "dead")
@@ -82,7 +80,7 @@ DEAD: Final[Sequence[State]] = ("dead",)
 
 
 def subjects(pairs: Iterable[tuple[AnyQueue, str]], states: Sequence[State] = ANY) -> list[Subject]:
-    """Return the first :data:`SHOWN` of *pairs* (queue, id) that exist in one of *states*.
+    """Return the first :data:`MOST_SUBJECTS` of *pairs* (queue, id) that exist in one of *states*.
 
     It reads at most :data:`MOST_LOOKS` of them. Unreadable queues are left out.
     """
@@ -92,7 +90,7 @@ def subjects(pairs: Iterable[tuple[AnyQueue, str]], states: Sequence[State] = AN
             item = queue.look(id_)
             if item is not None and item.state in states:
                 found.append(Subject(id_, queue.name, task_of(item).task, item.at))
-        if len(found) == SHOWN:
+        if len(found) == MOST_SUBJECTS:
             break
     return found
 

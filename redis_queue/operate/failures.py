@@ -19,8 +19,7 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidNameError, InvalidValueError
 from redis_queue.monitor.model import Failure
 from redis_queue.operate.access import Access
-from redis_queue.operate.audit import Subject
-from redis_queue.operate.entries import SHOWN
+from redis_queue.operate.audit import MOST_SUBJECTS, Subject
 from redis_queue.operate.listing import Chunk, Listing, SearchReport
 from redis_queue.store.chunks import chunks, gap_ms
 from redis_queue.store.codec import read_document
@@ -50,7 +49,7 @@ class FailureList(Listing[Failure, str]):
         """Whether failures in the time window may not match."""
         return self.conditions.has("task", "exception", "text", "worker")
 
-    def read(self, cursor: str | None, size: int, budget: int) -> Chunk[Failure, str]:  # noqa: ARG002
+    def read(self, cursor: str | None, size: int, budget: int | None) -> Chunk[Failure, str]:  # noqa: ARG002
         """Read failures, without their tracebacks and messages."""
         rows, following = self._failures.list(after=cursor, limit=size, **self._window)
         return Chunk([(row, self._failures.cursor(row)) for row in rows], following)
@@ -70,7 +69,7 @@ def subjects_of(failures: Iterable[Failure]) -> list[Subject]:
     """Return the first of *failures*, for a preview and for the audit log."""
     return [
         Subject(failure.id, failure.queue, failure.task, failure.failed_at)
-        for failure, _ in zip(failures, range(SHOWN), strict=False)
+        for failure, _ in zip(failures, range(MOST_SUBJECTS), strict=False)
     ]
 
 

@@ -16,12 +16,6 @@ from redis_queue.flow.rules import UNITS, FlowState, KeyState, Limits
 from redis_queue.operate.access import Access
 from redis_queue.operate.queue_row import BROKEN
 
-SET: Final = "flow-set"
-PAUSE: Final = "flow-pause"
-RESUME: Final = "flow-resume"
-RESET: Final = "flow-reset"
-"""Verbs of the audit."""
-
 LABELS: Final = {
     "limit": "limit",
     "rate": "rate",

@@ -112,13 +112,11 @@ class Page(Generic[T, Cursor]):
 class Listing(ABC, Generic[T, Cursor]):
     """Items that meet *conditions*, in an order that lasts; *scan* counts those that were looked at.
 
-    *reads*: bodies have to be read to know which match. *whole*: bodies of any size are read.
+    *reads*: bodies have to be read to know which match.
     """
 
     noun: ClassVar[str]
     """The word for several."""
-
-    whole = False
 
     def __init__(self, conditions: Conditions, scan: SearchReport | None = None) -> None:
         self.conditions = conditions
@@ -135,8 +133,8 @@ class Listing(ABC, Generic[T, Cursor]):
         return bool(self.conditions)
 
     @abstractmethod
-    def read(self, cursor: Cursor | None, size: int, budget: int) -> Chunk[T, Cursor]:
-        """Read up to *size* items and *budget* bytes of bodies behind *cursor*, or the first ones."""
+    def read(self, cursor: Cursor | None, size: int, budget: int | None) -> Chunk[T, Cursor]:
+        """Read up to *size* items behind *cursor*, or the first ones, and *budget* bytes of bodies; None for all."""
 
     @abstractmethod
     def match(self, item: T) -> bool:
@@ -168,11 +166,10 @@ class Listing(ABC, Generic[T, Cursor]):
 
     def all(self) -> Iterator[T]:
         """Yield all items that match, read piece by piece, with bodies of any size."""
-        self.whole = True
         cursor: Cursor | None = None
         with self.opened():
             while True:
-                chunk = self.read(cursor, CHUNK, LOOK_BYTES)
+                chunk = self.read(cursor, CHUNK, None)
                 yield from (item for item, _ in chunk.items if self.match(item))
                 cursor = chunk.next
                 if cursor is None:

@@ -110,12 +110,12 @@ def act(target: str) -> Response:
     total = Total()
     try:
         perform(context().access, action, plan, g.user, total)
+        told = _told(action, choice, plan, total)
     except WorkerRefusedError as error:
-        flash(f"{error}.")
-        _tell_unwritten(total)
-        return redirect(form.back(_search(form)), 303)
-    _tell_unwritten(total)
-    for text in _told(action, choice, plan, total):
+        told = [f"{error}."]
+    if total.unwritten:
+        flash(f"Not written to the audit: {total.unwritten}")
+    for text in told:
         flash(text)
     return redirect(form.back(_search(form)), 303)
 
@@ -142,7 +142,7 @@ def _choice(action: Action, form: Form, target: str) -> Choice:
         scope["pid"] = request_args.number("pid", 0, 0, 1 << 31, values) or None
     arguments = {argument.name: _argument(argument) for argument in action.arguments}
     references = values.getlist("row")
-    if not isinstance(action.target, Rows) or action.verb == "purge":
+    if not isinstance(action.target, Rows):
         return Choice(scope, arguments)
     matching = bool(form.conditions) and request_args.flag("matching", values) and not references
     if not matching:
@@ -187,11 +187,6 @@ def _begin() -> None:
         abort(400, NOT_CONFIRMED)
     if not context().audit.begin(operation):
         abort(409, "This form was sent before; the audit shows its effect. For more, start with a new preview.")
-
-
-def _tell_unwritten(total: Total) -> None:
-    if total.unwritten:
-        flash(f"Not written to the audit: {total.unwritten}")
 
 
 def _told(action: Action, choice: Choice, plan: Plan, total: Total) -> list[str]:

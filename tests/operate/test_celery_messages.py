@@ -26,10 +26,10 @@ from redis_queue.operate.celery_messages import (
     WaitingMessage,
     check_target,
     purge_queue,
-    references_of,
     remove,
 )
 from redis_queue.operate.listing import Conditions, SearchReport
+from tests.support.actions import references_of
 from tests.support.celery.brokers import Broker
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from redis_queue.monitor.model import RunningTask
@@ -9,6 +10,7 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Choice, Total, perform
 from redis_queue.operate.actions.registry import action_of
 from redis_queue.operate.actions.workers import reference
+from redis_queue.operate.celery_messages import WaitingMessage
 
 
 def act(access: Access, target: str, verb: str, *, arguments: dict[str, Any] | None = None, **choice: Any) -> Total:
@@ -17,6 +19,11 @@ def act(access: Access, target: str, verb: str, *, arguments: dict[str, Any] | N
     plan = action.plan(access, Choice(arguments=arguments or {}, **choice))
     perform(access, action, plan, "a test", total)
     return total
+
+
+def references_of(messages: Iterable[WaitingMessage]) -> list[str]:
+    """Return the references of *messages*, as rows of a form have them."""
+    return [message.element.reference for message in messages]
 
 
 def stop(access: Access, task: RunningTask, *, soft: bool = False) -> Total:

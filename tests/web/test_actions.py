@@ -18,8 +18,7 @@ from redis_queue.delay.model import Push
 from redis_queue.doctor.roles import ROLES
 from redis_queue.operate import listing
 from redis_queue.operate.access import AppAccess
-from redis_queue.operate.audit import Audit, AuditLine, Subject
-from redis_queue.operate.entries import SHOWN
+from redis_queue.operate.audit import MOST_SUBJECTS, Audit, AuditLine, Subject
 from redis_queue.store.scripts import load_scripts
 from redis_queue.web import actions, dashboard
 from tests.support.servers import RedisServer, client_options
@@ -259,7 +258,7 @@ class TestMatching:
         found = re.search(r"Cancel (\d+) entries\?", asked.text)
         assert found is not None
         assert 9 <= int(found[1]) <= 11
-        assert "and 1 more" in asked.text or int(found[1]) <= SHOWN
+        assert "and 1 more" in asked.text or int(found[1]) <= MOST_SUBJECTS
         writer.send(asked.confirmation)
         assert DelayQueue("scheduled", filled).count() == 65 - int(found[1])
 

@@ -189,6 +189,10 @@ class Total:
         """Why items were skipped, the most frequent reason first."""
         return [f"{number:,} skipped: {reason}" for reason, number in self.skipped.most_common(MOST_REASONS)]
 
+    def refused(self, error: BaseException) -> bool:
+        """Tell whether *error* refused the input before anything was tried."""
+        return isinstance(error, (InvalidNameError, InvalidValueError)) and not self.tried
+
     def left(self, plan: Plan) -> int:
         """Return the number of items of *plan* that were gone."""
         return max(0, plan.count - self.count - self.skipped.total())
@@ -214,8 +218,7 @@ def perform(  # noqa: PLR0917 - each is another thing
             if not each(done):
                 break
     except BaseException as error:
-        refused = isinstance(error, (InvalidNameError, InvalidValueError)) and not total.tried
-        failed = "" if refused else redact(f"{type(error).__name__}: {error}")
+        failed = "" if total.refused(error) else redact(f"{type(error).__name__}: {error}")
         raise
     finally:
         if total.count or total.skipped or failed:

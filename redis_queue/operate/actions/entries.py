@@ -79,10 +79,9 @@ class StoredRows(Rows[Row]):
         """Return the first rows that exist."""
         return subjects(((row.queue, row.id) for row in items), self.states)
 
-    def queues(self, choice: Choice, items: Sequence[Row], subjects: Sequence[Subject]) -> list[str]:
+    def queues(self, choice: Choice, items: Sequence[Row], subjects: Sequence[Subject]) -> Sequence[str]:
         """Return the names of the queues; given ids may be in some of them only."""
-        found = subjects if choice.ids is not None else [row.queue.name for row in items]
-        return [name if isinstance(name, str) else name.queue for name in found]
+        return [row.queue.name for row in items] if choice.ids is None else super().queues(choice, items, subjects)
 
     def run(self, action: Action, access: Access, choice: Choice, items: Sequence[Row]) -> Iterator[Done]:
         """Apply *action* queue by queue to the rows whose version is the same."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 from redis_queue.errors import InvalidValueError
 from redis_queue.flow.rules import FlowState
 from redis_queue.operate import flows
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan
-from redis_queue.operate.actions.queues import One
+from redis_queue.operate.actions.queues import One, one_step
 from redis_queue.operate.audit import Subject
 from redis_queue.operate.flows import LimitsRow
 
@@ -28,7 +28,8 @@ def pause(access: Access, choice: Choice) -> Plan:
         f"The {state.running:,} that run go on."
     )
     nothing = "It is paused already" if state.paused else ""
-    return _plan("Pause", state, lambda: flows.pause(access, state.name), text, nothing=nothing)
+    change = lambda: flows.in_force(flows.pause(access, state.name))  # noqa: E731
+    return one_step(f"Pause {state.name}", state.name, change, text, nothing=nothing)
 
 
 def resume(access: Access, choice: Choice) -> Plan:
@@ -39,7 +40,8 @@ def resume(access: Access, choice: Choice) -> Plan:
     state = flows.flow_or_queue(access, choice.scope["name"])
     text = f"Messages start again, as the limits admit. {state.waiting:,} wait in this flow."
     nothing = "" if state.paused else "It is not paused"
-    return _plan("Resume", state, lambda: flows.resume(access, state.name), text, nothing=nothing)
+    change = lambda: flows.in_force(flows.resume(access, state.name))  # noqa: E731
+    return one_step(f"Resume {state.name}", state.name, change, text, nothing=nothing)
 
 
 def set_limits(access: Access, choice: Choice) -> Plan:
@@ -62,8 +64,8 @@ def set_limits(access: Access, choice: Choice) -> Plan:
     )
     rows = [(*before[name], value) for name, value in changes.items()]
     detail = flows.changes_text(changes)
-    set_ = lambda: access.flows.set(state.name, **changes)  # noqa: E731
-    return _plan("Change the limits of", state, set_, text, detail=detail, changes=rows)
+    change = lambda: flows.in_force(access.flows.set(state.name, **changes))  # noqa: E731
+    return one_step(f"Change the limits of {state.name}", state.name, change, text, detail=detail, changes=rows)
 
 
 def reset(access: Access, choice: Choice) -> Plan:
@@ -79,7 +81,8 @@ def reset(access: Access, choice: Choice) -> Plan:
         f"The limits in the code are in force again in all workers: {LimitsRow.of(state.declared).text}. "
         f"Now: {LimitsRow.of(state.limits).text}. How far the rate of the whole flow is used up is forgotten.{stays}"
     )
-    return _plan("Reset the limits of", state, lambda: access.flows.reset(state.name), text)
+    change = lambda: flows.in_force(access.flows.reset(state.name))  # noqa: E731
+    return one_step(f"Reset the limits of {state.name}", state.name, change, text)
 
 
 def release(access: Access, choice: Choice) -> Plan:
@@ -117,22 +120,6 @@ def release(access: Access, choice: Choice) -> Plan:
 def name_of(task: str, key: str) -> str:
     """Return the name of a key for messages; "" is the key of a task without keys."""
     return f"the key {key!r} of {task}" if key else f"the key of {task}"
-
-
-def _plan(
-    verb: str,
-    state: FlowState,
-    change: Callable[[], FlowState],
-    text: str,
-    *,
-    nothing: str = "",
-    detail: str = "",
-    changes: Sequence[tuple[str, Any, Any]] = (),
-) -> Plan:
-    def run() -> Iterator[Done]:
-        yield Done(1, tried=1, text=flows.in_force(change()))
-
-    return Plan(f"{verb} {state.name}", 1, run, [state.name], detail, text=text, nothing=nothing, changes=changes)
 
 
 def _with_limits(access: Access, choice: Choice) -> FlowState:

@@ -11,10 +11,10 @@ from redis_queue.errors import ConfigurationError, InvalidValueError
 from redis_queue.operate import celery_messages
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan
+from redis_queue.operate.actions.queues import One
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows, chosen
-from redis_queue.operate.audit import Subject
+from redis_queue.operate.audit import MOST_SUBJECTS, Subject
 from redis_queue.operate.celery_messages import Messages, WaitingMessage, subject
-from redis_queue.operate.entries import SHOWN
 
 Message = WaitingMessage | str
 """A message, or the reference to one."""
@@ -43,7 +43,7 @@ class MessageRows(Rows[Message]):
         """Return the messages that are shown; the others stay references, since each has to be searched."""
         if not choice.references:
             return list(items)
-        shown = celery_messages.by_reference(access, choice.scope["name"], choice.references[:SHOWN])
+        shown = celery_messages.by_reference(access, choice.scope["name"], choice.references[:MOST_SUBJECTS])
         known = {message.element.reference: message for message in shown}
         return [known.get(reference, reference) for reference in choice.references]
 
@@ -53,7 +53,7 @@ class MessageRows(Rows[Message]):
 
     def subjects(self, choice: Choice, items: Sequence[Message]) -> list[Subject]:
         """Return the first messages."""
-        return [subject(choice.scope["name"], item) for item in items[:SHOWN] if not isinstance(item, str)]
+        return [subject(choice.scope["name"], item) for item in items[:MOST_SUBJECTS] if not isinstance(item, str)]
 
     def queues(self, choice: Choice, items: Sequence[Message], subjects: Sequence[Subject]) -> Sequence[str]:  # noqa: ARG002
         """Return the queue."""
@@ -64,9 +64,7 @@ class MessageRows(Rows[Message]):
         return f" of {choice.scope['name']}"
 
     def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
-        """Return the plan. Raises ConfigurationError without an app or, but for a purge, if the broker is not Redis."""
-        if action.verb == "purge":
-            return _purge_plan(action, access, choice)
+        """Return the plan. Raises ConfigurationError without an app, or if the broker is not Redis."""
         if action.verb == "move":
             celery_messages.check_target(access, choice.scope["name"], choice.arguments["to"])
         return super().plan(action, access, choice)
@@ -93,20 +91,11 @@ def delete(access: Access, found: Sequence[Message], choice: Choice) -> Iterator
     return _removed(access, found, choice, None)
 
 
-def purge(access: Access, name: str, count: int) -> Iterator[Done]:
+def purge(access: Access, choice: Choice) -> Plan:
     """Delete all messages that wait, also for a place in a flow; those in flight stay with their workers.
 
     Example: redis-queue -A shop celery-queue mail purge --dry-run
     """
-    return celery_messages.purge_queue(access, name, count)
-
-
-def _removed(access: Access, found: Sequence[Message], choice: Choice, target: str | None) -> Iterator[Done]:
-    references = [_messages.reference(item) for item in found]
-    return celery_messages.remove(access, choice.scope["name"], references, target)
-
-
-def _purge_plan(action: Action, access: Access, choice: Choice) -> Plan:
     name = choice.scope["name"]
     row: Any = celery_messages.celery_queues_of(access).row(name)
     if row.error:
@@ -118,28 +107,30 @@ def _purge_plan(action: Action, access: Access, choice: Choice) -> Plan:
         f"{count:,} messages are deleted, also those that wait for a place in a flow: their tasks never run. "
         "Messages in flight stay with their workers."
     )
-    meanwhile = (
-        ""
-        if celery_messages.keeps_order(access)
-        else (" On this broker, messages that arrive meanwhile are deleted as well.")
-    )
+    if not celery_messages.keeps_order(access):
+        text += " On this broker, messages that arrive meanwhile are deleted as well."
     return Plan(
         question=f"Delete {_messages.counted(count)} of {name}",
         count=count,
-        run=lambda: action.function(access, name, max(1, count)),
+        run=lambda: celery_messages.purge_queue(access, name, max(1, count)),
         queues=[name],
-        text=text + meanwhile,
+        text=text,
     )
+
+
+def _removed(access: Access, found: Sequence[Message], choice: Choice, target: str | None) -> Iterator[Done]:
+    references = [_messages.reference(item) for item in found]
+    return celery_messages.remove(access, choice.scope["name"], references, target)
 
 
 TO: Final = Argument(
     "to", "The queue to which they are moved.", missing="Move to which queue? Fill in its name.", metavar="QUEUE"
 )
 
-_messages = MessageRows()
+_messages, _queue = MessageRows(), One("messages")
 
 ACTIONS: Final = (
     Action(_messages, "move", "Move", "moved", move, (TO,), phrase=lambda given: f" to {given['to']}"),
     Action(_messages, "delete", "Delete", "deleted", delete, destroys=True, takes_all=False),
-    Action(_messages, "purge", "Delete all messages", "deleted", purge, destroys=True),
+    Action(_queue, "purge", "Delete all messages", "deleted", purge, destroys=True),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,21 +27,30 @@ class One:
         return found
 
 
+def one_step(question: str, name: str, change: Callable[[], str], text: str, **known: Any) -> Plan:
+    """Return the plan of one *change* of the thing *name*, which returns the result in words; *known*: other fields."""
+
+    def run() -> Iterator[Done]:
+        yield Done(1, tried=1, text=change())
+
+    return Plan(question, 1, run, [name], text=text, **known)
+
+
 def pause(access: Access, choice: Choice) -> Plan:
     """Stop claims until the queue is resumed; puts and acks go on."""
     queue = _redis_queue(access, choice)
     stats = queue.stats()
 
-    def run() -> Iterator[Done]:
+    def change() -> str:
         queue.pause()
-        yield Done(1, tried=1, text=f"{queue.name} paused")
+        return f"{queue.name} paused"
 
     text = (
         f"Nobody can claim its {stats.ready:,} ready messages, or messages put later, until it is resumed. "
         "Messages in flight are not affected."
     )
     nothing = "It is paused already" if stats.paused else ""
-    return Plan(f"Pause {queue.name}", 1, run, [queue.name], text=text, nothing=nothing)
+    return one_step(f"Pause {queue.name}", queue.name, change, text, nothing=nothing)
 
 
 def resume(access: Access, choice: Choice) -> Plan:
@@ -49,13 +58,13 @@ def resume(access: Access, choice: Choice) -> Plan:
     queue = _redis_queue(access, choice)
     stats = queue.stats()
 
-    def run() -> Iterator[Done]:
+    def change() -> str:
         queue.resume()
-        yield Done(1, tried=1, text=f"{queue.name} resumed")
+        return f"{queue.name} resumed"
 
     text = f"Its {stats.ready:,} ready messages can be claimed again."
     nothing = "" if stats.paused else "It is not paused"
-    return Plan(f"Resume {queue.name}", 1, run, [queue.name], text=text, nothing=nothing)
+    return one_step(f"Resume {queue.name}", queue.name, change, text, nothing=nothing)
 
 
 def put_back(access: Access, choice: Choice) -> Plan:

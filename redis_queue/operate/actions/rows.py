@@ -75,6 +75,10 @@ class Rows(ABC, Generic[T]):
     def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
         """Return what *action* would do to the items of *choice*."""
         found, more = (self.read(access, choice), False) if choice.references else self.find(access, choice)
+        return self.planned(action, access, choice, found, more=more)
+
+    def planned(self, action: Action, access: Access, choice: Choice, found: Sequence[T], *, more: bool) -> Plan:
+        """Return what *action* would do to the items that were *found*; *more*: there may be others."""
         items = self.current(access, choice, found) if choice.pinned else found
         items = [item for item in items if self.accepts(action, choice, item)]
         references = [self.reference(item) for item in items] if choice.pinned else []

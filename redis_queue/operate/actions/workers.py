@@ -16,10 +16,9 @@ from redis_queue.errors import ConfigurationError, InvalidNameError, InvalidValu
 from redis_queue.monitor.model import RunningTask, WorkerRow
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan
-from redis_queue.operate.actions.queues import One
+from redis_queue.operate.actions.queues import One, one_step
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows
-from redis_queue.operate.audit import Subject
-from redis_queue.operate.entries import SHOWN
+from redis_queue.operate.audit import MOST_SUBJECTS, Subject
 from redis_queue.store.ids import is_id
 
 MOST_SIZE: Final = remote.MOST_SIZE
@@ -84,19 +83,24 @@ class Runs(Rows[RunningTask]):
 
     def subjects(self, choice: Choice, items: Sequence[RunningTask]) -> list[Subject]:  # noqa: ARG002
         """Return the first runs."""
-        return [_subject(task) for task in items[:SHOWN]]
+        return [_subject(task) for task in items[:MOST_SUBJECTS]]
 
     def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
-        """Return the plan; runs in pools that cannot end a task are not in it."""
+        """Return the plan. Raises ConfigurationError without an app."""
         app_of(access)
-        plan, soft = super().plan(action, access, choice), bool(choice.arguments.get("soft"))
+        return super().plan(action, access, choice)
+
+    def planned(
+        self, action: Action, access: Access, choice: Choice, found: Sequence[RunningTask], *, more: bool
+    ) -> Plan:
+        """Return the plan; before it is confirmed, with what speaks against it: pools that cannot end a task."""
+        plan, soft = super().planned(action, access, choice, found, more=more), bool(choice.arguments.get("soft"))
         if choice.confirmed is not None:
             return plan
-        chosen = self.read(access, choice) if choice.references else self.find(access, choice)[0]
-        running = self.current(access, choice, chosen)
+        running = self.current(access, choice, found)
         rows = [worker_of(access, name) for name in sorted({task.worker for task in running})]
         problems = [problem for row in rows if (problem := stoppable(row, soft=soft))]
-        ended = len(chosen) - len(running)
+        ended = len(found) - len(running)
         warnings = [f"{ended:,} of the ticked tasks have ended since the page was made."] if ended else ()
         text = SOFTLY if soft else AT_ONCE
         return replace(plan, text=text, warnings=warnings, nothing="; ".join(problems))
@@ -178,18 +182,17 @@ def _plan(  # noqa: PLR0917 - all but the last one are given
     row: WorkerRow, choice: Choice, question: str, text: str, told: str, act: Callable[[], object], detail: str = ""
 ) -> Plan:
     """Return the plan for one process: that which the form names, if it names one."""
-
     pid = choice.scope.get("pid") or row.pid
     if pid != row.pid:
         raise InvalidValueError(f"{row.name}: it is another process by now: reload the page")
 
-    def run() -> Iterator[Done]:
+    def change() -> str:
         if row.stopping:
             raise WorkerRefusedError(_deaf(row))
         act()
-        yield Done(1, tried=1, text=told)
+        return told
 
-    return Plan(question, 1, run, [row.name], detail, text=text, fields={"pid": str(row.pid)})
+    return one_step(question, row.name, change, text, detail=detail, fields={"pid": str(row.pid)})
 
 
 def stoppable(worker: WorkerRow, *, soft: bool) -> str:

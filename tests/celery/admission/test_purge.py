@@ -21,12 +21,13 @@ from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.flow import backlog as backlog_module
 from redis_queue.flow.backlog import Backlog
 from redis_queue.operate.access import AppAccess
-from redis_queue.operate.celery_messages import Messages, references_of, remove
+from redis_queue.operate.celery_messages import Messages, remove
 from redis_queue.operate.listing import Conditions
 from redis_queue.operate.task_life import task_life
 from redis_queue.store.chunks import MANY
 from redis_queue.store.scripts import Scripts
 from redis_queue.unique.owners import field_of
+from tests.support.actions import references_of
 from tests.support.celery.brokers import Broker
 from tests.support.celery.fetching import Taker, connected
 from tests.support.celery.flow_names import WORK
@@ -442,7 +443,7 @@ class TestChosen:
             assert sorted(left) == sorted([*kept, middle[0], middle[3]])
             # Its key is free.
             assert app.tasks["work"].delay("u", 2).id != unique
-            list(remove(access, QUEUE, references_of(list(Messages(access, QUEUE, Conditions()).all()))))
+            list(remove(access, QUEUE, references_of(Messages(access, QUEUE, Conditions()).all())))
             assert counts(client) == {}
             assert client.zcard(KEYS.oldest) == 0
 
