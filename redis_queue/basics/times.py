@@ -21,6 +21,11 @@ END_OF_CALENDAR_MS = 253_402_300_799_000
 
 MAX_DELAY_MS = int(MAX_DELAY.total_seconds()) * 1000
 
+_UNITS: Final = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_SPAN = re.compile(
+    r"(?P<sign>[-+]?)(?=\d)(?:(?P<d>\d{1,6})d)?(?:(?P<h>\d{1,7})h)?(?:(?P<m>\d{1,9})m)?(?:(?P<s>\d{1,9})s)?"
+)
+
 
 def duration_ms(value: Seconds, *, name: str = "delay") -> int:
     """Return *value* (seconds or timedelta) in milliseconds, rounded up so that nothing is early.
@@ -96,11 +101,6 @@ def span_text(length: Seconds | None, *, parts: int = 2) -> str:
 
 When = datetime | timedelta
 """A time, or a span from now."""
-
-_UNITS: Final = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-_SPAN = re.compile(
-    r"(?P<sign>[-+]?)(?=\d)(?:(?P<d>\d{1,6})d)?(?:(?P<h>\d{1,7})h)?(?:(?P<m>\d{1,9})m)?(?:(?P<s>\d{1,9})s)?"
-)
 
 
 def read_time(value: str) -> When:

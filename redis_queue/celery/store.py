@@ -40,6 +40,19 @@ CODEC: Final = Codec(JSON, MAX_BODY)
 
 SCHEMES: Final = ("redis", "rediss", "unix", "sentinel")
 
+_SHORTEST: Final = {"socket_timeout": 0.001, "socket_connect_timeout": 0.001, "health_check_interval": 0}
+_KEEPALIVE: Final = ("socket_keepalive", "socket_keepalive_options")
+
+_OVER_TLS: Final = {
+    "redis": "rediss",
+    "rediss": "rediss",
+    "sentinel": "rediss+sentinel",
+    "redis+sentinel": "rediss+sentinel",
+    "rediss+sentinel": "rediss+sentinel",
+    "redis+cluster": "rediss+cluster",
+    "rediss+cluster": "rediss+cluster",
+}
+
 
 class Store:
     """The queues of *app*, by its configuration (see :class:`redis_queue.celery.settings.CelerySettings`).
@@ -194,10 +207,6 @@ def _completed(conf: Any, place: _SettingNames, url: str) -> RedisAddress:
     return RedisAddress(url, {**options, **rest})
 
 
-_SHORTEST: Final = {"socket_timeout": 0.001, "socket_connect_timeout": 0.001, "health_check_interval": 0}
-_KEEPALIVE: Final = ("socket_keepalive", "socket_keepalive_options")
-
-
 def _socket_options(transport: Mapping[str, Any], given: Mapping[str, str], *, tcp: bool) -> Mapping[str, Any]:
     """Return the socket options among the broker's *transport* options, except those *given* in the URL.
 
@@ -238,17 +247,6 @@ def _with_tls(url: str, tls: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         _with_options(f"{_OVER_TLS[scheme]}://{rest}", {name: text for name, text in written.items() if text}),
         {name: tls[name] for name, text in written.items() if text is None},
     )
-
-
-_OVER_TLS: Final = {
-    "redis": "rediss",
-    "rediss": "rediss",
-    "sentinel": "rediss+sentinel",
-    "redis+sentinel": "rediss+sentinel",
-    "rediss+sentinel": "rediss+sentinel",
-    "redis+cluster": "rediss+cluster",
-    "rediss+cluster": "rediss+cluster",
-}
 
 
 def _written(name: str, value: Any) -> str | None:

@@ -23,6 +23,9 @@ STOP_WITHIN: Final = 0.8
 
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
+MOST_ERRORS: Final = 5
+"""Most errors in the report."""
+
 
 @click.command(cls=Command)
 @click.option(
@@ -61,10 +64,6 @@ def dispatch(app: Any, *, loglevel: str, logfile: str | None, as_json: bool) -> 
         loop.stop()
         thread.join(STOP_WITHIN)
     report("sent", loop.total.sent, as_json=as_json, more={"failed": loop.total.failed})
-
-
-MOST_ERRORS: Final = 5
-"""Most errors in the report."""
 
 
 @click.command(cls=StoreCommand)

@@ -19,6 +19,10 @@ from redis_queue.operate.queue_row import Faults
 
 Function = Callable[..., Any]
 
+T = TypeVar("T")
+
+BODIES: Final = ("body", "raw")
+
 
 def _stamps(_: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, list[str]] | None:
     found: dict[str, list[str]] = {}
@@ -81,14 +85,10 @@ def conditions(noun: str, task: Callable[[Any], Any] = options.task) -> Callable
     return add
 
 
-T = TypeVar("T")
-
 item_command: Final = options.together(
     click.argument("id"), options.name, options.body, options.utc, options.as_json, with_access
 )
 """Options of a command that shows one item."""
-
-BODIES: Final = ("body", "raw")
 
 
 def show_listing(  # noqa: PLR0917 - each is another part of the output

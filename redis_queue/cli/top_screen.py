@@ -15,6 +15,30 @@ from redis_queue.store.keys import Kind
 
 QueueKey = tuple[Kind | Literal["celery"], str]
 
+Sort = Literal["backlog", "name", "dead", "rate"]
+SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
+
+COLUMNS: Final = (
+    ("kind", 6),
+    ("ready", 6),
+    ("delayed", 7),
+    ("flight", 6),
+    ("dead", 6),
+    ("oldest", 6),
+    ("put/s", 6),
+    ("acked/s", 7),
+    ("again/s", 7),
+)
+"""Heads of the numbers and their widths, with a space before each; the name gets the rest of the line."""
+
+NARROWEST: Final = 80
+MOST_NAMES: Final = 5
+"""Most queues that a line below the table names."""
+
+THOUSAND: Final = 1000
+EXACT: Final = 10_000
+"""Below this a number is shown with all its digits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:
@@ -56,31 +80,6 @@ def _between(before: QueueRow, now: QueueRow, seconds: float) -> Rates:
         acked=rate(before.acked, now.acked),
         redelivered=rate(before.redelivered, now.redelivered),
     )
-
-
-Sort = Literal["backlog", "name", "dead", "rate"]
-SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
-
-COLUMNS: Final = (
-    ("kind", 6),
-    ("ready", 6),
-    ("delayed", 7),
-    ("flight", 6),
-    ("dead", 6),
-    ("oldest", 6),
-    ("put/s", 6),
-    ("acked/s", 7),
-    ("again/s", 7),
-)
-"""Heads of the numbers and their widths, with a space before each; the name gets the rest of the line."""
-
-NARROWEST: Final = 80
-MOST_NAMES: Final = 5
-"""Most queues that a line below the table names."""
-
-THOUSAND: Final = 1000
-EXACT: Final = 10_000
-"""Below this a number is shown with all its digits."""
 
 
 def draw(

@@ -15,6 +15,21 @@ from redis_queue.store.codec import read_document, small_integer
 from redis_queue.store.records import Records
 from redis_queue.store.scripts import Scripts
 
+MOST_MINUTES: Final = 1440
+"""Minutes that are stored: a day."""
+
+SEEN_MS: Final = 60_000
+"""Milliseconds after which a dispatcher that was not seen is left out."""
+
+MOST_DISPATCHERS: Final = 5000
+MOST_ERROR: Final = 500
+
+FIELDS: Final = (*(f"le_{round(bound * 1000)}" for bound in BOUNDS), "le_inf")
+
+_MINUTE: Final = re.compile(rb"(\d{1,15}) (\d{1,15}) (\d{1,15}) (\d{1,18}) (\d{1,18})")
+_ROW: Final = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
+_COUNT: Final = re.compile(rb"\d{1,19}")
+
 
 @dataclass(frozen=True, slots=True)
 class Dispatches:
@@ -56,22 +71,6 @@ class DispatcherRow:
     sent: int
     failed: int
     error: str
-
-
-MOST_MINUTES: Final = 1440
-"""Minutes that are stored: a day."""
-
-SEEN_MS: Final = 60_000
-"""Milliseconds after which a dispatcher that was not seen is left out."""
-
-MOST_DISPATCHERS: Final = 5000
-MOST_ERROR: Final = 500
-
-FIELDS: Final = (*(f"le_{round(bound * 1000)}" for bound in BOUNDS), "le_inf")
-
-_MINUTE: Final = re.compile(rb"(\d{1,15}) (\d{1,15}) (\d{1,15}) (\d{1,18}) (\d{1,18})")
-_ROW: Final = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
-_COUNT: Final = re.compile(rb"\d{1,19}")
 
 
 class DispatchLog:

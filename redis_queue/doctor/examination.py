@@ -21,6 +21,9 @@ from redis_queue.store.settings import Settings
 
 DEFAULT_PREFIX: Final = Settings().prefix
 
+WALK: Final = 50_000
+"""Most elements of ready lists that one call may scan, some milliseconds; each id may need a scan of the whole list."""
+
 
 def examine(client: Client, prefix: str = DEFAULT_PREFIX) -> list[Finding]:
     """Check the Redis of *client* and the queues under *prefix*; return the findings of each check.
@@ -75,10 +78,6 @@ def _of_queues(client: Client, nodes: list[ServerInfo], prefix: str) -> Iterator
 def _of_broker(client: Client) -> Iterator[Finding]:
     for name, check in queues.BROKER_CHECKS.items():
         yield from run(name, check, [Scripts(client)])
-
-
-WALK: Final = 50_000
-"""Most elements of ready lists that one call may scan, some milliseconds; each id may need a scan of the whole list."""
 
 
 def repair(client: Client, prefix: str = DEFAULT_PREFIX, *, dry_run: bool = True) -> list[Finding]:

@@ -13,6 +13,17 @@ from redis_queue.store.script_files import all_scripts, load
 
 PREFIX: Final = "redis_queue"
 
+_QUEUE: Final = f"~{pattern(PREFIX, 'queue:')}"
+_QUEUES: Final = (_QUEUE, f"~{pattern(PREFIX, 'delay:')}")
+_WAKE_UP: Final = f"&{pattern(PREFIX, 'delay:')}"
+_MONITOR: Final = f"~{MonitorKeys(PREFIX).pattern}"
+_FLOWS: Final = f"~{FlowKeys(PREFIX).pattern}"
+_REGISTRY: Final = f"~{PrefixKeys(PREFIX).registry.decode()}"
+_AUDIT: Final = f"~{PrefixKeys(PREFIX).audit.decode()}"
+_PROBE: Final = f"~{PrefixKeys(PREFIX).probe('*').decode()}"
+_OPERATION: Final = f"~{PrefixKeys(PREFIX).operation('*').decode()}"
+_SETTLES: Final = "records/ack records/extend records/release records/quarantine records/put_back"
+
 
 class Role(NamedTuple):
     """A role: patterns of its keys and channels as in ACL rules, its scripts, and the commands that Python sends."""
@@ -34,17 +45,6 @@ class Role(NamedTuple):
         """Its ACL rules, for the prefix "redis_queue"."""
         return " ".join([*self.keys, *(f"+{command}" for command in self.allowed)])
 
-
-_QUEUE: Final = f"~{pattern(PREFIX, 'queue:')}"
-_QUEUES: Final = (_QUEUE, f"~{pattern(PREFIX, 'delay:')}")
-_WAKE_UP: Final = f"&{pattern(PREFIX, 'delay:')}"
-_MONITOR: Final = f"~{MonitorKeys(PREFIX).pattern}"
-_FLOWS: Final = f"~{FlowKeys(PREFIX).pattern}"
-_REGISTRY: Final = f"~{PrefixKeys(PREFIX).registry.decode()}"
-_AUDIT: Final = f"~{PrefixKeys(PREFIX).audit.decode()}"
-_PROBE: Final = f"~{PrefixKeys(PREFIX).probe('*').decode()}"
-_OPERATION: Final = f"~{PrefixKeys(PREFIX).operation('*').decode()}"
-_SETTLES: Final = "records/ack records/extend records/release records/quarantine records/put_back"
 
 ROLES: Final = (
     Role(

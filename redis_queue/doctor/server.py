@@ -16,6 +16,20 @@ from redis_queue.store.connection import Client
 from redis_queue.store.links import Argument
 from redis_queue.store.scripts import Scripts, pairs, text
 
+FLOORS: Final = {
+    "Redis": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
+    "Valkey": {(7, 2): 12, (8, 0): 7, (8, 1): 6, (9, 0): 3},
+}
+"""First patch of each release line without known vulnerabilities in scripts or the cluster bus."""
+
+PATCHED: Final = "unless your provider or distribution patches it"
+
+FULL, NEARLY_FULL = 0.95, 0.8
+
+SKEW_ERROR, SKEW_WARNING = 30.0, 1.0
+
+SHORTEST_SCRIPT_LIMIT: Final = 1000
+
 
 class ServerInfo:
     """A server, or one primary of a cluster; *missing* collects commands that the server does not have."""
@@ -72,21 +86,6 @@ def servers(client: Client) -> list[ServerInfo]:
         return [ServerInfo(client)]
     nodes = client.get_primaries()
     return [ServerInfo(client.get_redis_connection(node), f"{node.host}:{node.port}: ") for node in nodes]
-
-
-FLOORS: Final = {
-    "Redis": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
-    "Valkey": {(7, 2): 12, (8, 0): 7, (8, 1): 6, (9, 0): 3},
-}
-"""First patch of each release line without known vulnerabilities in scripts or the cluster bus."""
-
-PATCHED: Final = "unless your provider or distribution patches it"
-
-FULL, NEARLY_FULL = 0.95, 0.8
-
-SKEW_ERROR, SKEW_WARNING = 30.0, 1.0
-
-SHORTEST_SCRIPT_LIMIT: Final = 1000
 
 
 def version(server: ServerInfo) -> Iterator[Finding]:

@@ -22,6 +22,14 @@ STEP: Final = 500
 SAMPLE: Final = 10_000
 """Most elements read of one key."""
 
+MOST_SHARDS: Final = 1000
+MOST_FIELDS: Final = 10_000
+MOST_SCANS: Final = 200
+SCAN: Final = 1000
+
+TRACES: Final = ("slot", "leader", "wake", "lateness", "minutes", "dispatchers", "revoked", "discarded")
+"""Parts that a dispatcher or a consumer writes even for queues that were never used."""
+
 
 @dataclass(frozen=True, slots=True)
 class ShardView:
@@ -103,14 +111,6 @@ def _scanned(shard: ShardView, command: str, key: bytes, step: int, limit: int |
         if int(cursor) == 0 or (limit is not None and seen >= limit):
             return
 
-
-MOST_SHARDS: Final = 1000
-MOST_FIELDS: Final = 10_000
-MOST_SCANS: Final = 200
-SCAN: Final = 1000
-
-TRACES: Final = ("slot", "leader", "wake", "lateness", "minutes", "dispatchers", "revoked", "discarded")
-"""Parts that a dispatcher or a consumer writes even for queues that were never used."""
 
 Root = tuple[Kind, str, int | None]
 

@@ -13,6 +13,21 @@ from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.options import from_options
 from redis_queue.errors import InvalidValueError
 
+MOST_PLACES: Final = 1_000_000
+MOST_WEIGHTS: Final = 1000
+WEIGHTS: Final = (0.01, 100.0)
+SPREAD: Final = 100.0
+"""Milliseconds of a rate that may be used at once by default."""
+
+FASTEST: Final = 0.001
+"""Fewest milliseconds between two starts: a million per second."""
+
+UNITS: Final = {"s": 1000.0, "m": 60_000.0, "h": 3_600_000.0, "d": 86_400_000.0}
+
+_RATE: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)/([smhd])", re.ASCII)
+
+PLAIN, KEYED, FAIR = "-", "k", "f"
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -54,22 +69,6 @@ class KeyState:
     key: str
     running: int
     waiting: int
-
-
-MOST_PLACES: Final = 1_000_000
-MOST_WEIGHTS: Final = 1000
-WEIGHTS: Final = (0.01, 100.0)
-SPREAD: Final = 100.0
-"""Milliseconds of a rate that may be used at once by default."""
-
-FASTEST: Final = 0.001
-"""Fewest milliseconds between two starts: a million per second."""
-
-UNITS: Final = {"s": 1000.0, "m": 60_000.0, "h": 3_600_000.0, "d": 86_400_000.0}
-
-_RATE: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)/([smhd])", re.ASCII)
-
-PLAIN, KEYED, FAIR = "-", "k", "f"
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,9 @@ MOST_BYTES: Final = 32 * 1024 * 1024
 
 _ROW: Final = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
 
+MOST_OF_TREE: Final = 200
+"""Most tasks of one canvas."""
+
 
 class Workers:
     """Reads the reports of workers under *prefix*. All methods raise StoreError."""
@@ -131,10 +134,6 @@ class Workers:
             for name, text in zip(chunk, texts, strict=True):
                 if text is not None:
                     yield from read_running(name.decode(errors="replace"), text, MOST_RUNNING)
-
-
-MOST_OF_TREE: Final = 200
-"""Most tasks of one canvas."""
 
 
 class Runs:

@@ -33,6 +33,28 @@ MOST_SECONDS: Final = 1e9
 UNREADABLE: Final = (ValueError, KeyError, TypeError, OverflowError)
 """Errors of a row that another program, or another version, has written."""
 
+_COUNTS: Final = (
+    "pid",
+    "concurrency",
+    "busy",
+    "prefetched",
+    "limited",
+    "executed",
+    "failed",
+    "executed_per_minute",
+    "failed_per_minute",
+    "memory",
+)
+
+COUNTS: Final = 4
+"""Counts of a Tally before its three histograms; each histogram has a sum in ms and its buckets."""
+
+_WIDTH: Final = BUCKETS + 1
+_LETTERS: Final = ascii_letters[: COUNTS + 3 * _WIDTH]
+_NOTHING: Final = {letter.encode(): 0 for letter in _LETTERS}
+_PART: Final = re.compile(rb"([%b])(\d{1,15})" % _LETTERS.encode())
+_EXECUTED: Final = re.compile(rb"%b(\d{1,15})" % _LETTERS[0].encode())
+
 
 def write_worker(row: WorkerRow) -> str:
     """Return the JSON of *row*, without its name and the time when it was seen."""
@@ -161,19 +183,6 @@ def _flag(found: Any) -> bool | None:
     return found if isinstance(found, bool) else None
 
 
-_COUNTS: Final = (
-    "pid",
-    "concurrency",
-    "busy",
-    "prefetched",
-    "limited",
-    "executed",
-    "failed",
-    "executed_per_minute",
-    "failed_per_minute",
-    "memory",
-)
-
 _WORKER: Final[Mapping[str, Callable[[Any], Any]]] = {
     "host": text_of,
     "pool": text_of,
@@ -204,16 +213,6 @@ _RUNNING: Final[Mapping[str, Callable[[Any], Any]]] = {
     "group": text_of,
 }
 """The fields of a running task, in the order of its row, and what limits their values."""
-
-
-COUNTS: Final = 4
-"""Counts of a Tally before its three histograms; each histogram has a sum in ms and its buckets."""
-
-_WIDTH: Final = BUCKETS + 1
-_LETTERS: Final = ascii_letters[: COUNTS + 3 * _WIDTH]
-_NOTHING: Final = {letter.encode(): 0 for letter in _LETTERS}
-_PART: Final = re.compile(rb"([%b])(\d{1,15})" % _LETTERS.encode())
-_EXECUTED: Final = re.compile(rb"%b(\d{1,15})" % _LETTERS[0].encode())
 
 
 def write_tally(tally: Tally) -> str:

@@ -37,6 +37,17 @@ from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import redact
 from redis_queue.store.scripts import Scripts
 
+SAMPLE: Final = 10_000
+"""Most messages in flight that are read; a random sample of more."""
+
+NAMED: Final = 5
+"""Most messages or names in a finding."""
+
+LARGE: Final = 65_536
+"""Bytes of a message above which it is not read for its task id."""
+
+NO_INDEX, NO_LEASE, LEASE = b"123"
+
 
 def examine(access: Access, *, ask: bool) -> list[Finding]:
     """Return the findings of all checks. With *ask* the workers of the app are asked, which writes to its broker.
@@ -137,18 +148,6 @@ def _workers(app: Any) -> dict[str, frozenset[str]]:
         # As "name [rate_limit=10/m]" where a task has one.
         return {str(name): frozenset(str(row).partition(" ")[0] for row in rows) for name, rows in answers.items()}
     return {}
-
-
-SAMPLE: Final = 10_000
-"""Most messages in flight that are read; a random sample of more."""
-
-NAMED: Final = 5
-"""Most messages or names in a finding."""
-
-LARGE: Final = 65_536
-"""Bytes of a message above which it is not read for its task id."""
-
-NO_INDEX, NO_LEASE, LEASE = b"123"
 
 
 @dataclass(frozen=True, slots=True)

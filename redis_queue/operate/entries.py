@@ -19,6 +19,11 @@ from redis_queue.operate.queue_row import BROKEN
 
 Waiting = tuple[Entry, TaskEntry]
 
+MOST_LOOKS: Final = 100
+
+ANY: Final[Sequence[State]] = ("ready", "delayed", "in_flight", "dead")
+DEAD: Final[Sequence[State]] = ("dead",)
+
 
 class Entries(Listing[Waiting, str]):
     """The entries that wait in *queue*, by due time."""
@@ -71,12 +76,6 @@ class Entries(Listing[Waiting, str]):
     def count(self) -> int | None:
         """Return how many entries match; None where they would have to be read."""
         return None if self.conditions.needs_entries else self._queue.count(**self._window)
-
-
-MOST_LOOKS: Final = 100
-
-ANY: Final[Sequence[State]] = ("ready", "delayed", "in_flight", "dead")
-DEAD: Final[Sequence[State]] = ("dead",)
 
 
 def subjects(pairs: Iterable[tuple[AnyQueue, str]], states: Sequence[State] = ANY) -> list[Subject]:

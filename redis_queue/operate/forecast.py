@@ -29,6 +29,13 @@ LARGE: Final = "(large)"
 WINDOW_BYTES: Final = 256 * 1024
 """Most bytes of records read per window."""
 
+MOST_QUEUES: Final = 20
+"""Most queues of one request."""
+
+MOST_SECONDS: Final = 3600
+
+_SECONDS: Final = re.compile(r"\d{1,4}", re.ASCII)
+
 
 @dataclass(frozen=True, slots=True)
 class TaskForecast:
@@ -83,14 +90,6 @@ def _look(queue: DelayQueue, start: datetime | None, end: datetime, width: timed
         point = end - width * ((LOOKS - look - random.random()) / LOOKS)
         found += queue.list(limit=EACH, due_after=point, due_before=end, max_bytes=part)
     return found
-
-
-MOST_QUEUES: Final = 20
-"""Most queues of one request."""
-
-MOST_SECONDS: Final = 3600
-
-_SECONDS: Final = re.compile(r"\d{1,4}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

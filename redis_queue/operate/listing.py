@@ -16,10 +16,34 @@ from redis_queue.model import Quarantined, Unread
 from redis_queue.operate.queue_row import Faults
 from redis_queue.store.chunks import CHUNK
 
+__all__ = ["Chunk", "Conditions", "InQueue", "Listing", "Page", "first", "items_within_budget", "quarantined", "sized"]
+
+T = TypeVar("T")
+Cursor = TypeVar("Cursor")
+Key = TypeVar("Key")
+
+InQueue = tuple[AnyQueue, T]
+"""An item, and its queue."""
+
 MOST_NAMES: Final = 1000
 """Most names that are remembered for suggestions."""
 
 SUGGESTED: Final = 3
+
+MOST_LOOKED_AT: Final = 1000
+"""Items that are read for one page, so that a rare name costs no more than a frequent one."""
+
+MOST_LOOKED_AT_TO_ACT: Final = 100_000
+"""Items that are read to find those of an action, so that a request ends in time."""
+
+LOOK_BYTES: Final = 2 * 1024 * 1024
+"""Most bytes of records per read; bodies that do not fit stay in Redis."""
+
+MOST_FULL_LOOKS: Final = 4
+"""Most full reads (LOOK_BYTES each) for a page."""
+
+MOST_FULL_LOOKS_TO_ACT: Final = 32
+"""Most full reads to find the items of an action."""
 
 
 class SearchReport:
@@ -52,31 +76,6 @@ class SearchReport:
         known = {form: name for name in names for form in (name.lower(), name.lower().rpartition(".")[2])}
         close = [known[form] for form in nearest(asked, known, most=SUGGESTED)]
         return list(dict.fromkeys([*parts, *close]))[:SUGGESTED]
-
-
-__all__ = ["Chunk", "Conditions", "InQueue", "Listing", "Page", "first", "items_within_budget", "quarantined", "sized"]
-
-T = TypeVar("T")
-Cursor = TypeVar("Cursor")
-Key = TypeVar("Key")
-
-InQueue = tuple[AnyQueue, T]
-"""An item, and its queue."""
-
-MOST_LOOKED_AT: Final = 1000
-"""Items that are read for one page, so that a rare name costs no more than a frequent one."""
-
-MOST_LOOKED_AT_TO_ACT: Final = 100_000
-"""Items that are read to find those of an action, so that a request ends in time."""
-
-LOOK_BYTES: Final = 2 * 1024 * 1024
-"""Most bytes of records per read; bodies that do not fit stay in Redis."""
-
-MOST_FULL_LOOKS: Final = 4
-"""Most full reads (LOOK_BYTES each) for a page."""
-
-MOST_FULL_LOOKS_TO_ACT: Final = 32
-"""Most full reads to find the items of an action."""
 
 
 @dataclass(frozen=True, slots=True)

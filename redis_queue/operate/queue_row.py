@@ -18,6 +18,12 @@ TOTALS: Final = ("put", "acked", "redelivered", "put_back")
 
 Count = Literal["ready", "delayed", "in_flight", "dead", "quarantined", "put", "acked", "redelivered", "put_back"]
 
+BROKEN: Final = (WrongTypeError, SchemaError, ValueError, OverflowError)
+"""Errors raised for a queue whose keys another tool has overwritten; ConfigurationError is a ValueError."""
+
+MOST_QUEUES: Final = 5
+"""Most queues that a text names."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
@@ -158,13 +164,6 @@ class CeleryOverview:
     error: str = ""
     workers: int = 0
     busy: int = 0
-
-
-BROKEN: Final = (WrongTypeError, SchemaError, ValueError, OverflowError)
-"""Errors raised for a queue whose keys another tool has overwritten; ConfigurationError is a ValueError."""
-
-MOST_QUEUES: Final = 5
-"""Most queues that a text names."""
 
 
 def fault_text(error: Exception) -> str:

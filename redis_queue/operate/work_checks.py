@@ -50,6 +50,15 @@ LEAST_SECONDS: Final = 60.0
 FACTOR: Final = 500
 """Least multiple of the median of its run time in the last day."""
 
+ANSWER_WITHIN: Final = 1.0
+"""Seconds to wait for answers of workers."""
+
+SIMILAR: Final = 0.7
+"""Least similarity of a consumed queue that the advice names."""
+
+MOST_APPS: Final = 5
+"""Most apps that a finding names."""
+
 
 def failing_tasks(access: Access) -> Iterator[Finding]:
     """No task fails nearly always."""
@@ -95,13 +104,6 @@ def slow_tasks(access: Access) -> Iterator[Finding]:
     yield from first(findings(), len(slow), "tasks run for far longer than usual", "redis-queue running")
 
 
-ANSWER_WITHIN: Final = 1.0
-"""Seconds to wait for answers of workers."""
-
-SIMILAR: Final = 0.7
-"""Least similarity of a consumed queue that the advice names."""
-
-
 def unread_queues(access: Access) -> Iterator[Finding]:
     """Check that a worker consumes each Celery queue with messages."""
     if access.celery_queues is None:
@@ -138,10 +140,6 @@ def _consumed(app: Any) -> set[str]:
         answers = app.control.inspect(timeout=ANSWER_WITHIN).active_queues() or {}
         return {str(queue.get("name")) for queues in answers.values() for queue in queues}
     return set()
-
-
-MOST_APPS: Final = 5
-"""Most apps that a finding names."""
 
 
 def flow_limits(access: Access) -> Iterator[Finding]:

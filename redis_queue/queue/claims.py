@@ -22,6 +22,9 @@ from redis_queue.store.redis_errors import is_outage
 from redis_queue.store.scripts import Scripts
 from redis_queue.store.settings import Settings
 
+SHORTEST_WAIT: Final = 0.005
+"""Redis 6.2 cuts a timeout of a millisecond to 0, which means for ever."""
+
 
 def read_message(records: Records, row: Sequence[Any], lease: Lease | None) -> Message | None:
     """Return the message of *row* (id, deliveries, record), None if it is unreadable.
@@ -60,9 +63,6 @@ def read_stats(reply: Sequence[Any]) -> QueueStats:
 
 
 logger = logger_of(__name__)
-
-SHORTEST_WAIT: Final = 0.005
-"""Redis 6.2 cuts a timeout of a millisecond to 0, which means for ever."""
 
 
 class Step(NamedTuple):

@@ -16,6 +16,9 @@ from redis_queue.model import Message
 
 Handler = Callable[[Message], Any]
 
+LONGEST_WAIT: Final = 0.005
+"""Seconds: a killed process repeats at most the messages of this time, and those whose handlers run."""
+
 
 def check_handler(handler: Any) -> None:
     """Raise InvalidValueError unless *handler* is a plain function or another callable that runs when it is called."""
@@ -71,10 +74,6 @@ def _checked(message: Message, ask: Callable[[], Seconds]) -> Seconds:
         logger.exception("invalid delay", extra={"action": "delay_refused", "message_id": message.id})
         return retry_delay(message.deliveries)
     return delay
-
-
-LONGEST_WAIT: Final = 0.005
-"""Seconds: a killed process repeats at most the messages of this time, and those whose handlers run."""
 
 
 class AckBuffer:

@@ -16,6 +16,11 @@ from redis_queue.testing.tasks import TaskRow
 Age = Callable[[datetime], timedelta]
 """Return the time since a moment, without travels."""
 
+SHOWN: Final = 10
+"""Most tasks in a message."""
+
+MAX_CALL: Final = 200
+
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
@@ -122,12 +127,6 @@ def _alike(expected: Any, found: Any, row: TaskRow) -> bool:
 def _through(value: Any, kind: str) -> Any:
     content_type, encoding, data = dumps(value, serializer=kind)
     return loads(data, content_type, encoding, accept=[content_type])
-
-
-SHOWN: Final = 10
-"""Most tasks in a message."""
-
-MAX_CALL: Final = 200
 
 
 def not_scheduled(

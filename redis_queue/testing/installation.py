@@ -23,6 +23,10 @@ from redis_queue.testing.stand_ins import MemoryResults, Take, capture_amqp
 if TYPE_CHECKING:
     from celery import Celery
 
+_MISSING: Final = object()
+
+_BROKER: Final = "memory://"
+
 
 def find_app(name: str) -> Any:
     """Return the app ``package.module:attribute``; without an attribute, the module's ``app`` or ``celery``.
@@ -42,9 +46,6 @@ def find_app(name: str) -> Any:
 
 def _is_app(module: Any, name: str) -> bool:
     return isinstance(getattr(module, name, None), Celery)
-
-
-_MISSING: Final = object()
 
 
 class Patches:
@@ -88,9 +89,6 @@ class Patches:
                 mapping[key] = before
 
         self._undoing.append(undo)
-
-
-_BROKER: Final = "memory://"
 
 
 class OrderedWriter(EntryWriter):

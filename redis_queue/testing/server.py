@@ -28,6 +28,15 @@ if TYPE_CHECKING:
 
 SCRIPT = 'read -r _ || { kill -KILL "$1"; rm -rf "$2"; }'
 
+START_WITHIN: Final = 20.0
+END_WITHIN: Final = 10.0
+PROBE_TIMEOUT: Final = 0.25
+_PAUSE: Final = 0.005
+
+URL_VARIABLE: Final = "REDIS_QUEUE_TEST_URL"
+FLUSH_VARIABLE: Final = "REDIS_QUEUE_TEST_FLUSH"
+_SCHEMES: Final = ("redis", "rediss", "unix")
+
 
 class DeathGuard:
     """End a process and remove its directory if this process dies first, even by SIGKILL.
@@ -50,12 +59,6 @@ class DeathGuard:
     def dismiss(self) -> None:
         """End the guard only. Call it before the process is reaped, because then its pid may be reused."""
         self._shell.communicate(b"\n")
-
-
-START_WITHIN: Final = 20.0
-END_WITHIN: Final = 10.0
-PROBE_TIMEOUT: Final = 0.25
-_PAUSE: Final = 0.005
 
 
 class ServerStartError(RuntimeError):
@@ -217,11 +220,6 @@ class OwnServer:
             process.kill()
         if self._directory != Path():
             shutil.rmtree(self._directory, ignore_errors=True)
-
-
-URL_VARIABLE: Final = "REDIS_QUEUE_TEST_URL"
-FLUSH_VARIABLE: Final = "REDIS_QUEUE_TEST_FLUSH"
-_SCHEMES: Final = ("redis", "rediss", "unix")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ from redis_queue.model import Entry
 if TYPE_CHECKING:
     from celery import Celery
 
+HOST: Final = "redis_queue.testing"
+
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
@@ -92,9 +94,6 @@ def _call(envelope: Envelope, accept: Iterable[str]) -> tuple[Any, dict[str, Any
         return body, headers
     found, headers, _, _ = proto1_to_proto2(SimpleNamespace(headers=headers), body)
     return found, headers
-
-
-HOST: Final = "redis_queue.testing"
 
 
 @dataclass(frozen=True, slots=True)

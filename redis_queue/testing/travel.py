@@ -29,6 +29,12 @@ MoveTo = Callable[[datetime], object]
 LONGEST_AGE: Final = 60_000
 """Milliseconds that a slow test may take between a send and a look at it."""
 
+LEASE_MS: Final = 3_600_000
+"""The lease of a message, which nobody looks at here."""
+
+FOR_WORKERS: Final = "redis_queue.testing:for_workers"
+"""Queue of the messages that nothing takes here: they own their keys, but use no limits."""
+
 
 class TravelClock:
     """The clock of the process plus the travelled time; it can be stopped."""
@@ -66,13 +72,6 @@ class TravelClock:
 def _process_ms() -> int:
     # Not time_ns(): freezegun and time-machine both move this one.
     return int(time.time() * 1000)
-
-
-LEASE_MS: Final = 3_600_000
-"""The lease of a message, which nobody looks at here."""
-
-FOR_WORKERS: Final = "redis_queue.testing:for_workers"
-"""Queue of the messages that nothing takes here: they own their keys, but use no limits."""
 
 
 class TravelSender(FlowSender):

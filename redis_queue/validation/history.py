@@ -17,6 +17,9 @@ from redis_queue.model import Entry, Message
 
 Kind = Literal["invoke", "ok", "refused"]
 
+LONGEST: Final = 12
+"""Most steps of a message that a violation shows: the first and the last ones."""
+
 
 class Event(NamedTuple):
     """One step of one process.
@@ -65,10 +68,6 @@ def read(*paths: Path) -> Iterator[Event]:
         for line in path.read_text().splitlines() if path.exists() else ():
             with contextlib.suppress(ValueError):
                 yield Event(*json.loads(line))
-
-
-LONGEST: Final = 12
-"""Most steps of a message that a violation shows: the first and the last ones."""
 
 
 @dataclass(frozen=True, slots=True)

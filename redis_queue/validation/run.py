@@ -21,6 +21,13 @@ from redis_queue.store.scripts import Scripts
 from redis_queue.validation.history import Event, History, Verdict, check, read
 from redis_queue.validation.worker import Order
 
+KILL_EVERY: Final = 0.25
+QUIET_SECONDS: Final = 30.0
+"""A run without an ack for so long has stopped making progress."""
+
+Progress = Callable[[int], None]
+"""Called with the number of finished messages."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -69,14 +76,6 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """Return the report with its verdict, ready for JSON."""
         return {"passed": self.passed, **asdict(self)}
-
-
-KILL_EVERY: Final = 0.25
-QUIET_SECONDS: Final = 30.0
-"""A run without an ack for so long has stopped making progress."""
-
-Progress = Callable[[int], None]
-"""Called with the number of finished messages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,17 +69,6 @@ HTMX: Final = json.dumps(
 )
 """Settings of htmx, read from a ``<meta>`` element."""
 
-
-def addresses(folder: Path = FOLDER) -> Callable[[str], str]:
-    """Return a function that takes the name of a file in *folder* and returns its address for a page."""
-    digests = {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS]
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-    return lambda name: url_for("static", filename=name, v=digests[name])
-
-
 MAX_FORM: Final = 1024 * 1024
 """Most bytes of a form."""
 
@@ -125,6 +114,16 @@ NAVIGATION: Final = (
     ("doctor.show", "Doctor"),
     ("audit.show", "Audit"),
 )
+
+
+def addresses(folder: Path = FOLDER) -> Callable[[str], str]:
+    """Return a function that takes the name of a file in *folder* and returns its address for a page."""
+    digests = {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS]
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+    return lambda name: url_for("static", filename=name, v=digests[name])
 
 
 def dashboard(

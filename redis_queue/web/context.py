@@ -33,6 +33,15 @@ MOST_CHECKED: Final = 200
 
 _log = logger_of(__name__)
 
+EXTENSION: Final = "redis_queue"
+"""Key of the context in ``app.extensions``."""
+
+MOST_NAMES: Final = 200
+"""Most queue names in a form."""
+
+MOST_QUEUES: Final = 200
+"""Most queues that one page reads."""
+
 
 @dataclass(frozen=True, slots=True)
 class Checked:
@@ -107,10 +116,6 @@ class Health:
             self.note((), "see the log of the dashboard")
 
 
-EXTENSION: Final = "redis_queue"
-"""Key of the context in ``app.extensions``."""
-
-
 class Context:
     """Access to the queues of one dashboard, the reports of workers, its audit log, and the findings of the doctor."""
 
@@ -127,13 +132,6 @@ def context() -> Context:
     """Return the context of the application that serves this request."""
     found: Context = current_app.extensions[EXTENSION]
     return found
-
-
-MOST_NAMES: Final = 200
-"""Most queue names in a form."""
-
-MOST_QUEUES: Final = 200
-"""Most queues that one page reads."""
 
 
 def delay_queues(name: str | None) -> tuple[DelayQueue, list[str]]:

@@ -33,6 +33,9 @@ CONDITIONS: Final = {
 }
 """Fields of the form, and the conditions that they set."""
 
+MOST_BYTES: Final = 1024 * 1024
+"""Most bytes of a record that are shown."""
+
 
 @pages.get("/scheduled")
 def show() -> str:
@@ -71,9 +74,6 @@ def _decoded(cursor: str | None) -> str | None:
 
 
 entry_pages = Blueprint("entry", __name__)
-
-MOST_BYTES: Final = 1024 * 1024
-"""Most bytes of a record that are shown."""
 
 
 @entry_pages.get("/entry", endpoint="show")

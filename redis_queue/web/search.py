@@ -22,6 +22,9 @@ from redis_queue.web.request_args import MAX_TEXT
 
 pages = Blueprint("search", __name__)
 
+MOST: Final = 100
+"""Most names of one field."""
+
 
 @pages.get("/search")
 def show() -> str | Response:
@@ -42,10 +45,6 @@ def suggest() -> str:
     found = None if text is None else search(context().access, text)
     names = task_names() if found is None else found.names
     return render_template("suggestions.html", names=names)
-
-
-MOST: Final = 100
-"""Most names of one field."""
 
 
 def task_names() -> list[str]:

@@ -23,6 +23,8 @@ pages = Blueprint("workers", __name__)
 ROWS: Final = 50
 MOST_OFFSET: Final = 10_000
 
+MOST_RUNNING: Final = 200
+
 
 @pages.get("/workers")
 def show() -> str:
@@ -87,8 +89,6 @@ def _row(name: str, stats: Any, active: Any, reserved: Any) -> dict[str, Any]:
 
 
 running_pages = Blueprint("running", __name__)
-
-MOST_RUNNING: Final = 200
 
 
 @running_pages.get("/running", endpoint="show")

@@ -29,6 +29,12 @@ LIST_TIMEOUT: Final = 60.0
 
 NOBODY: Final = "nobody@redis_queue"
 
+PASSES: Final = 4
+"""Most passes over the backlog: the second one finds tasks that moved during the first."""
+
+MARGIN: Final = 60.0
+"""Seconds by which clocks may differ, plus the time between two passes."""
+
 
 class SilentWorkersError(RedisQueueError):
     """A live worker does not answer."""
@@ -131,13 +137,6 @@ def _counting(acquire: Any, counts: list[int]) -> Any:
                 del found.publish
 
     return conn_or_acquire
-
-
-PASSES: Final = 4
-"""Most passes over the backlog: the second one finds tasks that moved during the first."""
-
-MARGIN: Final = 60.0
-"""Seconds by which clocks may differ, plus the time between two passes."""
 
 
 class HeldByWorkersError(RedisQueueError):

@@ -30,6 +30,17 @@ _UNUSUAL: Final = 1e12
 
 _Ranked = tuple[float, int, Run]
 
+MOST_SERIES: Final = 400
+"""Most series that are added up apart until they are written; the runs of others are counted as "(other)"."""
+
+MINUTE: Final = 60.0
+
+QueueOf = Callable[[Mapping[str, Any]], str]
+"""Takes the delivery_info of a message; returns the name of its queue."""
+
+OnFailure = Callable[[Any, Any, float | None], None]
+"""Takes the request of a failed run, its exception as billiard passes it, and its seconds."""
+
 
 class Sample:
     """Holds up to :data:`MOST_ENDED` runs: first those that did not succeed, then the slowest ones.
@@ -84,18 +95,6 @@ def _shifted(run: Run, skew: timedelta) -> Run:
     started = None if run.started_at is None else run.started_at + skew
     fetched = None if run.fetched_at is None else run.fetched_at + skew
     return replace(run, ended_at=run.ended_at + skew, started_at=started, fetched_at=fetched)
-
-
-MOST_SERIES: Final = 400
-"""Most series that are added up apart until they are written; the runs of others are counted as "(other)"."""
-
-MINUTE: Final = 60.0
-
-QueueOf = Callable[[Mapping[str, Any]], str]
-"""Takes the delivery_info of a message; returns the name of its queue."""
-
-OnFailure = Callable[[Any, Any, float | None], None]
-"""Takes the request of a failed run, its exception as billiard passes it, and its seconds."""
 
 
 class Activity:

@@ -40,6 +40,9 @@ PATIENCE: Final = 2.0
 STOP_WITHIN: Final = 1.0
 """Seconds that a shutdown waits for the last report."""
 
+TURN: Final = 1.0
+"""Seconds between two marks of the event loop."""
+
 
 class Reporter:
     """Writes what *activity* and *snapshots* tell about a worker of *app*, and its *failures*, until :meth:`stop`.
@@ -128,10 +131,6 @@ class Reporter:
     def _write_failures(self, failures: Failures) -> None:
         if self._failures is not None:
             self._failures.write(failures, self._skew)
-
-
-TURN: Final = 1.0
-"""Seconds between two marks of the event loop."""
 
 
 class MonitorStep(bootsteps.StartStopStep):  # type: ignore[misc]

@@ -31,6 +31,9 @@ MOST_PAGES: Final = 20
 
 COLUMNS: Final = "name,messages_ready,messages_unacknowledged,consumers,head_message_timestamp,message_stats"
 
+MOST_DECLARED: Final = 200
+"""Most queues that are declared for one answer if the management API tells the others."""
+
 
 class ManagementError(Exception):
     """The management API gave no usable answer."""
@@ -106,10 +109,6 @@ def _count(value: Any) -> int | None:
         return max(0, small_integer(value))
     except TypeError:
         return None
-
-
-MOST_DECLARED: Final = 200
-"""Most queues that are declared for one answer if the management API tells the others."""
 
 
 class AmqpQueues:

@@ -16,6 +16,9 @@ from redis_queue.store.scripts import Scripts
 if TYPE_CHECKING:
     from celery import Celery
 
+UNREADABLE: Final = (StoreRefusedError, WrongTypeError)
+"""Errors of the keys of flows that must not hide the queues: their user may lack permission for them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Depth:
@@ -35,10 +38,6 @@ class Depth:
     error: str = ""
     put_rate: float | None = None
     waiting_for_place: int = 0
-
-
-UNREADABLE: Final = (StoreRefusedError, WrongTypeError)
-"""Errors of the keys of flows that must not hide the queues: their user may lack permission for them."""
 
 
 class BacklogQueues:

@@ -18,6 +18,9 @@ MOST_TASKS: Final = 10_000
 _INTERNAL: Final = "celery."
 """First part of the names of Celery's own tasks."""
 
+MOST_ROUTES: Final = 1000
+"""Most routes whose queues are remembered."""
+
 
 def known_queues(app: Celery) -> set[str]:
     """Return the configured queues of *app*, its default queue, and the queues of its tasks. Connects to no server.
@@ -63,10 +66,6 @@ def _queue_of(router: Any, task: Any) -> Any:
     options = {name: value for name, value in task._get_exec_options().items() if value is not None}
     queue = router.route(options, task.name, (), {}, task).get("queue")
     return getattr(queue, "name", queue)
-
-
-MOST_ROUTES: Final = 1000
-"""Most routes whose queues are remembered."""
 
 
 class QueueNames:

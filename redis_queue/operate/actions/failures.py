@@ -24,6 +24,9 @@ _ROW: Final = re.compile(r"(\d{1,15}):([^:]{1,3000})", re.ASCII)
 
 WAITS: Final = "No dispatcher runs: the tasks wait until a worker or redis-queue dispatch does."
 
+MOST_ARGUMENTS: Final = 10_000
+"""Most characters of other arguments."""
+
 
 def reference(failure: Failure) -> str:
     """Return a reference to this failure for a form; a later failure of the same task has another one."""
@@ -119,9 +122,6 @@ def _kwargs(text: str) -> str:
     failures.Changes.read(None, text)
     return text
 
-
-MOST_ARGUMENTS: Final = 10_000
-"""Most characters of other arguments."""
 
 ARGS: Final = Argument(
     "args",

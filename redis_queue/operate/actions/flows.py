@@ -14,6 +14,17 @@ from redis_queue.operate.actions.queues import One, one_step
 from redis_queue.operate.audit import Subject
 from redis_queue.operate.flows import LimitsRow
 
+_NUMBER: Final = f"N|{flows.NONE}"
+_RATE: Final = f"R|{flows.NONE}"
+
+LIMITS: Final = (
+    Argument("limit", "Most messages that run at once; 0 admits none.", metavar=_NUMBER),
+    Argument("rate", "Most starts per s, m, h or d, such as 100/m.", metavar=_RATE),
+    Argument("limit_each", "The limit of each key of a fair flow.", metavar=_NUMBER),
+    Argument("rate_each", "The rate of each key of a fair flow.", metavar=_RATE),
+    Argument("burst", "Most starts that may come at once.", metavar="N"),
+)
+
 
 def pause(access: Access, choice: Choice) -> Plan:
     """Start no more messages of NAME until flow resume; what runs goes on.
@@ -130,17 +141,6 @@ def _with_limits(access: Access, choice: Choice) -> FlowState:
         raise InvalidValueError(f"{state.name}: has no flow; add one to redis_queue_flow in the settings of the app")
     return state
 
-
-_NUMBER: Final = f"N|{flows.NONE}"
-_RATE: Final = f"R|{flows.NONE}"
-
-LIMITS: Final = (
-    Argument("limit", "Most messages that run at once; 0 admits none.", metavar=_NUMBER),
-    Argument("rate", "Most starts per s, m, h or d, such as 100/m.", metavar=_RATE),
-    Argument("limit_each", "The limit of each key of a fair flow.", metavar=_NUMBER),
-    Argument("rate_each", "The rate of each key of a fair flow.", metavar=_RATE),
-    Argument("burst", "Most starts that may come at once.", metavar="N"),
-)
 
 _flow, _key = One("flow"), One("unique")
 

@@ -19,6 +19,10 @@ from redis_queue.operate.celery_messages import Messages, WaitingMessage, subjec
 Message = WaitingMessage | str
 """A message, or the reference to one."""
 
+TO: Final = Argument(
+    "to", "The queue to which they are moved.", missing="Move to which queue? Fill in its name.", metavar="QUEUE"
+)
+
 
 class MessageRows(Rows[Message]):
     """Messages that wait in the queue *name* of the scope."""
@@ -122,10 +126,6 @@ def _removed(access: Access, found: Sequence[Message], choice: Choice, target: s
     references = [_messages.reference(item) for item in found]
     return celery_messages.remove(access, choice.scope["name"], references, target)
 
-
-TO: Final = Argument(
-    "to", "The queue to which they are moved.", missing="Move to which queue? Fill in its name.", metavar="QUEUE"
-)
 
 _messages, _queue = MessageRows(), One("messages")
 

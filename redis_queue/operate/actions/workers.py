@@ -35,6 +35,16 @@ RESIZES: Final = ("prefork", "gevent", "eventlet")
 
 _ROW: Final = re.compile(r"(\d{1,15}):([^:]{1,1000}):([^:]{1,3000})", re.ASCII)
 
+SOFTLY: Final = (
+    "SoftTimeLimitExceeded is raised in each task, once. The task decides: it may clean up, retry, fail, or go on. "
+    "A task that has ended when the command arrives is left alone, and so is a later run of it."
+)
+AT_ONCE: Final = (
+    "Each task ends at once, wherever it is. It is not run again: its message is acknowledged, and its result is "
+    "REVOKED. What it has done so far stays. A task that has ended when the command arrives is left alone, and so is a "
+    "later run of it."
+)
+
 
 def reference(task: RunningTask) -> str:
     """Return a reference to this run for a form; a later run of the same task has another one."""
@@ -104,17 +114,6 @@ class Runs(Rows[RunningTask]):
         warnings = [f"{ended:,} of the ticked tasks have ended since the page was made."] if ended else ()
         text = SOFTLY if soft else AT_ONCE
         return replace(plan, text=text, warnings=warnings, nothing="; ".join(problems))
-
-
-SOFTLY: Final = (
-    "SoftTimeLimitExceeded is raised in each task, once. The task decides: it may clean up, retry, fail, or go on. "
-    "A task that has ended when the command arrives is left alone, and so is a later run of it."
-)
-AT_ONCE: Final = (
-    "Each task ends at once, wherever it is. It is not run again: its message is acknowledged, and its result is "
-    "REVOKED. What it has done so far stays. A task that has ended when the command arrives is left alone, and so is a "
-    "later run of it."
-)
 
 
 def terminate(access: Access, tasks: Sequence[RunningTask], choice: Choice) -> Iterator[Done]:

@@ -36,6 +36,17 @@ COMMIT_TIMEOUT: Final = 0.3
 RELAY_TIMEOUT: Final = 5.0
 """Seconds to wait for each reply of Redis in a relay process."""
 
+_QUEUES: Final[WeakKeyDictionary[Store, dict[float, DelayQueue]]] = WeakKeyDictionary()
+
+FIRST_PAUSE: Final = 5.0
+LONGEST_PAUSE: Final = 60.0
+
+ROW: Final = "outbox"
+"""Header that names the outbox row of an entry."""
+
+FAILURES: Final = 3
+"""Most failed attempts with single calls per relay; the next relay continues with other calls."""
+
 
 def reach(app: Celery, timeout: float) -> DelayQueue:
     """Return the DelayQueue of *app* after a check that Redis answers; *timeout*: seconds for each reply.
@@ -56,9 +67,6 @@ def check_answers(queue: DelayQueue) -> None:
     """Raise StoreError unless the Redis of *queue* answers."""
     # A short read; not PING, which the role of a producer does not allow.
     queue.moves.leader()
-
-
-_QUEUES: Final[WeakKeyDictionary[Store, dict[float, DelayQueue]]] = WeakKeyDictionary()
 
 
 class Breaker:
@@ -92,22 +100,12 @@ class Breaker:
         self._backoff.reset()
 
 
-FIRST_PAUSE: Final = 5.0
-LONGEST_PAUSE: Final = 60.0
-
 _BREAKERS: Final[WeakKeyDictionary[Store, Breaker]] = WeakKeyDictionary()
 
 
 def breaker_of(app: Celery) -> Breaker:
     """Return the breaker of the Redis of *app* in this process."""
     return _BREAKERS.setdefault(Store.of(app), Breaker())
-
-
-ROW: Final = "outbox"
-"""Header that names the outbox row of an entry."""
-
-FAILURES: Final = 3
-"""Most failed attempts with single calls per relay; the next relay continues with other calls."""
 
 
 @dataclass(frozen=True, slots=True)
