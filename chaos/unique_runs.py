@@ -13,7 +13,7 @@ from chaos.flow_runs import LEASE, WORKER, RunLog, moved_twice, run_of
 from chaos.holds import now_ms
 from chaos.kill_points import edit_include
 from chaos.unique_plan import SPACING, UniquePlan
-from redis_queue.unique.rules import END, START, TIME
+from redis_queue.admission.unique_rules import END, START, TIME
 from redis_queue.validation.history import Event
 
 RUN: Final = "unique:"

@@ -16,8 +16,8 @@ from chaos.unique_plan import KINDS, PACED, QUEUE, UNIQUES, UniquePlan
 from chaos.unique_runs import CALL, UniqueLog, note_takings
 from chaos.workload import PRODUCER, Post, Step
 from redis_queue import DuplicateTaskError
+from redis_queue.admission import owners
 from redis_queue.store.keys import FlowKeys
-from redis_queue.unique import owners
 from redis_queue.validation.history import Event, History, Kind, read
 
 HOLD_MS: Final = 1000

@@ -6,6 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from redis_queue.admission.flow_rules import Flow
+    from redis_queue.admission.unique_rules import Unique
     from redis_queue.delay.queue import DelayQueue
     from redis_queue.errors import (
         BodyError,
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
         WorkerRefusedError,
         WrongTypeError,
     )
-    from redis_queue.flow.rules import Flow
     from redis_queue.lock.lock import HeldLock, Lock, current_lock
     from redis_queue.lock.serialized import serialized
     from redis_queue.model import (
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from redis_queue.queue.queue import RedisQueue
     from redis_queue.store.connection import connect
     from redis_queue.store.settings import Settings
-    from redis_queue.unique.rules import Unique
 
 __all__ = [
     "BodyError",
@@ -100,7 +100,7 @@ _MODULES: Final = {
     "connect": "store.connection",
     "Consumer": "queue.consumer",
     "DelayQueue": "delay.queue",
-    "Flow": "flow.rules",
+    "Flow": "admission.flow_rules",
     **dict.fromkeys(("HeldLock", "Lock", "current_lock"), "lock.lock"),
     **dict.fromkeys(
         (
@@ -120,7 +120,7 @@ _MODULES: Final = {
     "RedisQueue": "queue.queue",
     "Settings": "store.settings",
     "serialized": "lock.serialized",
-    "Unique": "unique.rules",
+    "Unique": "admission.unique_rules",
 }
 
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
+from redis_queue.admission.flow_rules import Flow
+from redis_queue.admission.flows import check_flow_name
+from redis_queue.admission.owners import field_of
+from redis_queue.admission.unique_rules import Unique
 from redis_queue.basics.options import did_you_mean
 from redis_queue.basics.times import Seconds, duration_ms
 from redis_queue.errors import ConfigurationError, InvalidDelayError, InvalidValueError
-from redis_queue.flow.flows import check_flow_name
-from redis_queue.flow.rules import Flow
 from redis_queue.keeper.renewal import LEASE
 from redis_queue.monitor.failures import MOST_DAYS, MOST_KEPT
 from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE
 from redis_queue.store.settings import MAX_SHARDS
-from redis_queue.unique.owners import field_of
-from redis_queue.unique.rules import Unique
 
 if TYPE_CHECKING:
     from celery import Celery

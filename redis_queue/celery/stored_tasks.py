@@ -9,6 +9,8 @@ from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+from redis_queue.admission.flows import Flows
+from redis_queue.admission.owners import Owners
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.times import Seconds, duration_ms, to_ms
 from redis_queue.celery.admission.policy import UniquePolicy
@@ -22,11 +24,9 @@ from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import ATTRIBUTE, Store
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError
-from redis_queue.flow.flows import Flows
 from redis_queue.model import CancelOutcome, Entry
 from redis_queue.store.chunks import CHUNK, MANY, check_limit
 from redis_queue.store.ids import is_id
-from redis_queue.unique.owners import Owners
 
 if TYPE_CHECKING:
     from celery import Celery

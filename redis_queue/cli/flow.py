@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.admission.flow_rules import FlowState
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.actions import one_command
 from redis_queue.cli.output import show_count, show_fields, show_json, show_place, show_table
-from redis_queue.flow.rules import FlowState
 from redis_queue.operate import flows
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS

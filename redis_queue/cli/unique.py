@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.admission.owners import MOST_LISTED, Owner
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.actions import one_command
@@ -15,7 +16,6 @@ from redis_queue.cli.report import report
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.flows import name_of
 from redis_queue.operate.actions.registry import ACTIONS
-from redis_queue.unique.owners import MOST_LISTED, Owner
 
 _task: Final = click.argument("task")
 _key: Final = click.argument("key", default="")

@@ -173,7 +173,7 @@ class Calls:
         others = {"owners": keys.owners, "owner_ends": keys.owner_ends, "replaced": keys.replaced}
 
         def remove(shard: Records, more: list[bytes | str]) -> bytes:
-            flags: bytes = shard.call("unique/cancel", others=others, now=shard.clock(), latest=died_by, more=more)
+            flags: bytes = shard.call("admission/cancel", others=others, now=shard.clock(), latest=died_by, more=more)
             return flags
 
         return self._removed(items, remove, AT_ONCE)

@@ -64,8 +64,8 @@ ROLES: Final = (
     Role(
         "flows",
         (_FLOWS,),
-        "flow/send flow/configure flow/reconsider flow/take flow/settle flow/restore unique/acquire unique/confirm "
-        "unique/extend unique/release unique/revoke",
+        "admission/send admission/configure admission/reconsider admission/take admission/settle admission/restore "
+        "admission/acquire admission/confirm admission/extend admission/release admission/revoke",
         "hget hkeys hmget hscan hset mget time zcard zscan",
     ),
     Role("holder", (f"~{pattern(PREFIX, 'lock:')}",), "lock/acquire lock/extend lock/release"),
@@ -80,7 +80,8 @@ ROLES: Final = (
         "admin",
         (*_QUEUES, _MONITOR, _FLOWS, _REGISTRY),
         "records/dead_letters records/redrive records/delete_dead records/purge monitor/failure_claim "
-        "monitor/failure_delete flow/configure flow/reconsider flow/purge flow/delete unique/cancel unique/release",
+        "monitor/failure_delete admission/configure admission/reconsider admission/purge admission/delete "
+        "admission/cancel admission/release",
         "hdel hget hkeys hmget hset llen rpush unlink zcard zrange zscan",
     ),
     Role("operator", (_AUDIT, _OPERATION), "", "get lpush lrange ltrim set"),

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from kombu.exceptions import OperationalError
 
+from redis_queue.admission.flow_rules import UNITS, FlowState, KeyState, Limits
+from redis_queue.admission.flows import OF_QUEUE, SAME, UNCHANGED, Changes, check_flow_name
 from redis_queue.errors import InvalidValueError
-from redis_queue.flow.flows import OF_QUEUE, SAME, UNCHANGED, Changes, check_flow_name
-from redis_queue.flow.rules import UNITS, FlowState, KeyState, Limits
 from redis_queue.operate.access import Access
 from redis_queue.operate.queue_row import BROKEN
 

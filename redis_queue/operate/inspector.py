@@ -8,9 +8,10 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
+from redis_queue.admission.flows import Flows
+from redis_queue.admission.owners import Owners
 from redis_queue.basics.times import from_ms
 from redis_queue.catalog import AnyQueue, Catalog
-from redis_queue.flow.flows import Flows
 from redis_queue.monitor.monitor import Monitor
 from redis_queue.operate.queue_row import BROKEN, TOTALS, Overview, QueueRow, fault_text
 from redis_queue.queue.queue import RedisQueue
@@ -20,7 +21,6 @@ from redis_queue.store.records import Clock, now_ms, server_clock
 from redis_queue.store.registry import Known
 from redis_queue.store.scripts import ReadCall, Scripts
 from redis_queue.store.settings import Settings
-from redis_queue.unique.owners import Owners
 
 MOST_SHARDS: Final = 2048
 """Most shards that one call counts, apart from small queues (:data:`FEW_SHARDS`)."""

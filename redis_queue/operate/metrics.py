@@ -10,11 +10,11 @@ from typing import Any, Final, TypeVar
 
 from prometheus_client import Metric
 
+from redis_queue.admission.backlog import Backlog
+from redis_queue.admission.flow_rules import FlowState
 from redis_queue.basics.logs import logger_of
 from redis_queue.delay.dispatch_log import Dispatches
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.flow.backlog import Backlog
-from redis_queue.flow.rules import FlowState
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.metric_table import METRICS, Samples
 from redis_queue.operate.queue_row import BROKEN, CeleryQueueRow, Count, QueueRow

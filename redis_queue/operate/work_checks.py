@@ -9,6 +9,10 @@ from typing import Any, Final
 import redis
 from kombu.exceptions import OperationalError
 
+from redis_queue.admission.backlog import Backlog
+from redis_queue.admission.declarations import Declaration, Declarations
+from redis_queue.admission.flow_rules import FlowState
+from redis_queue.admission.flows import OF_QUEUE
 from redis_queue.basics.options import nearest
 from redis_queue.basics.times import span_text
 from redis_queue.celery.admission.admission import Admission, AdmissionKeys
@@ -21,10 +25,6 @@ from redis_queue.celery.store import Store
 from redis_queue.doctor import Finding
 from redis_queue.doctor.finding import CHECK_BROKER, error, first, warning
 from redis_queue.errors import StoreError
-from redis_queue.flow.backlog import Backlog
-from redis_queue.flow.declarations import Declaration, Declarations
-from redis_queue.flow.flows import OF_QUEUE
-from redis_queue.flow.rules import FlowState
 from redis_queue.monitor.model import Tally, WorkerRow
 from redis_queue.monitor.report import OTHER
 from redis_queue.operate.access import Access

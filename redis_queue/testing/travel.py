@@ -9,13 +9,13 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from redis_queue.admission.flows import OF_QUEUE, route_of
 from redis_queue.basics.times import from_ms
 from redis_queue.celery.admission.admission import Taken
 from redis_queue.celery.admission.sender import FlowSender
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.store import Store
-from redis_queue.flow.flows import OF_QUEUE, route_of
 from redis_queue.store.ids import id_text
 from redis_queue.store.scripts import Scripts
 
@@ -111,7 +111,7 @@ class TravelSender(FlowSender):
         flows = map(id_text, scripts.command("HKEYS", keys.backlog))
         queues = sorted({flow.removeprefix(OF_QUEUE) for flow in flows if flow.startswith(OF_QUEUE)} - {FOR_WORKERS})
         now, tag = store.clock(), f"{os.urandom(8).hex()}-"
-        reply = self._script("flow/take")(
+        reply = self._script("admission/take")(
             now=now,
             limit=1,
             at_once=1,
@@ -133,7 +133,7 @@ class TravelSender(FlowSender):
 
     def settle(self, tag: str) -> None:
         """Settle a message that has run."""
-        self._script("flow/settle")(now=Store.of(self._app).clock(), more=[tag])
+        self._script("admission/settle")(now=Store.of(self._app).clock(), more=[tag])
 
     def _script(self, name: str) -> Callable[..., Any]:
         store = Store.of(self._app)

@@ -11,8 +11,8 @@ from typing import Any, Final
 from flask import Blueprint, abort, flash, g, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
+from redis_queue.admission.flows import OF_QUEUE
 from redis_queue.errors import WorkerRefusedError
-from redis_queue.flow.flows import OF_QUEUE
 from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Total, perform
 from redis_queue.operate.actions.registry import action_of
 from redis_queue.operate.actions.rows import Rows

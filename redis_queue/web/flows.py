@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from flask import Blueprint, abort, render_template
 
+from redis_queue.admission.flows import OF_QUEUE, check_flow_name
+from redis_queue.admission.owners import Owner
 from redis_queue.errors import InvalidNameError, InvalidValueError
-from redis_queue.flow.flows import OF_QUEUE, check_flow_name
 from redis_queue.operate.flows import KINDS, LABELS, LimitsRow, arguments_of, has_limits, is_changed, without_key
 from redis_queue.store.ids import is_id
 from redis_queue.store.keys import MAX_NAME
-from redis_queue.unique.owners import Owner
 from redis_queue.web import request_args
 from redis_queue.web.context import context
 

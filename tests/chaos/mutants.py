@@ -70,17 +70,17 @@ FLOW_MUTANTS: Final = [
     ),
     Mutant(
         "return a message and keep its place",
-        (lua("flow/restore", "free({tag})\n", ""),),
+        (lua("admission/restore", "free({tag})\n", ""),),
         f"{ADMISSION} -k closed_connection",
     ),
     Mutant(
         "return a message behind the others",
-        (lua("flow/restore", "push(message, not last)", "push(message, false)"),),
+        (lua("admission/restore", "push(message, not last)", "push(message, false)"),),
         f"{ADMISSION} -k closed_connection",
     ),
     Mutant(
         "settle and keep the place",
-        (lua("flow/settle", "free(tags)\n", ""),),
+        (lua("admission/settle", "free(tags)\n", ""),),
         f"{ADMISSION} -k stock_worker",
     ),
     Mutant(
@@ -95,7 +95,7 @@ FLOW_MUTANTS: Final = [
     ),
     Mutant(
         "take from a paused queue",
-        (lua("flow/take", "limit > 0 and not paused and", "limit > 0 and"),),
+        (lua("admission/take", "limit > 0 and not paused and", "limit > 0 and"),),
         f"{ADMISSION} -k paused_queue",
     ),
     Mutant(
@@ -136,7 +136,7 @@ FLOW_MUTANTS: Final = [
     ),
     Mutant(
         "tell nobody of a message",
-        (lua("flow/send", "if changed[queue] then signal(queue) end\n", ""),),
+        (lua("admission/send", "if changed[queue] then signal(queue) end\n", ""),),
         f"{ADMISSION} -k woken_by_a_message",
     ),
     Mutant(
@@ -151,7 +151,7 @@ FLOW_MUTANTS: Final = [
     ),
     Mutant(
         "leave a place to those that cannot use it",
-        (lua("flow/take", "offer_again(offered)\n", ""),),
+        (lua("admission/take", "offer_again(offered)\n", ""),),
         f"{LIVENESS} -k many_cannot_use",
     ),
     Mutant(
@@ -161,12 +161,18 @@ FLOW_MUTANTS: Final = [
     ),
     Mutant(
         "rest while a free place is wanted",
-        (lua("flow/take", "if wakes == 0 and redis.call('EXISTS', offers) == 1 then wakes = 1 end\n", ""),),
+        (lua("admission/take", "if wakes == 0 and redis.call('EXISTS', offers) == 1 then wakes = 1 end\n", ""),),
         f"{LIVENESS} -k many_cannot_use",
     ),
     Mutant(
         "take a message before the types of keys are known",
-        (lua("flow/take", "-- check backlog, oldest, rates, running, owners, owner_ends, replaced, owned\n", ""),),
+        (
+            lua(
+                "admission/take",
+                "-- check backlog, oldest, rates, running, owners, owner_ends, replaced, owned\n",
+                "",
+            ),
+        ),
         f"{FAULTS} -k other_types_lose",
     ),
     Mutant(
@@ -187,7 +193,7 @@ FLOW_MUTANTS: Final = [
     ),
     Mutant(
         "change a flow that was not declared and forget its limits",
-        (lua("flow/configure", "if declared_now == '' and before ~= ''", "if false and before ~= ''"),),
+        (lua("admission/configure", "if declared_now == '' and before ~= ''", "if false and before ~= ''"),),
         f"{DECLARED} -k app_without_them",
     ),
     Mutant(
@@ -229,7 +235,7 @@ FLOW_MUTANTS: Final = [
     ),
     Mutant(
         "return a message of a flow that another sweep has returned",
-        (lua("flow/restore", "~= record then return 0 end", "== '' then return 0 end"),),
+        (lua("admission/restore", "~= record then return 0 end", "== '' then return 0 end"),),
         f"{ADMISSION} -k two_sweeps",
     ),
     Mutant(
@@ -428,7 +434,7 @@ MUTANTS: Final = [
     ),
     Mutant(
         "delete a message of a flow and count it as waiting",
-        (lua("flow/delete", "shrunk(group, removed)\n", ""),),
+        (lua("admission/delete", "shrunk(group, removed)\n", ""),),
         "tests/celery/admission/test_purge.py -k found_and_deleted",
     ),
     Mutant(

@@ -10,7 +10,7 @@ import pytest
 from chaos.checker import check
 from chaos.flow_plan import FATES, FLOWS, MEASURED, PACED, SMALL, Plan
 from chaos.flow_runs import LEASE, WINDOW
-from redis_queue.flow.rules import interval_ms
+from redis_queue.admission.flow_rules import interval_ms
 from redis_queue.validation.history import Event
 
 WORKER = 7

@@ -147,28 +147,36 @@ UNIQUE_MUTANTS: Final = [
         f"{UNIQUE} -k until_it_ends",
     ),
     Mutant(
-        "settle alone and keep the key", (lua("flow/settle", "free_keys(tags, missing)\n", ""),), f"{FAULTS} -k alone"
+        "settle alone and keep the key",
+        (lua("admission/settle", "free_keys(tags, missing)\n", ""),),
+        f"{FAULTS} -k alone",
     ),
     Mutant(
         "settle, take and keep the key",
-        (lua("flow/take", "free_keys(tags, missing)\n", ""),),
+        (lua("admission/take", "free_keys(tags, missing)\n", ""),),
         f"{UNIQUE} -k until_it_ends",
     ),
     Mutant(
         "take and record no key",
-        (lua("flow/take", "  if #keys_owned > 0 then redis.call('HSET', owned, unpack(keys_owned)) end\n", ""),),
+        (
+            lua(
+                "admission/take",
+                "  if #keys_owned > 0 then redis.call('HSET', owned, unpack(keys_owned)) end\n",
+                "",
+            ),
+        ),
         f"{UNIQUE} -k until_it_ends",
     ),
     Mutant(
         "return a message without its key",
-        (lua("flow/restore", "  if is_owner then own(field, token, '-', 'w', ttl, id, now + ttl) end\n", ""),),
+        (lua("admission/restore", "  if is_owner then own(field, token, '-', 'w', ttl, id, now + ttl) end\n", ""),),
         f"{UNIQUE} -k rejected_message_waits",
     ),
     Mutant(
         "return a message with the key of another one",
         (
             lua(
-                "flow/restore",
+                "admission/restore",
                 "local is_owner = not found or (found == token and before == '-' and state ~= 's')",
                 "local is_owner = true",
             ),
@@ -177,24 +185,24 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "return a message and end the sending of another one",
-        (lua("flow/restore", "(found == token and before == '-' and state ~= 's')", "found == token"),),
+        (lua("admission/restore", "(found == token and before == '-' and state ~= 's')", "found == token"),),
         f"{UNIQUE} -k killed_between",
     ),
     Mutant(
         "return a replaced message with its key",
-        (lua("flow/restore", "  if redis.call('ZSCORE', replaced, token) then is_owner = false end\n", ""),),
+        (lua("admission/restore", "  if redis.call('ZSCORE', replaced, token) then is_owner = false end\n", ""),),
         f"{FAULTS} -k does_not_wait_again",
     ),
     Mutant(
         "return a message and keep its record",
-        (lua("flow/restore", "redis.call('HDEL', owned, tag)\n", ""),),
+        (lua("admission/restore", "redis.call('HDEL', owned, tag)\n", ""),),
         f"{UNIQUE} -k rejected_message_waits",
     ),
     Mutant(
         "send a message that lost its key",
         (
             lua(
-                "flow/send",
+                "admission/send",
                 "and not confirm(field, token, 'w', false) then",
                 "and not confirm(field, token, 'w', false) and false then",
             ),
@@ -203,39 +211,39 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "send and confirm nothing",
-        (lua("flow/send", "if until_ and is_new and not", "if until_ and false and not"),),
+        (lua("admission/send", "if until_ and is_new and not", "if until_ and false and not"),),
         f"{UNIQUE} -k second_call_returns",
     ),
     Mutant(
         "refuse what another broker delivers",
-        (lua("flow/send", "if until_ and is_new and not", "if until_ and not"),),
+        (lua("admission/send", "if until_ and is_new and not", "if until_ and not"),),
         f"{UNIQUE} -k another_broker_delivers",
     ),
     Mutant(
         "refuse a message and keep its mark",
-        (lua("flow/send", "  redis.call('ZREM', replaced, token)\n", ""),),
+        (lua("admission/send", "  redis.call('ZREM', replaced, token)\n", ""),),
         f"{UNIQUE} -k sent_late",
     ),
     Mutant(
         "acquire twice",
-        (lua("unique/acquire", "if found == token then", "if false then"),),
+        (lua("admission/acquire", "if found == token then", "if false then"),),
         f"{FAULTS} -k repeated_call",
     ),
     Mutant(
         "refuse the key to the retry of its owner",
-        (lua("unique/acquire", "if found == running and", "if false and"),),
+        (lua("admission/acquire", "if found == running and", "if false and"),),
         f"{UNIQUE} -k retry_that_was_never_sent",
     ),
     Mutant(
         "replace a task that runs",
-        (lua("unique/acquire", "if not replaces or not waits then", "if not replaces then"),),
+        (lua("admission/acquire", "if not replaces or not waits then", "if not replaces then"),),
         f"{UNIQUE} -k that_runs_is_not_replaced",
     ),
     Mutant(
         "own a key while another call is sent",
         (
             lua(
-                "unique/acquire",
+                "admission/acquire",
                 "if state == 's' then return {(running == '' or other == id) and 3 or 0, other, state} end\n",
                 "",
             ),
@@ -244,24 +252,24 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "return what is being sent",
-        (lua("unique/acquire", "(running == '' or other == id) and 3 or 0", "0"),),
+        (lua("admission/acquire", "(running == '' or other == id) and 3 or 0", "0"),),
         f"{UNIQUE} -k another_call_waits",
     ),
     Mutant(
         "shorten the time of what is replaced",
-        (lua("unique/acquire", "ttl = string.format('%.0f', math.max(ttl, ends - now))\n", ""),),
+        (lua("admission/acquire", "ttl = string.format('%.0f', math.max(ttl, ends - now))\n", ""),),
         f"{FAULTS} -k may_wait_longer",
     ),
     Mutant(
         "forget the first of two that are replaced",
-        (lua("unique/acquire", "if before ~= '-' then instead = instead .. '+' .. before end\n", ""),),
+        (lua("admission/acquire", "if before ~= '-' then instead = instead .. '+' .. before end\n", ""),),
         f"{UNIQUE} -k was_to_replace_can_be",
     ),
     Mutant(
         "hold a key for its ttl while it is sent",
         (
             lua(
-                "unique/acquire",
+                "admission/acquire",
                 "own(field, token, before_it, 's', ttl, id, now + HOLD)",
                 "own(field, token, before_it, 's', ttl, id, now + ttl)",
             ),
@@ -270,24 +278,24 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "a dead letter keeps its key",
-        (lua("unique/acquire", "if not found or (waits and other == gone) then", "if not found then"),),
+        (lua("admission/acquire", "if not found or (waits and other == gone) then", "if not found then"),),
         f"{UNIQUE} -k dead_letter_frees",
     ),
     Mutant(
         "never remove owners",
-        (lua("unique/acquire", "  if not owner(name) then disown(name, '') end\n", ""),),
+        (lua("admission/acquire", "  if not owner(name) then disown(name, '') end\n", ""),),
         f"{FAULTS} -k forgets_what_has_ended",
     ),
     Mutant(
         "never remove marks",
-        (lua("unique/acquire", "if #old > 0 then redis.call('ZREM', replaced, unpack(old)) end\n", ""),),
+        (lua("admission/acquire", "if #old > 0 then redis.call('ZREM', replaced, unpack(old)) end\n", ""),),
         f"{FAULTS} -k forgets_what_has_ended",
     ),
     Mutant(
         "replace under another id",
         (
             lua(
-                "unique/acquire",
+                "admission/acquire",
                 "own(field, token, instead, 's', ttl, other, now + HOLD)\nreturn {2, other,",
                 "own(field, token, instead, 's', ttl, id, now + HOLD)\nreturn {2, id,",
             ),
@@ -296,32 +304,32 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "free the key of another message",
-        (lua("unique/release", " or (token ~= '' and found ~= token)", ""),),
+        (lua("admission/release", " or (token ~= '' and found ~= token)", ""),),
         f"{FAULTS} -k lost_its_key_does_not",
     ),
     Mutant(
         "wait for a cancelled message",
-        (lua("unique/cancel", "    give_up(field, token)\n", ""),),
+        (lua("admission/cancel", "    give_up(field, token)\n", ""),),
         f"{UNIQUE} -k cancelled_meanwhile",
     ),
     Mutant(
         "withdraw what was sent",
-        (lua("unique/release", "if not sent and state ~= 's' then return 0 end\n", ""),),
+        (lua("admission/release", "if not sent and state ~= 's' then return 0 end\n", ""),),
         f"{UNIQUE} -k reply_was_lost",
     ),
     Mutant(
         "withdraw what took a place in the store",
-        (lua("unique/release", "if not sent and state_before == 'd' then", "if false then"),),
+        (lua("admission/release", "if not sent and state_before == 'd' then", "if false then"),),
         f"{UNIQUE} -k refused_after_it_was_stored",
     ),
     Mutant(
         "withdraw a message and let it run",
-        (lua("unique/release", "if not sent then drop(found, ttl) end\n", ""),),
+        (lua("admission/release", "if not sent then drop(found, ttl) end\n", ""),),
         f"{FAULTS} -k was_withdrawn",
     ),
     Mutant(
         "withdraw a message and free the key of the one before",
-        (lua("unique/release", "if token_before and token ~= '' then", "if false then"),),
+        (lua("admission/release", "if token_before and token ~= '' then", "if false then"),),
         f"{FAULTS} -k was_withdrawn",
     ),
     Mutant(
@@ -420,17 +428,17 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "cancel and keep the key",
-        (lua("unique/cancel", "if field ~= '' and (flag", "if false and (flag"),),
+        (lua("admission/cancel", "if field ~= '' and (flag", "if false and (flag"),),
         f"{UNIQUE} -k cancelled_or_revoked",
     ),
     Mutant(
         "cancel and let what was sent run",
-        (lua("unique/cancel", "if maybe_sent then drop", "if false then drop"),),
+        (lua("admission/cancel", "if maybe_sent then drop", "if false then drop"),),
         f"{FAULTS} -k may_have_sent_does_not_run",
     ),
     Mutant(
         "cancel and let run what the message was to replace",
-        (lua("unique/cancel", "do drop(other, ttl) end", "do end"),),
+        (lua("admission/cancel", "do drop(other, ttl) end", "do end"),),
         f"{FAULTS} -k never_confirmed_is_removed",
     ),
     Mutant(
@@ -461,7 +469,7 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "delete dead letters that died later",
-        (lua("unique/cancel", "(died and died <= latest)", "died"),),
+        (lua("admission/cancel", "(died and died <= latest)", "died"),),
         f"{STORE} -k one_that_stays_keeps",
     ),
     Mutant(
@@ -471,7 +479,7 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "extend the key of another message",
-        (lua("unique/extend", "if found ~= token or", "if not found or"),),
+        (lua("admission/extend", "if found ~= token or", "if not found or"),),
         f"{STORE} -k does_not_own_the_key",
     ),
     Mutant(
@@ -502,7 +510,7 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "return a message and forget that it may come again",
-        (lua("flow/restore", "if letter then message =", "if false then message ="),),
+        (lua("admission/restore", "if letter then message =", "if false then message ="),),
         f"{FAULTS} -k not_run_once_it_was_replaced",
     ),
     Mutant(
@@ -523,7 +531,7 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "a second retry replaces one that is being sent",
-        (lua("unique/acquire", "(running == '' or other == id) and 3 or 0", "running == '' and 3 or 0"),),
+        (lua("admission/acquire", "(running == '' or other == id) and 3 or 0", "running == '' and 3 or 0"),),
         f"{FAULTS} -k its_retry_waits",
     ),
     Mutant(
@@ -546,17 +554,17 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "free the key of a revoked task, and run it",
-        (lua("unique/revoke", "    drop(token, ttl)\n", ""),),
+        (lua("admission/revoke", "    drop(token, ttl)\n", ""),),
         f"{UNIQUE} -k a_revoke_frees",
     ),
     Mutant(
         "free the key of a revoked task that runs",
-        (lua("unique/revoke", " and before == '-' and (state == 'w' or state == 'd')", ""),),
+        (lua("admission/revoke", " and before == '-' and (state == 'w' or state == 'd')", ""),),
         f"{UNIQUE} -k a_revoke_leaves_the_key",
     ),
     Mutant(
         "free the key of a revoked task that others wait for",
-        (lua("unique/acquire", "if not awaited then", "if true then"),),
+        (lua("admission/acquire", "if not awaited then", "if true then"),),
         f"{UNIQUE} -k a_revoke_leaves_a_task",
     ),
 ]

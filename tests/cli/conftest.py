@@ -17,19 +17,19 @@ from celery import Celery
 from click.testing import Result
 
 from redis_queue import DelayQueue, RedisQueue
+from redis_queue.admission.flow_rules import Flow
+from redis_queue.admission.flows import Flows
+from redis_queue.admission.owners import Owners, field_of
 from redis_queue.basics.histogram import Histogram
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.packing import pack
 from redis_queue.cli import celery as celery_cli
 from redis_queue.cli import group
-from redis_queue.flow.flows import Flows
-from redis_queue.flow.rules import Flow
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.inspector import Inspector
 from redis_queue.store.keys import FlowKeys, Keys
-from redis_queue.unique.owners import Owners, field_of
 from tests.support.cli.commands import DUE, NOW, Run, runner
 from tests.support.clock import Clock
 

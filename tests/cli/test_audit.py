@@ -13,12 +13,12 @@ import redis
 from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
+from redis_queue.admission.flows import Flows
+from redis_queue.admission.owners import Owners
 from redis_queue.cli import actions as cli_actions
 from redis_queue.cli import group
-from redis_queue.flow.flows import Flows
 from redis_queue.monitor.failures import Failures
 from redis_queue.operate.audit import Audit, AuditLine
-from redis_queue.unique.owners import Owners
 from tests.support.cli.commands import TASK, Run, leaves
 from tests.support.clock import Clock
 

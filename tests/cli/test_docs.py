@@ -16,9 +16,9 @@ from celery import Celery
 from kombu.entity import Queue
 
 from redis_queue import DelayQueue, RedisQueue
+from redis_queue.admission.flows import Flows
 from redis_queue.cli import celery as celery_cli
 from redis_queue.cli import group
-from redis_queue.flow.flows import Flows
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import RunningTask, WorkerRow
 from redis_queue.monitor.report import Reports

@@ -13,10 +13,10 @@ import redis
 from rich.cells import cell_len
 
 from redis_queue import DelayQueue, RedisQueue
+from redis_queue.admission.flows import Flows
 from redis_queue.cli import group
 from redis_queue.cli.output import show_table
 from redis_queue.doctor import server
-from redis_queue.flow.flows import Flows
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.report import Reports
 from tests.support.cli.commands import LOOKS, Run, leaves

@@ -9,10 +9,10 @@ import pytest
 import redis
 from celery import Celery
 
+from redis_queue.admission.owners import Owners, field_of, new_token
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import FlowKeys
-from redis_queue.unique.owners import Owners, field_of, new_token
 from tests.support.cli.commands import Run
 from tests.support.store.stage import differences, snapshot
 

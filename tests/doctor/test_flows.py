@@ -10,13 +10,13 @@ import redis
 from celery import Celery
 
 from redis_queue import Flow
+from redis_queue.admission.declarations import Declaration, Declarations
+from redis_queue.admission.flow_rules import Limits
+from redis_queue.admission.flows import Flows
 from redis_queue.basics.times import from_ms
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.doctor import Finding
 from redis_queue.doctor.finding import MOST_FINDINGS
-from redis_queue.flow.declarations import Declaration, Declarations
-from redis_queue.flow.flows import Flows
-from redis_queue.flow.rules import Limits
 from redis_queue.monitor.model import WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import AppAccess, access_to

@@ -34,7 +34,9 @@ from tests.support.servers import RedisServer
 from tests.support.store.stage import Copy, Stage
 
 MAX_LINES = 150
-FOLDERS = ("broker", "delay", "flow", "lock", "monitor", "queue", "records", "unique")
+FOLDERS = ("admission", "broker", "delay", "lock", "monitor", "queue", "records")
+_FLOW_SCRIPTS = ("configure", "delete", "purge", "reconsider", "restore", "send", "settle", "take")
+OF_FLOWS = tuple(f"admission/{name}" for name in _FLOW_SCRIPTS)
 HOSTILE_NAME = "a{b}:c d*[é]?"
 
 
@@ -222,7 +224,7 @@ def test_every_command_is_spelled_out_and_names_a_declared_key(name: str, text: 
     # Cancel chooses between two declared keys; the keys of a broker in the same Redis are the documented exception.
     others = {
         "delay/cancel": {"place"},
-        "unique/cancel": {"place"},
+        "admission/cancel": {"place"},
         "delay/move_due": {"destination", "list"},
         "delay/deliver": {"list", "key"},
     }
@@ -234,7 +236,7 @@ def test_every_command_is_spelled_out_and_names_a_declared_key(name: str, text: 
     others |= {"broker/restore": {"list"}, "broker/depth": {"list"}, "broker/total": {"list"}}
     others |= {"monitor/count": {"ring", "of_day", "of_span"}}
     others |= {"monitor/failure_keep": {"key"}, "monitor/report": {"key"}}
-    if name.startswith("flow/"):
+    if name in OF_FLOWS:
         # Keys of rings and groups, named after the first key of flows.
         others[name] = {
             "list",
@@ -253,9 +255,9 @@ def test_every_command_is_spelled_out_and_names_a_declared_key(name: str, text: 
             # PUBSUB has a channel.
             "",
         }
-    if name == "flow/purge":
+    if name == "admission/purge":
         others[name].add("target")
-    if name.startswith(("flow/", "unique/")):
+    if name.startswith("admission/"):
         others.setdefault(name, set()).add("by_id")
     declared |= others.get(name, set())
     calls = CALL.findall(text.rest)
@@ -289,7 +291,7 @@ def test_the_server_and_the_client_have_the_same_sha(name: str, client: redis.Re
     assert client.script_load(script.source) == script.sha
 
 
-IN_ONE_REDIS = ("flow/", "broker/", "lock/", "unique/cancel")
+IN_ONE_REDIS = (*OF_FLOWS, "broker/", "lock/", "admission/cancel")
 """Scripts whose keys have several hash tags, or that exist in no Cluster."""
 
 
@@ -297,7 +299,7 @@ IN_ONE_REDIS = ("flow/", "broker/", "lock/", "unique/cancel")
 def test_all_keys_of_a_call_are_in_one_cluster_slot(name: str) -> None:
     script = load(name)
     of_queues = (Keys("p{r}e:fix", "queue", HOSTILE_NAME), Keys("p{r}e:fix", "delay", HOSTILE_NAME, 3))
-    others = {"monitor": (MonitorKeys("p{r}e:fix"),), "unique": (FlowKeys("p{r}e:fix"),)}
+    others = {"monitor": (MonitorKeys("p{r}e:fix"),), "admission": (FlowKeys("p{r}e:fix"),)}
     for keys in others.get(name.partition("/")[0], of_queues):
         other = getattr(keys, "dead", b"")
         bound = [keys.slot("thread") if key == "slot" else getattr(keys, key, other) for key in script.keys]
@@ -449,7 +451,7 @@ def test_every_method_uses_keys_of_one_slot_and_of_the_documented_type(
     client.hset(Keys("redis_queue", "queue", HOSTILE_NAME).records, "nowhere", "v1 1 json 0 1\n5")
     repair(client, dry_run=False)
 
-    elsewhere = ("flow/", "broker/", "lock/", "monitor/", "unique/")
+    elsewhere = ("admission/", "broker/", "lock/", "monitor/")
     assert sorted(calls) == [name for name in names() if not name.startswith(elsewhere)]
     assert all(len({key_slot(key) for key in keys}) == 1 for made in calls.values() for keys in made)
     check_types(client, calls)

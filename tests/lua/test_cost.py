@@ -82,7 +82,7 @@ def fill(client: redis.Redis, text: Text) -> list[str]:
         body = "\x01" + "\x82" * 490
         frames = dict.fromkeys(["id", "id0"], f"v1 1 - 0 {len(body)} 4\nlist{body}".encode("latin-1"))
         client.hset(keys[1], mapping=frames)
-    if text.name == "flow/take":
+    if text.name == "admission/take":
         rings(client)
         client.hset("{x}:config", mapping={f"task{number}": "0 - - - - - - -" for number in range(300)})
     return keys

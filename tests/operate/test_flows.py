@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from redis_queue.flow.rules import FlowState, Limits, interval_ms
+from redis_queue.admission.flow_rules import FlowState, Limits, interval_ms
 from redis_queue.operate.flows import LimitsRow, in_force, rate_text, state_text
 
 PLAIN = FlowState("queue:mail", Limits(limit=10), Limits(limit=10), "", paused=False, running=0, waiting=0)

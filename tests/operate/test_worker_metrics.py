@@ -14,8 +14,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from redis_queue import Flow, RedisQueue
+from redis_queue.admission.flows import Flows
+from redis_queue.admission.owners import Owners, field_of, new_token
 from redis_queue.basics.histogram import Histogram
-from redis_queue.flow.flows import Flows
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
@@ -24,7 +25,6 @@ from redis_queue.operate.metrics import MOST_FLOWS, Collector, read_flows
 from redis_queue.operate.queue_row import CeleryQueueRow
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import NumberedCalls, Scripts
-from redis_queue.unique.owners import Owners, field_of, new_token
 
 
 def text_of(collector: Collector) -> str:
@@ -143,7 +143,7 @@ def send(client: redis.Redis, key: str, age: float = 0.0, *, task: str = "", que
     """Send a message that is *age* seconds old."""
     headers = {"redis_queue_sent": int((time.time() - age) * 1000)}
     NumberedCalls(Scripts(client), KEYS).prepare(
-        "flow/send",
+        "admission/send",
         now=0,
         step=0,
         queue=queue,

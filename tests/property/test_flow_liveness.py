@@ -10,8 +10,8 @@ from typing import Any, Final
 import pytest
 import redis
 
+from redis_queue.admission.flows import route_of
 from redis_queue.celery.admission.admission import Taken
-from redis_queue.flow.flows import route_of
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.script_files import load
 from redis_queue.store.scripts import Scripts
@@ -40,7 +40,7 @@ class House:
         self._scripts = Scripts(client)
         self._serial = 0
         for flow, rule in rules.items():
-            self._run("flow/configure", **self._change(flow, declared_now=rule.text))
+            self._run("admission/configure", **self._change(flow, declared_now=rule.text))
 
     def _run(self, script: str, **arguments: Any) -> Any:
         named = {"slot": KEYS.slot("house"), **OF_BROKER}
@@ -57,14 +57,14 @@ class House:
             self._serial += 1
             message = f"-{self._serial}"
             call = {**group._asdict(), "sequence": self._serial, "is_new": 1, "message": message}
-            assert self._run("flow/send", now=self.model.now, **call)
+            assert self._run("admission/send", now=self.model.now, **call)
             self.model.send(group, message)
 
     def pause(self, flow: str, *, paused: bool) -> None:
         """Pause or resume a flow, as `Flows` does."""
         (self.model.paused.add if paused else self.model.paused.discard)(flow)
-        if self._run("flow/configure", **self._change(flow, paused=int(paused))):
-            self._run("flow/reconsider", limit=0, places=1, more=[flow])
+        if self._run("admission/configure", **self._change(flow, paused=int(paused))):
+            self._run("admission/reconsider", limit=0, places=1, more=[flow])
 
     def take(self, queues: list[str], limit: int, settled: list[str]) -> Taken:
         """Let a worker of *queues* settle and take."""
@@ -75,7 +75,7 @@ class House:
         more = [*settled, *(part for queue in queues for part in (queue, route_of(queue)))]
         options = {"channel": "c", "turn": self._serial, "settled": len(settled), "lease": 60_000}
         caller = {"now": self.model.now, "limit": limit, "at_once": limit, "tag": tag}
-        taken = Taken.of(self._run("flow/take", **caller, **options, more=more))
+        taken = Taken.of(self._run("admission/take", **caller, **options, more=more))
         assert not taken.missing
         for number, (_, item) in enumerate(taken.messages, 1):
             self.model.take(f"{tag}{number:03}", item.decode())
@@ -84,14 +84,14 @@ class House:
     def settle(self, tag: str) -> None:
         """Settle a message without taking others."""
         self.model.end(tag)
-        assert not self._run("flow/settle", now=self.model.now, more=[tag])
+        assert not self._run("admission/settle", now=self.model.now, more=[tag])
 
     def restore(self, tag: str) -> None:
         """Return a message to its group."""
         group, message = self.model.end(tag)
         record = self.client.hget(OF_BROKER["unacked"].decode(), tag)
         call = {**group._asdict(), "message": message}
-        assert self._run("flow/restore", now=self.model.now, tag=tag, record=record, last=0, **call)
+        assert self._run("admission/restore", now=self.model.now, tag=tag, record=record, last=0, **call)
         self.model.send(group, message, first=True)
 
     def settle_down(self) -> None:

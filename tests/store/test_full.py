@@ -25,8 +25,8 @@ ADVICE = "out of memory and takes nothing new: let consumers and workers make ro
 REFUSED = {
     "queue/put": ["put", "put delayed"],
     "delay/push": ["push", "push over", "push keep"],
-    "flow/send": ["send to a gate"],
-    "unique/acquire": ["own a key"],
+    "admission/send": ["send to a gate"],
+    "admission/acquire": ["own a key"],
     "monitor/failure_keep": ["keep a failure"],
     "monitor/failure_claim": ["claim a failure"],
 }
@@ -46,7 +46,7 @@ def script(stage: Stage, name: str, **arguments: Any) -> Any:
     client: Any = stage.queue.client
     keys = {name: name.encode() for name in ("index", "unacked", "lease_ends", "line", "listener", "target", "slot")}
     keys["list"] = b"foreign"
-    if name.startswith(("flow/", "unique/")):
+    if name.startswith("admission/"):
         keys["slot"] = b"slot of flows"
     return Scripts(client).bind(name, FlowKeys("redis_queue"), **keys)(**arguments)
 
@@ -55,7 +55,7 @@ def send(stage: Stage, sequence: int = 100) -> Any:
     """Send a message of a flow with two places."""
     call: dict[str, Any] = {"step": 0, "queue": "mail", "task": "sync", "of_task": "a", "of_queue": "", "message": "{}"}
     flows = ["sync", "2 - 1 5 - - - -"]
-    return script(stage, "flow/send", now=stage.clock(), sequence=sequence, is_new=1, **call, more=flows)
+    return script(stage, "admission/send", now=stage.clock(), sequence=sequence, is_new=1, **call, more=flows)
 
 
 def own(stage: Stage, **changed: Any) -> Any:
@@ -69,32 +69,32 @@ def own(stage: Stage, **changed: Any) -> Any:
         "due": 0,
         "replaces": 0,
     }
-    return script(stage, "unique/acquire", now=stage.clock(), **{**call, **changed}, gone="", awaited=0)
+    return script(stage, "admission/acquire", now=stage.clock(), **{**call, **changed}, gone="", awaited=0)
 
 
 def take(stage: Stage, tag: str = "u-", settled: Sequence[str] = ()) -> Any:
     """Settle messages of flows, and take one."""
     caller: dict[str, Any] = {"limit": 1, "at_once": 1, "tag": tag, "channel": "channel", "turn": 0, "lease": 60_000}
     more = [*settled, "mail", '"", "mail"']
-    return script(stage, "flow/take", now=stage.clock(), **caller, settled=len(settled), more=more)
+    return script(stage, "admission/take", now=stage.clock(), **caller, settled=len(settled), more=more)
 
 
 def restore(stage: Stage) -> Any:
     """Return the message of a flow that is in flight."""
     call: dict[str, Any] = {"step": 0, "queue": "mail", "task": "sync", "of_task": "a", "of_queue": "", "message": "{}"}
-    return script(stage, "flow/restore", now=stage.clock(), tag="t-001", record=RECORD, last=0, **call)
+    return script(stage, "admission/restore", now=stage.clock(), tag="t-001", record=RECORD, last=0, **call)
 
 
 def purge_backlog(stage: Stage) -> Any:
     """Delete the messages of a flow that wait, and none of a group that is gone."""
     arguments = {"now": stage.clock(), "sequence": 100, "limit": 5}
-    return script(stage, "flow/purge", **arguments, more=["0\0mail\0sync\0a\0", "0\0mail\0gone\0\0"])
+    return script(stage, "admission/purge", **arguments, more=["0\0mail\0sync\0a\0", "0\0mail\0gone\0\0"])
 
 
 def delete_from_gate(stage: Stage) -> Any:
     """Delete the message of a flow that waits, and one that is gone."""
     arguments = {"now": stage.clock(), "sequence": 101, "group": "0\0mail\0sync\0a\0"}
-    return script(stage, "flow/delete", **arguments, more=[0, 2, "{}", "", 1, 2, "gone", ""])
+    return script(stage, "admission/delete", **arguments, more=[0, 2, "{}", "", 1, 2, "gone", ""])
 
 
 RECORD = '[{}, "", "mail"]'
@@ -191,38 +191,42 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
         lambda s: script(s, "broker/remove", sequence=1, more=[0, 7, "element", "", "x" * 100]), "broker/remove"
     ),
     "broker/settle": Call(lambda s: script(s, "broker/settle", more=["tag"]), "broker/settle"),
-    "send to a gate": Call(send, "flow/send"),
-    "take from a gate": Call(take, "flow/take"),
-    "settle and take": Call(lambda s: take(s, settled=["t-001"]), "flow/take"),
+    "send to a gate": Call(send, "admission/send"),
+    "take from a gate": Call(take, "admission/take"),
+    "settle and take": Call(lambda s: take(s, settled=["t-001"]), "admission/take"),
     "settle a message of a flow": Call(
-        lambda s: script(s, "flow/settle", now=s.clock(), more=["t-001"]), "flow/settle"
+        lambda s: script(s, "admission/settle", now=s.clock(), more=["t-001"]), "admission/settle"
     ),
-    "return a message of a flow": Call(restore, "flow/restore"),
-    "purge a gate": Call(purge_backlog, "flow/purge"),
-    "delete from a gate": Call(delete_from_gate, "flow/delete"),
-    "own a key": Call(own, "unique/acquire"),
+    "return a message of a flow": Call(restore, "admission/restore"),
+    "purge a gate": Call(purge_backlog, "admission/purge"),
+    "delete from a gate": Call(delete_from_gate, "admission/delete"),
+    "own a key": Call(own, "admission/acquire"),
     "confirm a key": Call(
-        lambda s: script(s, "unique/confirm", now=s.clock(), field="taken\0", token="cd", gone=0),
-        "unique/confirm",
+        lambda s: script(s, "admission/confirm", now=s.clock(), field="taken\0", token="cd", gone=0),
+        "admission/confirm",
     ),
     "release a key": Call(
-        lambda s: script(s, "unique/release", now=s.clock(), field="taken\0", token="cd", sent=0, owner_id=""),
-        "unique/release",
+        lambda s: script(s, "admission/release", now=s.clock(), field="taken\0", token="cd", sent=0, owner_id=""),
+        "admission/release",
     ),
     "keep a key for longer": Call(
-        lambda s: script(s, "unique/extend", now=s.clock(), field="taken\0", token="cd", due=0, ttl=1000),
-        "unique/extend",
+        lambda s: script(s, "admission/extend", now=s.clock(), field="taken\0", token="cd", due=0, ttl=1000),
+        "admission/extend",
     ),
     "cancel a task with a key": Call(
         lambda s: s.timed.calls.cancel_unique([("waiting", "", "taken\0", "cd")], FlowKeys("redis_queue")),
-        "unique/cancel",
+        "admission/cancel",
     ),
-    "revoke a task with a key": Call(lambda s: script(s, "unique/revoke", now=s.clock(), more=["id"]), "unique/revoke"),
+    "revoke a task with a key": Call(
+        lambda s: script(s, "admission/revoke", now=s.clock(), more=["id"]), "admission/revoke"
+    ),
     "change a flow": Call(
-        lambda s: script(s, "flow/configure", **CHANGE, paused=1, forget=0, more=["a", 2]), "flow/configure"
+        lambda s: script(s, "admission/configure", **CHANGE, paused=1, forget=0, more=["a", 2]),
+        "admission/configure",
     ),
     "look at a flow again": Call(
-        lambda s: script(s, "flow/reconsider", limit=5, places=1, more=["sync", "mail"]), "flow/reconsider"
+        lambda s: script(s, "admission/reconsider", limit=5, places=1, more=["sync", "mail"]),
+        "admission/reconsider",
     ),
     "count": Call(lambda s: report(s, {Series("task", "queue"): Tally(1)}), "monitor/count"),
     "report": Call(report, "monitor/report"),

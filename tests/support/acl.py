@@ -8,13 +8,14 @@ from datetime import datetime, timezone
 from typing import Any
 
 from redis_queue import DelayQueue, Lock, RedisQueue
+from redis_queue.admission.backlog import Backlog
+from redis_queue.admission.declarations import Declarations
+from redis_queue.admission.flow_rules import Flow
+from redis_queue.admission.flows import Flows, route_of
+from redis_queue.admission.owners import Owners, field_of
 from redis_queue.basics.histogram import Histogram
 from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
 from redis_queue.doctor.roles import ROLES
-from redis_queue.flow.backlog import Backlog
-from redis_queue.flow.declarations import Declarations
-from redis_queue.flow.flows import Flows, route_of
-from redis_queue.flow.rules import Flow
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.history import History
 from redis_queue.monitor.model import Failure, Run, RunningTask, Series, Tally, WorkerRow
@@ -25,7 +26,6 @@ from redis_queue.operate.inspector import Inspector
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.registry import Registry
 from redis_queue.store.scripts import NumberedCalls, Scripts, load_scripts
-from redis_queue.unique.owners import Owners, field_of
 
 
 def produce(queue: RedisQueue, delayed: DelayQueue) -> None:
@@ -92,15 +92,15 @@ def run_flow(queue: RedisQueue, _: DelayQueue) -> None:
     calls = NumberedCalls(scripts, keys)
     call: dict[str, Any] = {"step": 0, "queue": "mail", "task": "", "of_task": "", "of_queue": "k", "message": "{}"}
     for _number in range(2):
-        calls.prepare("flow/send", now=0, is_new=1, **call, more=["queue:mail", "1 - - - - - - -"])()
+        calls.prepare("admission/send", now=0, is_new=1, **call, more=["queue:mail", "1 - - - - - - -"])()
     of_broker = {name: f"{{redis_queue:flow}}:{name}".encode() for name in BROKER_KEYS}
     asked: dict[str, Any] = {"now": 0, "limit": 5, "at_once": 5, "channel": "c", "turn": 0, "settled": 0, "lease": 1}
     asked["more"] = ["mail", route_of("mail")]
-    scripts.bind("flow/take", keys, **of_broker)(tag="t-", **asked)
+    scripts.bind("admission/take", keys, **of_broker)(tag="t-", **asked)
     record = scripts.command("HGET", of_broker["unacked"], "t-001")
-    scripts.bind("flow/restore", keys, **of_broker)(now=0, tag="t-001", record=record, last=0, **call)
-    scripts.bind("flow/take", keys, **of_broker)(tag="s-", **asked)
-    scripts.bind("flow/settle", keys, **of_broker)(now=0, more=["s-001"])
+    scripts.bind("admission/restore", keys, **of_broker)(now=0, tag="t-001", record=record, last=0, **call)
+    scripts.bind("admission/take", keys, **of_broker)(tag="s-", **asked)
+    scripts.bind("admission/settle", keys, **of_broker)(now=0, more=["s-001"])
     owners = Owners(client, "redis_queue")
     assert owners.acquire(field_of("sync", "key"), "ab", task_id="id", ttl_ms=1000).owns
     owners.confirm(field_of("sync", "key"), "ab")

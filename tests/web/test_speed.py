@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.flow.flows import route_of
+from redis_queue.admission.flows import route_of
 from redis_queue.store.keys import FlowKeys, Keys
 from redis_queue.web import dashboard
 from redis_queue.web.context import EXTENSION

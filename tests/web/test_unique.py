@@ -8,10 +8,10 @@ import pytest
 import redis
 from celery import Celery
 
+from redis_queue.admission.owners import Owners, field_of
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import FlowKeys
-from redis_queue.unique.owners import Owners, field_of
 from redis_queue.web import dashboard
 from tests.support.web.browser import Browser, Form, Page
 from tests.support.web.contents import KEY, everything

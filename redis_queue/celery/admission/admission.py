@@ -14,9 +14,9 @@ from typing import Any, Final
 import redis
 from celery.worker import state
 
+from redis_queue.admission.flows import route_of
 from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.message.headers import FlowHeader
-from redis_queue.flow.flows import route_of
 from redis_queue.store.async_connection import AsyncConnection, Call
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.links import Argument
@@ -113,7 +113,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Reply of the script: see lua/flow/take.lua. *messages* are numbers of queues, from 0, and messages."""
+    """Reply of the script: see lua/admission/take.lua. *messages* are numbers of queues, from 0, and messages."""
 
     score: float
     left: bool
@@ -199,7 +199,7 @@ class Admission:
         self.keys = keys
         self.processes = processes
         self.here = here
-        self._take, self._restore = load("flow/take"), load("flow/restore")
+        self._take, self._restore = load("admission/take"), load("admission/restore")
         #: Whether there are flows.
         self.in_use = in_use
         #: Whether there are messages that could be taken if this worker had a process free.

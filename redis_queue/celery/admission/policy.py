@@ -6,15 +6,15 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from redis_queue.admission.flow_rules import Flow
+from redis_queue.admission.flows import OF_QUEUE
+from redis_queue.admission.unique_rules import END, Unique
 from redis_queue.basics.key_template import KeyTemplate, arguments, check_key, names_of
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.options import did_you_mean
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.settings import NAMESPACE, CelerySettings
 from redis_queue.errors import ConfigurationError, InvalidValueError
-from redis_queue.flow.flows import OF_QUEUE
-from redis_queue.flow.rules import Flow
-from redis_queue.unique.rules import END, Unique
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import redis
 
+from redis_queue.admission.flows import Flows
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.celery.admission.policy import FlowPolicy, UniquePolicy
 from redis_queue.celery.kombu.keys import ListNames, amqp_step
@@ -16,7 +17,6 @@ from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError, StoreError
-from redis_queue.flow.flows import Flows
 from redis_queue.store.scripts import NumberedCalls, Scripts
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ BROKERS: Final = ("redis", "amqp")
 
 
 NOT_DECLARED: Final = 2
-"""Answer of lua/flow/send.lua: sent, but Redis does not know the flows of the message as they are in the code."""
+"""Answer of lua/admission/send.lua: sent, but Redis does not know the flows of the message as they are in the code."""
 
 
 def flows_of(app: Celery) -> Flows:
@@ -71,7 +71,7 @@ class FlowSender:
         """
         message, rules = envelope.element(str(uuid4())), FlowPolicy.of(self._app).rules(header.task, queue)
         send = self._calls.prepare(
-            "flow/send",
+            "admission/send",
             now=Store.of(self._app).clock(),
             step=self._step(envelope.priority),
             queue=queue,

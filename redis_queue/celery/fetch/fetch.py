@@ -20,8 +20,8 @@ from typing import Any, Final, NamedTuple
 
 import redis
 
+from redis_queue.admission.flows import route_of
 from redis_queue.celery.admission.admission import Admission, Idle, Taken, Wanted, tag_of
-from redis_queue.flow.flows import route_of
 from redis_queue.store.async_connection import AsyncConnection, Call
 from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import as_unavailable

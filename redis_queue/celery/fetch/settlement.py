@@ -44,7 +44,7 @@ class Settlement:
 
     def __init__(self, keys: AdmissionKeys, holder: Holder) -> None:
         # Those with a place in a flow free it.
-        scripts = {False: load("broker/settle"), True: load("flow/settle")}
+        scripts = {False: load("broker/settle"), True: load("admission/settle")}
         self._scripts = {places: (script, keys.of(script)) for places, script in scripts.items()}
         self._holder = holder
         self._waiting: list[str] = []
@@ -185,7 +185,7 @@ class InFlightRecords:
         self._record, self._restore, self._settle = map(
             self._bound, ("broker/record", "broker/restore", "broker/settle")
         )
-        self._restore_waiting, self._settle_places = map(self._bound, ("flow/restore", "flow/settle"))
+        self._restore_waiting, self._settle_places = map(self._bound, ("admission/restore", "admission/settle"))
         self._expired = self._bound("broker/expired")
 
     def _bound(self, name: str) -> BoundScript:

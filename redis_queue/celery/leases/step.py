@@ -18,6 +18,7 @@ from celery.utils.log import get_logger
 from celery.worker import state
 from celery.worker.state import maybe_shutdown
 
+from redis_queue.admission.declarations import Declarations
 from redis_queue.basics.logs import OutageLog, logger_of
 from redis_queue.basics.waits import Backoff
 from redis_queue.celery.admission.admission import Admission, AdmissionKeys, has_place, processes_of
@@ -31,7 +32,6 @@ from redis_queue.celery.leases.qos import lease_channels
 from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import StoreError
-from redis_queue.flow.declarations import Declarations
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.redis_errors import as_unavailable, refuses_for_now
 from redis_queue.store.scripts import Scripts

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from redis_queue.admission.flows import OF_QUEUE
+from redis_queue.admission.owners import field_of
+from redis_queue.admission.unique_rules import END, LONGEST, START, TIME
 from redis_queue.basics.key_template import check_key
 from redis_queue.basics.times import MAX_DELAY_MS
 from redis_queue.errors import InvalidValueError
-from redis_queue.flow.flows import OF_QUEUE
 from redis_queue.model import Item
 from redis_queue.store.ids import is_id
 from redis_queue.store.keys import MAX_NAME
-from redis_queue.unique.owners import field_of
-from redis_queue.unique.rules import END, LONGEST, START, TIME
 
 ETA: Final = "redis_queue_eta"
 """Header with the original eta. Celery's own eta header is empty, or a worker would wait for the eta again."""

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import redis
 
+from redis_queue.admission.backlog import Backlog
+from redis_queue.admission.flows import OF_QUEUE, route_of
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import from_ms
 from redis_queue.celery.brokers import Broker
@@ -26,8 +28,6 @@ from redis_queue.celery.migrate.kombu_backlog import envelope_and_eta
 from redis_queue.celery.store import Store
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError, RedisQueueError
-from redis_queue.flow.backlog import Backlog
-from redis_queue.flow.flows import OF_QUEUE, route_of
 from redis_queue.model import Entry
 from redis_queue.monitor.monitor import Workers
 from redis_queue.store.chunks import CHUNK

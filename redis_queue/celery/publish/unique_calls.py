@@ -13,6 +13,8 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
 from kombu.utils.uuid import uuid
 
+from redis_queue.admission.owners import HOLD_MS, Acquired, new_token
+from redis_queue.admission.unique_rules import TIME, Unique
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import duration_ms, to_ms
 from redis_queue.celery.admission.policy import UniquePolicy
@@ -23,8 +25,6 @@ from redis_queue.celery.publish.send import OwnBroker, Progress, Send, Sends, ch
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import DuplicateTaskError, InvalidDelayError, InvalidValueError, StoreError
 from redis_queue.store.ids import check_id, is_id
-from redis_queue.unique.owners import HOLD_MS, Acquired, new_token
-from redis_queue.unique.rules import TIME, Unique
 
 logger = logger_of(__name__)
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from redis_queue.admission.backlog import Backlog
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import ListNames
 from redis_queue.celery.queues.message import Element, with_route
 from redis_queue.errors import InvalidValueError
-from redis_queue.flow.backlog import Backlog
 from redis_queue.store.chunks import CHUNK, MAX_CALL_BYTES, check_limit, check_offset
 from redis_queue.store.ids import id_bytes
 from redis_queue.store.keys import BrokerKeys

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from redis_queue.admission.backlog import Backlog
+from redis_queue.admission.flows import OF_QUEUE
 from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError, StoreError, StoreRefusedError, WrongTypeError
-from redis_queue.flow.backlog import Backlog
-from redis_queue.flow.flows import OF_QUEUE
 from redis_queue.store.scripts import Scripts
 
 if TYPE_CHECKING:

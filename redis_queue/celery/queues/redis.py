@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from redis_queue.admission.backlog import sent_at
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import InFlightKeys, ListNames
 from redis_queue.celery.queues.depth import Depth
 from redis_queue.celery.queues.names import QueueNames
-from redis_queue.flow.backlog import sent_at
 from redis_queue.store.chunks import chunks
 from redis_queue.store.scripts import Scripts
 

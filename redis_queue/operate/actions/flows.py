@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from redis_queue.admission.flow_rules import FlowState
 from redis_queue.errors import InvalidValueError
-from redis_queue.flow.rules import FlowState
 from redis_queue.operate import flows
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan

@@ -11,12 +11,12 @@ import redis
 from celery import Celery, Task, _state, shared_task
 
 from redis_queue import Flow
+from redis_queue.admission.flows import Flows
 from redis_queue.celery.admission.admission import Move
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import InvalidValueError
-from redis_queue.flow.flows import Flows
 from tests.support.celery.fetching import Taker, connected, wait_until_idle
 from tests.support.celery.flows import KEYS, QUEUE, counts, flow_app, taken
 from tests.support.servers import RedisServer

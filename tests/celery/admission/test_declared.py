@@ -9,12 +9,12 @@ import redis
 from celery import Celery
 
 from redis_queue import Flow
+from redis_queue.admission.flow_rules import Limits
+from redis_queue.admission.flows import Flows
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.admission.sender import FlowSender
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import InvalidValueError
-from redis_queue.flow.flows import Flows
-from redis_queue.flow.rules import Limits
 from redis_queue.store.script_files import load
 from tests.support.celery.flows import KEYS, QUEUE, counts, flow_app
 from tests.support.proxy import FaultProxy
@@ -92,7 +92,7 @@ def test_a_call_whose_replies_are_lost_sends_one_message(server: RedisServer, cl
         app.conf.update(task_default_queue=QUEUE, task_ignore_result=True, redis_queue_flow={"work": {"limit": 1}})
         DurableTasks(app)
         app.send_task("work", ("first",))
-        proxy.drop_next_reply(3, matching=load("flow/send").sha.encode())
+        proxy.drop_next_reply(3, matching=load("admission/send").sha.encode())
         app.send_task("work", ("second",))
         assert not proxy.pending_drops
         assert counts(client) == {"waiting": {OF_QUEUE: 2, "work": 2}}

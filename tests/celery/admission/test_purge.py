@@ -16,17 +16,17 @@ import redis
 from celery import Celery
 from kombu.entity import Queue
 
+from redis_queue.admission import backlog as backlog_module
+from redis_queue.admission.backlog import Backlog
+from redis_queue.admission.owners import field_of
 from redis_queue.celery.queues.open import broker_queues, purge
 from redis_queue.celery.stored_tasks import StoredTasks
-from redis_queue.flow import backlog as backlog_module
-from redis_queue.flow.backlog import Backlog
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.celery_messages import Messages, remove
 from redis_queue.operate.listing import Conditions
 from redis_queue.operate.task_life import task_life
 from redis_queue.store.chunks import MANY
 from redis_queue.store.scripts import Scripts
-from redis_queue.unique.owners import field_of
 from tests.support.actions import references_of
 from tests.support.celery.brokers import Broker
 from tests.support.celery.fetching import Taker, connected
@@ -276,7 +276,7 @@ class TestScript:
             for number in range(4):
                 app.tasks["sync"].apply_async(("k", number))
             (group,) = check(client)
-            script = Scripts(client).bind("flow/purge", KEYS, slot=KEYS.slot("caller"))
+            script = Scripts(client).bind("admission/purge", KEYS, slot=KEYS.slot("caller"))
             # Those of other programs are left out.
             call = {
                 "sequence": 1,

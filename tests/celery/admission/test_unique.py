@@ -22,6 +22,7 @@ from redis_queue import (
     InvalidValueError,
     StoreUnavailableError,
 )
+from redis_queue.admission.owners import Owners, field_of
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.admission.sender import FlowSender
 from redis_queue.celery.message.envelope import Envelope
@@ -30,7 +31,6 @@ from redis_queue.celery.message_store import MessageWriter
 from redis_queue.celery.publish import unique_calls
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.celery.worker import check_flows
-from redis_queue.unique.owners import Owners, field_of
 from tests.support.celery.fetching import Taker, connected
 from tests.support.celery.flows import KEYS, QUEUE, counts, taken, url_of
 from tests.support.celery.uniques import (

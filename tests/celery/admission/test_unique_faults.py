@@ -17,6 +17,7 @@ from celery.exceptions import Retry
 from kombu.exceptions import EncodeError
 
 from redis_queue import Unique
+from redis_queue.admission.owners import Acquired, Owners, field_of
 from redis_queue.celery.admission.sender import FlowSender
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader
@@ -25,7 +26,6 @@ from redis_queue.delay.writer import Calls
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.model import CancelOutcome, Entry
 from redis_queue.operate.access import access_to
-from redis_queue.unique.owners import Acquired, Owners, field_of
 from tests.support.celery.fetching import Taker, connected
 from tests.support.celery.flows import KEYS, QUEUE, taken, url_of
 from tests.support.celery.uniques import (

@@ -12,10 +12,10 @@ import redis
 from celery import Celery
 
 from redis_queue import Unique
+from redis_queue.admission.owners import Owners, field_of
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.stored_tasks import StoredTasks
-from redis_queue.unique.owners import Owners, field_of
 from tests.support.celery.fetching import Taker, connected
 from tests.support.celery.flows import KEYS, QUEUE, url_of
 from tests.support.servers import RedisServer

@@ -15,19 +15,19 @@ import redis
 from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
+from redis_queue.admission.flow_rules import Flow
+from redis_queue.admission.flows import Flows
+from redis_queue.admission.owners import Owners, field_of, new_token
 from redis_queue.basics.histogram import Histogram
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
 from redis_queue.delay.model import Push
-from redis_queue.flow.flows import Flows
-from redis_queue.flow.rules import Flow
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.store.keys import FlowKeys, Keys
-from redis_queue.unique.owners import Owners, field_of, new_token
 from tests.support.web.browser import Browser
 
 TASK = "00000000-0000-4000-8000-000000000001"

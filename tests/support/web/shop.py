@@ -16,12 +16,12 @@ from celery import Celery
 from kombu.entity import Queue
 
 from redis_queue import DelayQueue, RedisQueue
+from redis_queue.admission.flow_rules import Flow
+from redis_queue.admission.flows import Flows
 from redis_queue.basics.histogram import Histogram
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
 from redis_queue.delay.model import Push
-from redis_queue.flow.flows import Flows
-from redis_queue.flow.rules import Flow
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, Run, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
-from redis_queue.flow.flows import OF_QUEUE, literal, scored, whole_number
+from redis_queue.admission.flows import OF_QUEUE, literal, scored, whole_number
 from redis_queue.store.chunks import chunks
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import FlowKeys
@@ -87,8 +87,8 @@ class Backlog:
         return self._keys.messages("") + group
 
     def delete(self, group: bytes, found: Sequence[bytes | int]) -> bytes:
-        """Delete messages of *group*; return a flag of each. *found*: see lua/flow/delete.lua."""
-        flags: bytes = self._calls.prepare("flow/delete", now=self._clock(), group=group, more=found)()
+        """Delete messages of *group*; return a flag of each. *found*: see lua/admission/delete.lua."""
+        flags: bytes = self._calls.prepare("admission/delete", now=self._clock(), group=group, more=found)()
         return flags
 
     def purge(self, queue: str, limit: int) -> Iterator[int]:
@@ -122,7 +122,7 @@ class Backlog:
         """Yield the number of messages of each batch, and how many of them were moved."""
         while rows and limit > 0:
             more = [part for row in rows[:PURGED] for part in row]
-            reply = self._calls.prepare("flow/purge", now=self._clock(), limit=limit, more=more)()
+            reply = self._calls.prepare("admission/purge", now=self._clock(), limit=limit, more=more)()
             count, done, moved = map(int, reply.split())
             rows = rows[done:]
             limit -= count

@@ -1,6 +1,6 @@
 -- Settle messages of flows, and take the next ones that the limits of their flows admit, each recorded as in flight.
 --
--- A message waits in the list of its group: see flow/send.lua. A group whose key has no place free leaves its ring
+-- A message waits in the list of its group: see admission/send.lua. A group whose key has no place free leaves its ring
 -- until a place is freed, or until its time comes; so does a ring whose flow has none. What cannot run costs nothing.
 -- This script computes the names of keys of rings and groups from that of the first key of flows.
 --

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from redis_queue import InvalidValueError, Unique
-from redis_queue.unique.owners import field_of
+from redis_queue.admission.owners import field_of
 
 
 def test_the_defaults() -> None:

@@ -64,7 +64,7 @@ class OwnerPage:
 
 @dataclass(frozen=True, slots=True)
 class Acquired:
-    """Answer of :meth:`Owners.acquire`: see lua/unique/acquire.lua."""
+    """Answer of :meth:`Owners.acquire`: see lua/admission/acquire.lua."""
 
     outcome: int
     task_id: str
@@ -96,11 +96,11 @@ class Owners:
         self._clock = clock
         self._scripts = Scripts(client)
         self._keys = FlowKeys(prefix, broker_prefix)
-        self._acquire = self._scripts.bind("unique/acquire", self._keys)
-        self._confirm = self._scripts.bind("unique/confirm", self._keys)
-        self._extend = self._scripts.bind("unique/extend", self._keys)
-        self._release = self._scripts.bind("unique/release", self._keys)
-        self._revoke = self._scripts.bind("unique/revoke", self._keys)
+        self._acquire = self._scripts.bind("admission/acquire", self._keys)
+        self._confirm = self._scripts.bind("admission/confirm", self._keys)
+        self._extend = self._scripts.bind("admission/extend", self._keys)
+        self._release = self._scripts.bind("admission/release", self._keys)
+        self._revoke = self._scripts.bind("admission/revoke", self._keys)
 
     def get(self, task: str, key: str = "") -> Owner | None:
         """Return the owner of *key* of *task*, or None. Raises InvalidValueError for an invalid name or key."""

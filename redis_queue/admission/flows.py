@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from redis_queue.basics.options import did_you_mean
-from redis_queue.errors import InvalidValueError
-from redis_queue.flow.rules import (
+from redis_queue.admission.flow_rules import (
     FAIR,
     KEYED,
     Flow,
@@ -25,6 +23,8 @@ from redis_queue.flow.rules import (
     check_places,
     interval_ms,
 )
+from redis_queue.basics.options import did_you_mean
+from redis_queue.errors import InvalidValueError
 from redis_queue.store.chunks import CHUNK, check_limit
 from redis_queue.store.connection import Client
 from redis_queue.store.ids import id_bytes, id_text
@@ -135,8 +135,8 @@ class Flows:
         self._scripts = Scripts(client)
         #: The keys of the flows.
         self.redis_keys = FlowKeys(prefix, broker_prefix)
-        self._configure = self._scripts.bind("flow/configure", self.redis_keys)
-        self._reconsider = self._scripts.bind("flow/reconsider", self.redis_keys)
+        self._configure = self._scripts.bind("admission/configure", self.redis_keys)
+        self._reconsider = self._scripts.bind("admission/reconsider", self.redis_keys)
 
     def declare(self, flows: Mapping[str, Flow]) -> None:
         """Write the limits and rates of *flows* as they are in the code; those that were set stay in force."""

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import redis
 
+from redis_queue.admission.owners import MOST_LISTED, Owner, Owners, field_of, new_token
 from redis_queue.errors import InvalidValueError, WrongTypeError
 from redis_queue.store.keys import FlowKeys
-from redis_queue.unique.owners import MOST_LISTED, Owner, Owners, field_of, new_token
 
 PREFIX = "redis_queue"
 KEYS = FlowKeys(PREFIX)

@@ -9,10 +9,10 @@ import pytest
 import redis
 
 from redis_queue import Flow
+from redis_queue.admission.declarations import KEPT_MS, MOST_APPS, Declaration, Declarations
+from redis_queue.admission.flow_rules import FlowState, Limits
+from redis_queue.admission.flows import Flows
 from redis_queue.errors import InvalidValueError
-from redis_queue.flow.declarations import KEPT_MS, MOST_APPS, Declaration, Declarations
-from redis_queue.flow.flows import Flows
-from redis_queue.flow.rules import FlowState, Limits
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Scripts
 from tests.support.clock import Clock

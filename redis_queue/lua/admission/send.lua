@@ -15,7 +15,7 @@
 -- ARGV message   TEXT  in the format of kombu; that of a unique task begins as includes/unique_message.lua reads it
 -- ARGV flows     LIST  flow, its limits and rates, ...: in force unless others are known
 --
--- Returns 1 = sent; 2 = sent, and the caller has to declare its flows by flow/configure.lua; 0 = not sent, since
+-- Returns 1 = sent; 2 = sent, and the caller has to declare its flows by admission/configure.lua; 0 = not sent, since
 -- another message owns its key.
 -- O(log groups)
 

@@ -11,7 +11,7 @@
 -- ARGV forget        FLAG  1 = forget how far the rate of the whole flow is used up
 -- ARGV weights       LIST  key, turns of this key for one of another, ...: written with declared_now
 --
--- What waits for the places of its keys, or for a rate, is looked at again by flow/reconsider.lua.
+-- What waits for the places of its keys, or for a rate, is looked at again by admission/reconsider.lua.
 -- Returns 1 if something has changed.
 -- O(weights)
 

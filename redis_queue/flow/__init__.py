@@ -1,1 +1,0 @@
-"""Flows: limits, rates, pauses and turns of messages, counted in Redis for all workers."""
