@@ -17,9 +17,9 @@ from redis_queue.celery.message.headers import CALL, Attempt, UniqueHeader, new_
 from redis_queue.celery.message.producer import build, lifetime_ms
 from redis_queue.celery.results import clear_revoked
 from redis_queue.celery.tracing import schedule_spans, scheduling_call
+from redis_queue.delay.entries import RENEWED, REPLACED
 from redis_queue.delay.model import OnConflict, Push
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.delay.writer import RENEWED, REPLACED
 from redis_queue.errors import InvalidValueError, StoreRefusedError
 from redis_queue.model import CancelOutcome, Entry
 from redis_queue.store.chunks import ANY_SIZE, check_many

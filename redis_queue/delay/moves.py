@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from redis_queue.basics.times import MAX_DELAY_MS, Seconds, duration_ms, from_ms
+from redis_queue.delay.entries import EntryReader, EntryWriter
 from redis_queue.delay.model import (
     MAX_FIELDS,
     MAX_MOVE_LISTS,
@@ -20,10 +21,9 @@ from redis_queue.delay.model import (
     Moved,
     Push,
 )
-from redis_queue.delay.shards import OUTCOMES, EntryReader, Shards
-from redis_queue.delay.writer import EntryWriter
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry, Lease
+from redis_queue.store.base_queue import Shards
 from redis_queue.store.chunks import CHUNK, MANY, MAX_CALL_BYTES, by_size, check_limit, chunks
 from redis_queue.store.connection import Client
 from redis_queue.store.ids import id_bytes
@@ -35,6 +35,9 @@ DELIVERIES: Final = 200
 
 AT_ONCE: Final = 100
 """Most messages in one call: Redis walks along a list to each of them."""
+
+#: The flags in a script's reply: refused, done, not possible now.
+OUTCOMES: Final = {ord("0"): False, ord("1"): True, ord("2"): None}
 
 
 class Moves:
@@ -242,7 +245,7 @@ class Foreign:
                     id_, _, due, _, record = rows[index]
                     message = found[index][1]
                     fields += [id_bytes(id_), due, *message.fields(gaps.right_of(message)), record]
-                reply = self._writer.call(shard, "delay/adopt", more=fields)
+                reply = self._shards.store(shard, "delay/adopt", more=fields)
                 for index, flag in zip(chosen, reply, strict=True):
                     flags[index] = OUTCOMES[flag]
                 gaps.add([found[index][1] for index in chosen if flags[index]])
@@ -268,7 +271,7 @@ class Foreign:
         False: an entry with its id waits or is in flight; nothing was stored.
         """
         id_, *_, record = self._writer.row(item, iter(()))
-        stored = self._writer.call(
+        stored = self._shards.store(
             self._shards.of(id_),
             "records/add_dead",
             id=id_bytes(id_),

@@ -5,21 +5,19 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from redis_queue.basics.times import END_OF_CALENDAR_MS, MAX_DELAY_MS, Seconds, duration_ms, from_ms, point_ms
 from redis_queue.delay.dispatch_log import DispatchLog
+from redis_queue.delay.entries import Calls, EntryReader, EntryWriter, HasDueTime, format_cursor, when
 from redis_queue.delay.model import OnConflict, Push, sum_stats
 from redis_queue.delay.moves import Foreign, Moves
-from redis_queue.delay.shards import EntryReader, HasDueTime, Shards, format_cursor
-from redis_queue.delay.writer import Calls, EntryWriter, when
 from redis_queue.errors import InvalidDelayError, InvalidValueError
-from redis_queue.model import CancelOutcome, DeadLetter, DelayStats, Entry, InFlight, Item, PutBack, Quarantined, Unread
-from redis_queue.store.chunks import CHUNK, MANY, check_budget, check_limit, check_many, gap_ms
-from redis_queue.store.connection import Client, connect
+from redis_queue.model import CancelOutcome, DelayStats, Entry, Unread
+from redis_queue.store.base_queue import BaseQueue
+from redis_queue.store.chunks import CHUNK, MANY, check_limit
+from redis_queue.store.connection import Client
 from redis_queue.store.ids import check_id, id_bytes
-from redis_queue.store.keys import check_name
 from redis_queue.store.records import Clock, Records, server_clock
 from redis_queue.store.settings import QueueOverrides, Settings
 
@@ -32,7 +30,7 @@ SCAN_BYTES: Final = 2 * 1024 * 1024
 """Most bytes of records that a scan reads at once."""
 
 
-class DelayQueue:
+class DelayQueue(BaseQueue[Entry]):
     """Entries that wait until they are due: push with a delay, list, reschedule, cancel, and claim when due.
 
     States: ``waiting -> in flight -> done``, ``waiting -> moved | cancelled``, ``in flight -> waiting | dead``; *moved*
@@ -44,9 +42,11 @@ class DelayQueue:
     Redis Cluster.
 
     Attributes for integrations: *moves* has the operations of dispatchers, *dispatch_log* their counts, *foreign*
-    the operations on messages that this queue did not write, *calls* those on several calls with one id.
+    the operations on messages that this queue did not write, *calls* those on several calls with one id. In the
+    signatures, *Held* is an :class:`Entry`.
     """
 
+    _kind = "delay"
     _writer_class: type[EntryWriter] = EntryWriter
 
     def __init__(
@@ -58,10 +58,7 @@ class DelayQueue:
         clock: Clock = server_clock,
         **overrides: Unpack[QueueOverrides],
     ) -> None:
-        self.name = check_name(name)
-        self.settings = Settings.choose(settings, overrides)
-        self.client = connect(redis, check=isinstance(redis, str))
-        self._shards = Shards(name, self.client, self.settings, clock)
+        super().__init__(name, redis, settings, clock, overrides)
         self._reader = EntryReader(self._shards)
         self._writer = self._writer_class(self._shards)
         self.moves = Moves(self._shards, self._reader)
@@ -168,9 +165,6 @@ class DelayQueue:
         """Count waiting entries."""
         return self.count()
 
-    def __bool__(self) -> bool:
-        return True
-
     def next_due(self) -> datetime | None:
         """Return when the next waiting entry is due, or None if none waits."""
         return self.stats().next_due
@@ -204,43 +198,6 @@ class DelayQueue:
         claimed, else logged.
         """
         return self.moves.claim_batch(limit, older_than=older_than, within=within).entries
-
-    def ack(self, entry: Entry) -> bool:
-        """Finish *entry*. False: the lease was lost; nothing changed."""
-        return self.ack_many([entry])[0]
-
-    def ack_many(self, entries: Sequence[Entry]) -> builtins.list[bool]:
-        """Finish *entries*; one round trip per 500 and shard."""
-        return self._shards.settle(entries, Records.ack)
-
-    def nack(
-        self, entry: Entry, *, delay: Seconds = 0, reason: str = "", dead: bool = False, counted: bool = True
-    ) -> bool:
-        """Give *entry* back, due after *delay*; after its last delivery, or with *dead*, it becomes a dead letter.
-
-        With ``counted=False`` this delivery does not count. False: the lease was lost; nothing changed.
-        """
-        return self.nack_many([entry], delay=delay, reason=reason, dead=dead, counted=counted)[0]
-
-    def nack_many(
-        self,
-        entries: Sequence[Entry],
-        *,
-        delay: Seconds = 0,
-        reason: str = "",
-        dead: bool = False,
-        counted: bool = True,
-    ) -> builtins.list[bool]:
-        """Give *entries* back, as :meth:`nack` does."""
-        wait = duration_ms(delay)
-        return self._shards.settle(
-            entries, partial(Records.release, delay=wait, reason=reason, counted=counted or dead, dead=dead)
-        )
-
-    def extend(self, entry: Entry, lease: Seconds | None = None) -> bool:
-        """Lengthen the lease to *lease* (default: that of the settings) from now. False: the lease was lost."""
-        length = self.settings.lease_ms if lease is None else max(1, duration_ms(lease, name="lease"))
-        return self._shards.settle([entry], partial(Records.extend, lease_ms=length))[0]
 
     def pop(self, limit: int = 1, *, older_than: Seconds = 0) -> builtins.list[Entry]:
         """Claim up to *limit* due entries and ack them at once.
@@ -288,101 +245,9 @@ class DelayQueue:
         shard = self._shards.of(check_id(id))
         return bool(shard.call("delay/reschedule", now=shard.clock(), id=id_bytes(id), delay=delay, due=due))
 
-    def put_back(self, limit: int = MANY) -> PutBack:
-        """Put back up to *limit* entries whose leases expired. Any number of processes may do so at once.
-
-        A broken shard does not block the others; its error is raised if nothing was put back, else logged.
-        """
-        check_limit(limit, MANY)
-        total = PutBack()
-
-        def put_back(shard: Records) -> None:
-            nonlocal total
-            left = limit - total.returned - total.dead
-            total += shard.put_back(left) if left > 0 else PutBack()
-
-        _, errors = self._shards.each(put_back)
-        self._shards.report("put back in", errors, done=total != PutBack())
-        return total
-
-    def look(self, id: str, *, max_bytes: int | None = None) -> Item | None:
-        """Return the entry *id* in any state, including dead letters; None if it does not exist.
-
-        With *max_bytes* the payload of a larger record is an :class:`Unread`.
-        """
-        return self._shards.of(check_id(id)).look(id, check_budget(max_bytes))
-
-    def versions(self, ids: Iterable[str]) -> dict[str, str]:
-        """Return the versions of existing *ids*. The version of an id changes when a new entry gets this id."""
-        names = [check_id(id_) for id_ in ids]
-        found: dict[str, str] = {}
-        for shard, group in self._shards.grouped(names):
-            found |= shard.versions([names[index] for index in group])
-        return found
-
-    def in_flight(self, *, offset: int = 0, limit: int = 100) -> builtins.list[InFlight]:
-        """Return a page of entries in flight, in the order in which their leases end."""
-        return self._shards.page(Records.in_flight, offset, limit, lambda held: (held.expires_at, held.id))
-
-    def dead_letters(
-        self, *, offset: int = 0, limit: int = 100, max_bytes: int | None = None
-    ) -> builtins.list[DeadLetter]:
-        """Return a page of dead letters, oldest first; *max_bytes* as in :meth:`list`."""
-        read = partial(Records.dead_letters, max_bytes=self._shards.share(max_bytes))
-        return self._shards.page(read, offset, limit, lambda letter: (letter.died_at, letter.id))
-
-    def quarantined(
-        self, *, offset: int = 0, limit: int = 100, max_bytes: int | None = None
-    ) -> builtins.list[Quarantined]:
-        """Return a page of unreadable records, shard after shard.
-
-        *max_bytes* limits what is read: *raw* of a record that does not fit is empty.
-        """
-        return self._shards.page(partial(Records.quarantined, max_bytes=self._shards.share(max_bytes)), offset, limit)
-
-    def redrive(self, ids: Iterable[str] | None = None, *, rate: float | None = None, after: Seconds = 0.0) -> int:
-        """Redrive dead letters (default: all), with deliveries reset to zero: due *after* seconds, *rate* per second.
-
-        Without a *rate* all are due at once. Return their number.
-        """
-        gap, first = gap_ms(rate), duration_ms(after, name="after")
-        if ids is None:
-            return sum(shard.redrive(None, gap * len(self._shards), first) for shard in self._shards)
-        names = [check_id(id_) for id_ in ids]
-        grouped = dict(self._shards.grouped(names))
-        return sum(
-            shard.redrive([names[index] for index in group], gap * len(grouped), first)
-            for shard, group in grouped.items()
-        )
-
-    def delete_dead(self, ids: Iterable[str], *, until: datetime | None = None) -> int:
-        """Delete the dead letters *ids*; return their number. With *until*, only those that died at or before it.
-
-        Pass the time at which you listed them as *until*, to keep an entry that was redriven and died again since.
-        """
-        names = [check_id(id_) for id_ in check_many(ids, name="ids")]
-        latest = 0 if until is None else point_ms(until, name="until")
-        grouped = self._shards.grouped(names)
-        return sum(shard.delete_dead([names[index] for index in group], latest) for shard, group in grouped)
-
     def purge(self, *places: DelayPlace, limit: int = MANY) -> int:
         """Delete up to *limit* entries in *places* (default: waiting); return how many were deleted.
 
         The quarantine is always deleted entirely.
         """
-        for place in places:
-            if place not in get_args(DelayPlace):
-                raise InvalidValueError(f"purge({place!r}): must be one of {', '.join(get_args(DelayPlace))}")
-        check_limit(limit, MANY)
-        total = 0
-        for place in places or ("waiting",):
-            for shard in self._shards:
-                if total < limit:
-                    total += shard.purge(place, limit - total)
-        return total
-
-    def destroy(self) -> None:
-        """Delete the queue with all entries, including those in flight, and remove it from the registry."""
-        for shard in self._shards:
-            shard.destroy()
-        self._writer.forget()
+        return self._purge(places or ("waiting",), get_args(DelayPlace), limit)

@@ -34,10 +34,12 @@ def chunks(items: Iterable[T], size: int = CHUNK) -> Iterator[list[T]]:
         yield chunk
 
 
-def check_limit(value: int, maximum: int, *, name: str = "limit") -> int:
-    """Return *value* if it is a whole number from 1 to *maximum*. Raises InvalidValueError."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
-        raise InvalidValueError(f"{name}={value!r}: must be a whole number from 1 to {maximum}")
+def check_limit(
+    value: int, maximum: int, *, name: str = "limit", least: int = 1, error: type[Exception] = InvalidValueError
+) -> int:
+    """Return *value*. Raises *error* unless it is a whole number from *least* to *maximum*."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= maximum:
+        raise error(f"{name}={value!r}: must be a whole number from {least:,} to {maximum:,}")
     return value
 
 
@@ -64,18 +66,12 @@ def by_size(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 def check_offset(value: int) -> int:
     """Return *value* if it is a whole number >= 0. Raises InvalidValueError."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MANY:
-        raise InvalidValueError(f"offset={value!r}: must be a whole number from 0 to {MANY}")
-    return value
+    return check_limit(value, MANY, name="offset", least=0)
 
 
-def check_budget(value: int | None) -> int | None:
-    """Return *value* if it is None or a whole number >= 0. Raises InvalidValueError."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= ANY_SIZE:
-        raise InvalidValueError(f"max_bytes={value!r}: must be a whole number >= 0, or None")
-    return value
+def check_budget(value: int | None) -> int:
+    """Return *value*, or ANY_SIZE for None. Raises InvalidValueError unless it is a whole number >= 0."""
+    return ANY_SIZE if value is None else check_limit(value, ANY_SIZE, name="max_bytes", least=0)
 
 
 def gap_ms(rate: float | None) -> float:

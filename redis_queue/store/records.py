@@ -12,7 +12,7 @@ from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import from_ms
 from redis_queue.errors import InvalidValueError, RedisQueueError
 from redis_queue.model import DeadLetter, InFlight, Item, Lease, PutBack, Quarantined, Unread
-from redis_queue.store.chunks import ANY_SIZE, CHUNK, chunks
+from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.codec import Codec, UnreadableError
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import Keys
@@ -163,29 +163,28 @@ class Records:
         except RedisQueueError as error:
             logger.warning("cannot quarantine: %s", error, extra={"action": "quarantine_failed", "id": held.id})
 
-    def quarantined(self, offset: int, limit: int, max_bytes: int | None) -> list[Quarantined]:
+    def quarantined(self, offset: int, limit: int, max_bytes: int) -> list[Quarantined]:
         """Return a page of unreadable records."""
         rows = self.pages("records/quarantined", 2, offset, limit, max_bytes)
         return [_read_quarantined(raw, size) for raw, size in rows]
 
-    def dead_letters(self, offset: int, limit: int, max_bytes: int | None) -> list[DeadLetter]:
+    def dead_letters(self, offset: int, limit: int, max_bytes: int) -> list[DeadLetter]:
         """Return a page of dead letters, oldest first."""
         return [self._letter(*row) for row in self.pages("records/dead_letters", 5, offset, limit, max_bytes)]
 
-    def pages(self, name: str, width: int, offset: int, limit: int, max_bytes: int | None) -> Iterator[tuple[Any, ...]]:
+    def pages(self, name: str, width: int, offset: int, limit: int, max_bytes: int) -> Iterator[tuple[Any, ...]]:
         """Yield up to *limit* rows of script *name*, which returns about 1 MiB per call."""
-        more, budget = 1, ANY_SIZE if max_bytes is None else max_bytes
+        more, budget = 1, max_bytes
         while more:
             more, *reply = self.run(name, offset=offset, limit=limit, budget=budget)
             yield from zip(*[iter(reply)] * width, strict=True)
             offset, limit = offset + len(reply) // width, limit - len(reply) // width
-            if max_bytes is not None:
-                # Ids and reasons count, too: the limit is on everything that Redis sends.
-                budget = max(0, budget - sum(len(part) for part in reply if isinstance(part, bytes)))
+            # Ids and reasons count, too: the limit is on everything that Redis sends.
+            budget = max(0, budget - sum(len(part) for part in reply if isinstance(part, bytes)))
 
-    def look(self, id_: str, max_bytes: int | None) -> Item | None:
+    def look(self, id_: str, max_bytes: int) -> Item | None:
         """Return the message or entry *id_* in any state, or None."""
-        found = self.run("records/look", id=id_bytes(id_), budget=ANY_SIZE if max_bytes is None else max_bytes)
+        found = self.run("records/look", id=id_bytes(id_), budget=max_bytes)
         if not found:
             return None
         state, at, deliveries, reason, record = found

@@ -13,10 +13,10 @@ from celery import Celery, _state
 from redis_queue.celery.durable_tasks import DurableTasks
 from redis_queue.celery.store import ATTRIBUTE, Store
 from redis_queue.celery.stored_tasks import delayed_of
+from redis_queue.delay.entries import EntryWriter
 from redis_queue.delay.model import Conflict, Push
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.delay.shards import Shards
-from redis_queue.delay.writer import EntryWriter
+from redis_queue.store.base_queue import Shards
 from redis_queue.store.records import Clock
 from redis_queue.testing.stand_ins import MemoryResults, Take, capture_amqp
 

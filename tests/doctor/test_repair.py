@@ -99,11 +99,11 @@ def test_a_lost_message_is_redelivered_with_its_count(stage: Stage) -> None:
 def test_a_repair_wakes_blocked_gets(client: redis.Redis) -> None:
     queue = RedisQueue("orders", client)
     queue.put("lost")
-    client.delete(queue._keys.ready)
+    client.delete(queue._records.keys.ready)
     assert queue.get(block=False) is None
-    assert client.llen(queue._keys.wake) == 0
+    assert client.llen(queue._records.keys.wake) == 0
     repair(client, dry_run=False)
-    assert client.llen(queue._keys.wake) == 1
+    assert client.llen(queue._records.keys.wake) == 1
 
 
 def test_the_former_holder_of_a_repaired_message_cannot_ack_it(stage: Stage) -> None:
@@ -188,8 +188,8 @@ def test_repairs_during_work_lose_and_duplicate_nothing(client: redis.Redis) -> 
 def test_many_orphans_of_a_large_queue_are_repaired(client: redis.Redis) -> None:
     queue = RedisQueue("large", client)
     queue.put_many(range(20_000))
-    client.ltrim(queue._keys.ready, 0, -501)
-    client.hdel(queue._keys.records, *client.lrange(queue._keys.ready, 0, 99))
+    client.ltrim(queue._records.keys.ready, 0, -501)
+    client.hdel(queue._records.keys.records, *client.lrange(queue._records.keys.ready, 0, 99))
     (one, other) = repair(client, dry_run=False)
     assert one.found == "queue large: move 100 places without a record to quarantine"
     assert other.found == "queue large: move 500 records without a place back into the ready list"

@@ -98,17 +98,17 @@ def test_every_id_is_read(client: redis.Redis) -> None:
     queue.put_many(range(2345))
     queue.put_many(range(1234), delay=3600)
     (shard,) = survey(client, servers(client), "redis_queue").shards
-    ready, waiting = client.lrange(queue._keys.ready, 0, -1), client.zrange(queue._keys.waiting, 0, -1)
+    ready, waiting = client.lrange(queue._records.keys.ready, 0, -1), client.zrange(queue._records.keys.waiting, 0, -1)
     assert sorted(shard.placed(None)) == sorted([*ready, *waiting])
     assert sorted(set(shard.ids(None))) == sorted([*ready, *waiting])
-    assert sorted(shard.ready(1000)) == sorted(client.lrange(queue._keys.ready, -1000, -1))
+    assert sorted(shard.ready(1000)) == sorted(client.lrange(queue._records.keys.ready, -1000, -1))
 
 
 def test_a_huge_queue_is_checked_in_part(client: redis.Redis) -> None:
     queue = RedisQueue("huge", client)
     for _ in range(10):
         queue.put_many(range(10_000))
-    client.lpop(queue._keys.ready, 3)
+    client.lpop(queue._records.keys.ready, 3)
     begin = time.monotonic()
     findings = examine(client)
     assert time.monotonic() - begin < 5

@@ -107,9 +107,11 @@ def test_work_longer_than_the_lease_is_not_redelivered(queue: RedisQueue) -> Non
     queue.put("long")
     with running(queue, handle, concurrency=2):
         wait_until(lambda: calls, description="the handler to start")
-        first = queue.client.zscore(queue._keys.in_flight, queue_id(queue))
+        first = queue.client.zscore(queue._records.keys.in_flight, queue_id(queue))
         extended = wait_until(
-            lambda: (queue.client.zscore(queue._keys.in_flight, queue_id(queue)) or 0) > first + 2 * LEASE * 1000,
+            lambda: (
+                (queue.client.zscore(queue._records.keys.in_flight, queue_id(queue)) or 0) > first + 2 * LEASE * 1000
+            ),
             description="the lease to be extended past twice its length",
         )
         assert extended
@@ -122,7 +124,7 @@ def test_work_longer_than_the_lease_is_not_redelivered(queue: RedisQueue) -> Non
 
 
 def queue_id(queue: RedisQueue) -> bytes:
-    (id_,) = queue.client.hkeys(queue._keys.records)
+    (id_,) = queue.client.hkeys(queue._records.keys.records)
     return id_  # type: ignore[no-any-return]
 
 
@@ -228,13 +230,13 @@ def test_a_consumer_needs_one_script_per_batch(queue: RedisQueue) -> None:
 def test_what_is_done_is_acked_even_if_nothing_can_be_claimed(queue: RedisQueue) -> None:
     def handle(message: Message) -> None:
         if message.body == 1:
-            queue.client.rename(queue._keys.ready, "aside")
-            queue.client.set(queue._keys.ready, "not a list")
+            queue.client.rename(queue._records.keys.ready, "aside")
+            queue.client.set(queue._records.keys.ready, "not a list")
 
     queue.put_many(range(3))
     with pytest.raises(WrongTypeError, match="ready is a string"):
         Consumer(queue, handle, batch=2).run()
-    assert queue.client.hget(queue._keys.meta, "acked") == b"2"
+    assert queue.client.hget(queue._records.keys.meta, "acked") == b"2"
 
 
 def test_a_message_acked_by_its_handler_is_reported(queue: RedisQueue, caplog: pytest.LogCaptureFixture) -> None:
@@ -278,7 +280,7 @@ def test_stop_gives_up_on_a_hung_handler_after_its_grace(queue: RedisQueue) -> N
 
 
 def test_a_permanent_error_ends_the_consumer(queue: RedisQueue) -> None:
-    queue.client.set(queue._keys.ready, "not a list")
+    queue.client.set(queue._records.keys.ready, "not a list")
     with pytest.raises(WrongTypeError, match="ready is a string"):
         Consumer(queue, lambda _: None, concurrency=3).run()
 

@@ -162,7 +162,7 @@ class TestLostReply:
     ) -> None:
         queue = RedisQueue("orders", client)
         queue.put_many(["bad", "good"], dedupe_key=str)
-        client.hset(queue._keys.records, "bad", b"garbage")
+        client.hset(queue._records.keys.records, "bad", b"garbage")
         queue.peek()
         RedisQueue("warm", client).get(block=False)
         proxy.drop_next_reply(matching=load("queue/get").sha.encode())

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from redis_queue import ConfigurationError, InvalidValueError, Settings, connect
-from redis_queue.delay.shards import parse_cursor
+from redis_queue.delay.entries import parse_cursor
 from redis_queue.keeper.protocol import read_line, write_line
 from redis_queue.model import Quarantined
 from redis_queue.store.codec import JSON, Codec, Record, UnreadableError

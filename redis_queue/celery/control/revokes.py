@@ -13,7 +13,7 @@ from celery.worker import state
 from redis_queue.basics.logs import logger_of
 from redis_queue.celery.message.headers import call_in
 from redis_queue.celery.stored_tasks import delayed_of
-from redis_queue.delay.writer import MOST_REVOKED, REMEMBERED
+from redis_queue.delay.entries import MOST_REVOKED, REMEMBERED
 from redis_queue.errors import RedisQueueError
 from redis_queue.store.ids import is_id
 

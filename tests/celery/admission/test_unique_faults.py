@@ -22,7 +22,7 @@ from redis_queue.celery.admission.sender import FlowSender
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.stored_tasks import StoredTasks
-from redis_queue.delay.writer import Calls
+from redis_queue.delay.entries import Calls
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.model import CancelOutcome, Entry
 from redis_queue.operate.access import access_to

@@ -23,9 +23,9 @@ from redis_queue.celery.message.headers import CALL, SENT
 from redis_queue.celery.migrate import adopt
 from redis_queue.celery.migrate.adopt import Adoption, HeldByWorkersError, LiveWorkers, SilentWorkersError
 from redis_queue.celery.migrate.kombu_backlog import RemainingTask
+from redis_queue.delay.entries import Calls
 from redis_queue.delay.model import ForeignMessage, Push
 from redis_queue.delay.moves import Foreign
-from redis_queue.delay.writer import Calls
 from redis_queue.model import Entry
 from tests.support.celery.brokers import Broker, declared, exchange_of
 from tests.support.celery.commands import run_command

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from redis_queue.delay.writer import Calls
+from redis_queue.delay.entries import Calls
 from tests.support.django.project import environment
 from tests.support.django.project import write as write_row
 from tests.support.wait import wait_until
@@ -26,7 +26,7 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_d
 RELAY_AND_DIE = """
 import os, signal, django
 django.setup()
-from redis_queue.delay.writer import Calls
+from redis_queue.delay.entries import Calls
 from redis_queue.contrib.django.outbox import relay
 keep_many = Calls.keep_many
 def die(calls, items):

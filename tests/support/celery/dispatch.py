@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from celery import Celery
@@ -36,10 +36,10 @@ class DeadlyQueue(DelayQueue):
         self._pass()
         return claimed
 
-    def ack_many(self, entries: Sequence[Entry]) -> list[bool]:
+    def ack_many(self, items: Iterable[Entry]) -> list[bool]:
         """Ack, or die first if this is the point."""
         self._pass()
-        return super().ack_many(entries)
+        return super().ack_many(items)
 
     def _pass(self) -> None:
         if self._left == 0:
