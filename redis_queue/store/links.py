@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import redis
@@ -45,38 +45,26 @@ class DirectLink:
 
     def send(self, *command: Argument) -> Any:
         """Send one command once; on failure, or if Redis refuses it for now, close the connection and all free ones."""
+        (reply,) = self.send_many([command])
+        if isinstance(reply, redis.ResponseError):
+            raise reply
+        return reply
+
+    def send_many(self, commands: Sequence[Command]) -> list[Any]:
+        """Send all commands at once and read all replies."""
         connection = self._take()
         try:
-            connection.send_packed_command(connection.pack_command(*command), check_health=False)
-            reply = connection.read_response(disable_decoding=True, disconnect_on_error=True)
-        except redis.ResponseError as error:
-            self._keep_or_close(connection, error)
-            raise
+            packed = [part for command in commands for part in connection.pack_command(*command)]
+            connection.send_packed_command(packed, check_health=False)
+            replies = [_reply(connection) for _ in commands]
         except BaseException:
             self.close(connection)
             raise
-        self._free.append(connection)
-        return reply
-
-    def _keep_or_close(self, connection: Any, *replies: Any) -> None:
         if any(isinstance(reply, redis.ResponseError) and _may_be_elsewhere(reply) for reply in replies):
             self.close(connection)
         else:
             self._free.append(connection)
-
-    def send_many(self, commands: Sequence[Command]) -> list[Any]:
-        """Send all commands at once and read all replies."""
-        return self._on_connection(lambda connection: _replies(connection, commands))
-
-    def _on_connection(self, work: Callable[[Any], list[Any]]) -> list[Any]:
-        connection = self._take()
-        try:
-            found = work(connection)
-        except BaseException:
-            self.close(connection)
-            raise
-        self._keep_or_close(connection, *found)
-        return found
+        return replies
 
     def _take(self) -> Any:
         if self._pid != os.getpid():
@@ -84,18 +72,15 @@ class DirectLink:
         try:
             return self._free.pop()
         except IndexError:
-            return self._connect()
+            connection = new_connection(self._pool)
+            connection.connect()
+            return connection
 
     def close(self, *connections: Any) -> None:
         """Close *connections* and all free ones."""
         free, self._free = self._free, []
         for connection in (*connections, *free):
             connection.disconnect()
-
-    def _connect(self) -> Any:
-        connection = new_connection(self._pool)
-        connection.connect()
-        return connection
 
 
 def _may_be_elsewhere(error: redis.ResponseError) -> bool:
@@ -110,12 +95,6 @@ def new_connection(pool: Any) -> Any:
     """
     # redis-py tries ten times by default: a get with a timeout would wait for all of them.
     return pool.connection_class(**{**pool.connection_kwargs, "retry": Retry(NoBackoff(), 0)})
-
-
-def _replies(connection: Any, commands: Sequence[Command]) -> list[Any]:
-    packed = [part for command in commands for part in connection.pack_command(*command)]
-    connection.send_packed_command(packed, check_health=False)
-    return [_reply(connection) for _ in commands]
 
 
 def _reply(connection: Any) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -69,28 +70,21 @@ class Registry:
         if count <= MOST_FIELDS:
             return sorted(self._scripts.command("HKEYS", self._key)), count
         found: set[bytes] = set()
-        cursor = b"0"
-        while len(found) < MOST_FIELDS:
-            cursor, rows = self._scripts.command("HSCAN", self._key, cursor, "COUNT", CHUNK)
-            # With a Cluster, redis-py returns a mapping.
-            found.update(rows if isinstance(rows, Mapping) else rows[::2])
-            if int(cursor) == 0:
+        for page in self._scripts.scan("HSCAN", self._key, count=CHUNK):
+            found.update(field for field, _ in page)
+            if len(found) >= MOST_FIELDS:
                 break
         return sorted(found)[:MOST_FIELDS], count
 
     def read(self, fields: Sequence[bytes]) -> list[Known]:
         """Return the registry entries *fields*; unreadable ones are left out."""
-        return [known for chunk in chunks(fields, CHUNK) for known in self._read(chunk)]
+        values = (self._scripts.command("HMGET", self._key, *chunk) for chunk in chunks(fields))
+        found = map(read, fields, itertools.chain.from_iterable(values))
+        return [known for known in found if known is not None]
 
     def all(self) -> list[Known]:
         """Return all queues by kind and name, a batch per round trip; unreadable ones are left out."""
-        fields: list[bytes] = sorted(self._scripts.command("HKEYS", self._key))
-        return self.read(fields)
-
-    def _read(self, fields: list[bytes]) -> Iterator[Known]:
-        values = self._scripts.command("HMGET", self._key, *fields)
-        found = map(read, fields, values)
-        return (known for known in found if known is not None)
+        return self.read(sorted(self._scripts.command("HKEYS", self._key)))
 
 
 def _check_shards(name: str, known: Known | None, shards: int) -> None:

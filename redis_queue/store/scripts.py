@@ -10,9 +10,10 @@ import functools
 import itertools
 import os
 import random
+import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import redis
@@ -20,6 +21,7 @@ import redis
 from redis_queue.errors import RedisQueueError, SchemaError, StoreError, StoreUnavailableError, WrongTypeError
 from redis_queue.store.chunks import chunks
 from redis_queue.store.connection import Client
+from redis_queue.store.ids import id_bytes
 from redis_queue.store.keys import FlowKeys, Keys, MonitorKeys
 from redis_queue.store.links import Argument, Command, Link, link
 from redis_queue.store.redis_errors import RedisErrors, may_have_arrived, translate
@@ -75,21 +77,16 @@ class Scripts:
 
     def command(self, *command: Argument) -> Any:
         """Send one plain command and return its reply. It must be safe to repeat. Raises StoreError."""
-        unknown = False
-        for attempt in itertools.count(1):
-            try:
-                return self._link.send(*command)
-            except RedisErrors as error:
-                unknown = unknown or (command[0] not in READS and may_have_arrived(error))
-                ours = translate(error, unknown=unknown)
-                if isinstance(ours, WrongTypeError):
-                    ours = WrongTypeError(f"{WrongTypeError.__doc__} {self.described(*command[1:])}")
-                pause(attempt, error, ours)
-        raise AssertionError("unreachable")
+        return _insist(self._link, command, writes=command[0] not in READS, keys=command[1:])
 
-    def described(self, *keys: Argument) -> str:
-        """Return those of *keys* that exist, with their types, as text."""
-        return describe(self._link, keys)
+    def scan(self, command: str, key: bytes, *, match: str = "*", count: int) -> Iterator[list[tuple[bytes, Any]]]:
+        """Yield the fields or members of *key* that *match*, with values or scores, about *count* at a time."""
+        cursor: Any = 0
+        while True:
+            cursor, rows = self.command(command, key, cursor, "MATCH", id_bytes(match), "COUNT", count)
+            yield pairs(rows)
+            if not int(cursor):
+                return
 
 
 class BoundScript:
@@ -102,7 +99,9 @@ class BoundScript:
         self._head: tuple[Argument, ...] = ("EVALSHA", script.sha, len(keys), *keys)
 
     def __call__(self, *, more: Iterable[Argument] = (), **arguments: Argument) -> Any:
-        return self._insist(self._command(more, arguments), 1)
+        script = self._script
+        command = self._command(more, arguments)
+        return _insist(self._link, command, writes=script.writes, keys=self._keys, source=script.source)
 
     def look(self, **arguments: Any) -> ReadCall:
         """Return a call of this read-only script, for :meth:`Scripts.each`."""
@@ -121,26 +120,33 @@ class BoundScript:
             raise TypeError(f"script {script.name}: expected {known}, got {given}")
         return (*self._head, *ordered, *more)
 
-    def _insist(self, command: Command, first: int, *, unknown: bool = False) -> Any:
-        for attempt in itertools.count(first):
-            try:
-                return self._link.send(*command)
-            except redis.exceptions.NoScriptError:
-                return self._insist(("EVAL", self._script.source, *command[2:]), attempt, unknown=unknown)
-            except RedisErrors as error:
-                unknown = unknown or (self._script.writes and may_have_arrived(error))
-                pause(attempt, error, self._explain(error, unknown=unknown))
-        raise AssertionError("unreachable")
 
-    def _explain(self, error: Exception, *, unknown: bool) -> RedisQueueError:
-        text = str(error)
-        if "WRONGTYPE" in text:
-            return WrongTypeError(f"{WrongTypeError.__doc__} {describe(self._link, self._keys)}")
-        if "NEWER_SCHEMA" in text:
-            return SchemaError()
-        if "LATE_CALL" in text:
-            return StoreError("this call had no effect: a newer call of the same thread reached Redis first")
-        return translate(error, unknown=unknown)
+def _insist(server: Link, command: Command, *, writes: bool, keys: Sequence[Argument], source: str = "") -> Any:
+    """Send *command*, and repeat it if Redis did not answer; *keys* are those that an error may name.
+
+    The *source* of a script is sent if Redis does not have the script.
+    """
+    attempt, unknown = 1, False
+    while True:
+        try:
+            return server.send(*command)
+        except redis.exceptions.NoScriptError:
+            command = ("EVAL", source, *command[2:])
+        except RedisErrors as error:
+            unknown = unknown or (writes and may_have_arrived(error))
+            pause(attempt, error, _explained(error, server, keys, unknown=unknown))
+            attempt += 1
+
+
+def _explained(error: Exception, server: Link, keys: Sequence[Argument], *, unknown: bool) -> RedisQueueError:
+    text = str(error)
+    if "WRONGTYPE" in text:
+        return WrongTypeError(f"{WrongTypeError.__doc__} {describe(server, keys)}")
+    if "NEWER_SCHEMA" in text:
+        return SchemaError()
+    if "LATE_CALL" in text:
+        return StoreError("this call had no effect: a newer call of the same thread reached Redis first")
+    return translate(error, unknown=unknown)
 
 
 def _same(reply: Any) -> Any:
@@ -253,6 +259,11 @@ def pairs(reply: Any) -> list[tuple[Any, Any]]:
     if reply and isinstance(reply[0], list | tuple):
         return [(one, other) for one, other in reply]
     return list(zip(reply[::2], reply[1::2], strict=True))
+
+
+def literal(text: str) -> str:
+    """Return the pattern of SCAN and its kin that matches only *text*."""
+    return re.sub(r"([\\*?\[\]])", r"\\\1", text)
 
 
 def text(value: Any) -> str:
