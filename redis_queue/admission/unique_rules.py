@@ -10,7 +10,7 @@ from redis_queue.basics.key_template import Key, KeyTemplate
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.options import did_you_mean, from_options
 from redis_queue.basics.times import Seconds, duration_ms
-from redis_queue.errors import InvalidDelayError, InvalidValueError
+from redis_queue.errors import InvalidValueError
 
 OnDuplicate = Literal["keep", "replace", "raise"]
 
@@ -71,13 +71,10 @@ class Unique:
     @classmethod
     def of(cls, value: Any) -> Unique:
         """Return what *value*, a Unique or a mapping of its arguments, describes. Raises InvalidValueError."""
-        return value if isinstance(value, cls) else from_options(cls, value, example="{'key': '{order_id}'}")
+        return from_options(cls, value, example="{'key': '{order_id}'}")
 
 
 def _check_time(name: str, value: Any) -> None:
-    try:
-        found = duration_ms(value, name=name)
-    except InvalidDelayError as error:
-        raise InvalidValueError(str(error)) from None
+    found = duration_ms(value, name=name)
     if not 1000 <= found <= LONGEST:  # noqa: PLR2004 - one second
         raise InvalidValueError(f"{name}={value!r}: must be 1 second to {LONGEST // 86_400_000} days")

@@ -31,12 +31,19 @@ def did_you_mean(name: str, known: Iterable[str], *, show: Callable[[str], str] 
     return f"known are {', '.join(map(show, names[:MOST_NAMES]))}"
 
 
-def from_options(kind: type[Kind], value: Any, *, example: str) -> Kind:
-    """Return a *kind*, a dataclass, with the arguments in the mapping *value*. Raises InvalidValueError."""
+def from_options(
+    kind: type[Kind], value: Any, *, example: str = "", what: str = "option", error: type[Exception] = InvalidValueError
+) -> Kind:
+    """Return *value* if it is a *kind*, a dataclass, else a *kind* with the arguments in the mapping *value*.
+
+    Raises *error*.
+    """
+    if isinstance(value, kind):
+        return value
     if not isinstance(value, Mapping):
-        raise InvalidValueError(f"{value!r}: must be a mapping such as {example}, or a {kind.__name__}")
+        raise error(f"{value!r}: must be a mapping such as {example}, or a {kind.__name__}")
     known = [item.name for item in fields(kind)]  # type: ignore[arg-type]
     for name in value:
         if name not in known:
-            raise InvalidValueError(f"unknown option {name!r}: {did_you_mean(str(name), known)}")
+            raise error(f"unknown {what} {name!r}: {did_you_mean(str(name), known)}")
     return kind(**value)

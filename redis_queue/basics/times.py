@@ -47,6 +47,14 @@ def duration_ms(value: Seconds, *, name: str = "delay") -> int:
     return math.ceil(round(seconds * 1000, 6))
 
 
+def check_duration(name: str, value: Seconds, low: float, high: float) -> int:
+    """Return *value* in milliseconds. Raises InvalidDelayError unless it is *low* to *high* seconds."""
+    found = duration_ms(value, name=name)
+    if not low <= found / 1000 <= high:
+        raise InvalidDelayError(f"{name}={value!r}: must be {low:g} to {high:g} seconds")
+    return found
+
+
 def point_ms(value: datetime, *, name: str = "due_at") -> int:
     """Return an aware datetime as milliseconds since the epoch, rounded up.
 

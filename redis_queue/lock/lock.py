@@ -9,12 +9,11 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
 from typing import Final
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.basics.times import Seconds, duration_ms, from_ms
-from redis_queue.errors import InvalidDelayError, LeaseLostError, LockTakenError, RedisQueueError
+from redis_queue.basics.times import Seconds, check_duration, from_ms
+from redis_queue.errors import LeaseLostError, LockTakenError, RedisQueueError
 from redis_queue.model import Lease
 from redis_queue.queue.heartbeat import Heartbeat
 from redis_queue.store.connection import Client, connect
@@ -24,10 +23,6 @@ from redis_queue.store.scripts import Scripts
 from redis_queue.store.settings import Settings
 
 logger = logger_of(__name__)
-
-MIN_LEASE: Final = timedelta(milliseconds=100)
-MAX_LEASE: Final = timedelta(days=7)
-MAX_WAIT: Final = timedelta(days=1)
 
 LOOK_AGAIN: Final = 0.1
 """Most seconds between two attempts of a caller that waits."""
@@ -205,21 +200,12 @@ def held_here(lock: Lock) -> bool:
 
 def check_lease(lease: Seconds) -> int:
     """Return *lease* in ms; raises InvalidDelayError unless it is 0.1 s to 7 days."""
-    return _between("lease", lease, MIN_LEASE, MAX_LEASE)
+    return check_duration("lease", lease, 0.1, 7 * 86_400)
 
 
 def check_wait(wait: Seconds) -> int:
     """Return *wait* in ms; raises InvalidDelayError unless it is 0 to one day."""
-    return _between("wait", wait, timedelta(0), MAX_WAIT)
-
-
-def _between(name: str, value: Seconds, low: timedelta, high: timedelta) -> int:
-    found = duration_ms(value, name=name)
-    if not low <= timedelta(milliseconds=found) <= high:
-        raise InvalidDelayError(
-            f"{name}={value!r}: must be {low.total_seconds():g} to {high.total_seconds():g} seconds"
-        )
-    return found
+    return check_duration("wait", wait, 0, 86_400)
 
 
 class _ThreadLocks(threading.local):

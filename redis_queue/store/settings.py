@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, TypedDict
+from dataclasses import dataclass, field
+from typing import Any, Final, TypedDict
 
-from redis_queue.basics.options import did_you_mean
-from redis_queue.basics.times import Seconds, duration_ms
+from redis_queue.basics.options import from_options
+from redis_queue.basics.times import Seconds, check_duration, duration_ms
 from redis_queue.errors import ConfigurationError, InvalidDelayError
+from redis_queue.store.chunks import check_limit
 from redis_queue.store.codec import JSON, Serializer
 
 MAX_SHARDS = 1024
 MAX_PREFIX = 100
+
+_NUMBERS: Final = (
+    ("max_deliveries", 0, 1_000_000),
+    ("max_length", 0, 2**53),
+    ("max_body", 1, 512 * 1024 * 1024),
+    ("put_back_on_get", 0, 500),
+    ("shards", 1, MAX_SHARDS),
+)
+"""Least and greatest values of settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +50,13 @@ class Settings:
     serializer: Serializer = field(default=JSON)
 
     def __post_init__(self) -> None:
-        _check_int("max_deliveries", self.max_deliveries, 0, 1_000_000)
-        _check_int("max_length", self.max_length, 0, 2**53)
-        _check_int("max_body", self.max_body, 1, 512 * 1024 * 1024)
-        _check_int("put_back_on_get", self.put_back_on_get, 0, 500)
-        _check_int("shards", self.shards, 1, MAX_SHARDS)
-        _check_duration("lease", self.lease, 0.001, 7 * 86400)
-        _check_duration("poll_interval", self.poll_interval, 0.01, 60)
+        for name, low, high in _NUMBERS:
+            check_limit(getattr(self, name), high, name=name, least=low, error=ConfigurationError)
+        try:
+            check_duration("lease", self.lease, 0.001, 7 * 86400)
+            check_duration("poll_interval", self.poll_interval, 0.01, 60)
+        except InvalidDelayError as error:
+            raise ConfigurationError(str(error)) from None
         if not isinstance(self.prefix, str) or not 0 < len(self.prefix) <= MAX_PREFIX or not self.prefix.isprintable():
             raise ConfigurationError(f"prefix={self.prefix!r}: must be 1 to {MAX_PREFIX} printable characters")
 
@@ -75,11 +84,7 @@ class Settings:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Settings:
         """Return settings from *values*. Raises ConfigurationError; for an unknown name it suggests a known one."""
-        known = [item.name for item in fields(cls)]
-        for name in values:
-            if name not in known:
-                raise ConfigurationError(f"unknown setting {name!r}: {did_you_mean(str(name), known)}")
-        return cls(**values)
+        return from_options(cls, values, what="setting", error=ConfigurationError)
 
 
 class QueueOverrides(TypedDict, total=False):
@@ -94,17 +99,3 @@ class QueueOverrides(TypedDict, total=False):
     put_back_on_get: int
     shards: int
     serializer: Serializer
-
-
-def _check_int(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ConfigurationError(f"{name}={value!r}: must be a whole number from {low} to {high}")
-
-
-def _check_duration(name: str, value: Seconds, low: float, high: float) -> None:
-    try:
-        seconds = duration_ms(value, name=name) / 1000
-    except InvalidDelayError as error:
-        raise ConfigurationError(str(error)) from None
-    if not low <= seconds <= high or math.isclose(seconds, 0):
-        raise ConfigurationError(f"{name}={value!r}: must be {low:g} to {high:g} seconds")
