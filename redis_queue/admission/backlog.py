@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
-from redis_queue.admission.flows import OF_QUEUE, literal, scored, whole_number
+from redis_queue.admission.flows import OF_QUEUE, scored, whole_number
 from redis_queue.store.chunks import chunks
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.records import Clock, server_clock
-from redis_queue.store.scripts import NumberedCalls, Scripts, pairs
+from redis_queue.store.scripts import NumberedCalls, Scripts, literal, pairs
 
 MOST_GROUPS: Final = 400
 """Most groups of messages whose oldest message is read."""
@@ -131,12 +131,8 @@ class Backlog:
 
     def _groups(self, like: str) -> Iterator[list[bytes]]:
         """Yield the groups with messages that match, some at a time; a deletion meanwhile hides none of the others."""
-        pattern, cursor = id_bytes(like), b"0"
-        while True:
-            cursor, rows = self.scripts.command("ZSCAN", self._keys.oldest, cursor, "MATCH", pattern, "COUNT", SCAN)
-            yield [group for group, _ in pairs(rows)]
-            if not int(cursor):
-                return
+        for page in self.scripts.scan("ZSCAN", self._keys.oldest, match=like, count=SCAN):
+            yield [group for group, _ in page]
 
 
 def sent_at(sent: bytes, due: bytes) -> float | None:

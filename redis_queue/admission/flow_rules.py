@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, Final
 
 from redis_queue.basics.key_template import Key, KeyTemplate, check_key
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.options import from_options
 from redis_queue.errors import InvalidValueError
+from redis_queue.store.chunks import check_limit
 
 MOST_PLACES: Final = 1_000_000
 MOST_WEIGHTS: Final = 1000
@@ -28,12 +29,15 @@ _RATE: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)/([smhd])", re.ASCII)
 
 PLAIN, KEYED, FAIR = "-", "k", "f"
 
+NONE: Final = "-"
+"""Text of a limit that is None."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits and rates: *limit* and *rate_ms* (ms between two starts) for all messages of a flow, the others for a key.
 
-    None means no limit.
+    None means no limit. Scripts read them in this order, then whether the flow has weights, and its kind.
     """
 
     limit: int | None = None
@@ -94,11 +98,10 @@ class Flow:
     weights: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("limit", "limit_each"):
-            check_places(name, getattr(self, name))
+        for name in ("limit", "limit_each", "burst"):
+            check_number(name, getattr(self, name))
         for name in ("rate", "rate_each"):
             interval_ms(name, getattr(self, name))
-        check_burst(self.burst)
         self._check_needs()
         _check_weights(self.weights, fair=self.fair)
         _ = self.template
@@ -133,7 +136,7 @@ class Flow:
     @classmethod
     def of(cls, value: Any) -> Flow:
         """Return the flow that *value*, a Flow or a mapping of its arguments, describes. Raises InvalidValueError."""
-        return value if isinstance(value, cls) else from_options(cls, value, example="{'limit': 10}")
+        return from_options(cls, value, example="{'limit': 10}")
 
     @LazyProperty
     def rules(self) -> str:
@@ -141,23 +144,21 @@ class Flow:
         limit, each, rate, rate_each = self.limit, self.limit_each, self.rate, self.rate_each
         if self.kind == KEYED:
             limit, each, rate, rate_each = None, limit, None, rate
-        tokens = [
-            _token(limit),
-            _token(each),
-            _token(interval_ms("rate", rate)),
-            _token(burst_of(rate, self.burst)),
-            _token(interval_ms("rate_each", rate_each)),
-            _token(burst_of(rate_each, self.burst)),
-            "1" if self.weights else "-",
-            self.kind,
-        ]
-        return " ".join(tokens)
+        limits = Limits(
+            limit,
+            each,
+            interval_ms("rate", rate),
+            burst_of(rate, self.burst),
+            interval_ms("rate_each", rate_each),
+            burst_of(rate_each, self.burst),
+        )
+        return " ".join([*map(token, astuple(limits)), "1" if self.weights else NONE, self.kind])
 
 
-def check_places(name: str, value: Any) -> None:
-    """Raise InvalidValueError unless *value* is a whole number from 0 to a million, or None."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_PLACES):
-        raise InvalidValueError(f"{name}={value!r}: must be a whole number from 0 to {MOST_PLACES:,}")
+def check_number(name: str, value: Any) -> None:
+    """Raise InvalidValueError unless *value*, a limit or a burst, is a whole number up to a million, or None."""
+    if value is not None:
+        check_limit(value, MOST_PLACES, name=name, least=1 if name == "burst" else 0)
 
 
 def burst_of(rate: str | None, burst: int | None = None) -> int | None:
@@ -167,14 +168,6 @@ def burst_of(rate: str | None, burst: int | None = None) -> int | None:
     """
     interval = interval_ms("rate", rate)
     return None if interval is None else burst or max(1, math.floor(SPREAD / interval))
-
-
-def check_burst(value: Any) -> None:
-    """Raise InvalidValueError unless *value* is a whole number from 1 to a million, or None."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_PLACES:
-        raise InvalidValueError(f"burst={value!r}: must be a whole number from 1 to {MOST_PLACES:,}")
 
 
 def interval_ms(name: str, rate: Any) -> float | None:
@@ -190,8 +183,9 @@ def interval_ms(name: str, rate: Any) -> float | None:
     return UNITS[found[2]] / count
 
 
-def _token(value: float | None) -> str:
-    return "-" if value is None else f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+def token(value: float | None) -> str:
+    """Return one of the values of :class:`Limits` as scripts read it."""
+    return NONE if value is None else f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
 def _check_weights(weights: Any, *, fair: Key | None) -> None:

@@ -19,9 +19,9 @@ from redis_queue.admission.flow_rules import (
     KeyState,
     Limits,
     burst_of,
-    check_burst,
-    check_places,
+    check_number,
     interval_ms,
+    token,
 )
 from redis_queue.basics.options import did_you_mean
 from redis_queue.errors import InvalidValueError
@@ -29,8 +29,7 @@ from redis_queue.store.chunks import CHUNK, check_limit
 from redis_queue.store.connection import Client
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import MAX_NAME, FlowKeys
-from redis_queue.store.links import Argument
-from redis_queue.store.scripts import Scripts, pairs
+from redis_queue.store.scripts import Scripts, literal, pairs
 
 OF_QUEUE: Final = "queue:"
 """How the name of the flow of a queue begins; the flow of a task has the name of the task."""
@@ -41,8 +40,9 @@ MOST_COUNTED: Final = 2**53
 PAGE: Final = 200
 """Most members that one call reads or changes."""
 
-SAME: Final = "="
-NONE: Final = "-"
+_NOT_SET: Final = dict.fromkeys((*(item.name for item in fields(Limits)), "weights", "kind"), "=")
+"""The parts of the text that scripts read for limits, and the text of each that was not set at run time."""
+
 KINDS: Final = {KEYED: "key", FAIR: "fair"}
 
 
@@ -60,57 +60,49 @@ Rate = str | None | Unchanged
 class Changes:
     """New limits and rates of a flow, as a user writes them."""
 
-    limit: Whole
-    rate: Rate
-    limit_each: Whole
-    rate_each: Rate
-    burst: int | Unchanged
+    limit: Whole = UNCHANGED
+    rate: Rate = UNCHANGED
+    limit_each: Whole = UNCHANGED
+    rate_each: Rate = UNCHANGED
+    burst: int | Unchanged = UNCHANGED
+
+    def _given(self) -> dict[str, Any]:
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {name: value for name, value in values.items() if value is not UNCHANGED}
 
     def check(self) -> None:
         """Raise InvalidValueError for invalid values, or if there are none."""
-        given = [item.name for item in fields(self) if getattr(self, item.name) is not UNCHANGED]
+        given = self._given()
         if not given:
             raise InvalidValueError("set(): expected limit=, rate=, limit_each=, rate_each= or burst=")
-        for name in given:
-            value = getattr(self, name)
-            if name == "burst":
-                if value is None:
-                    raise InvalidValueError("burst=None: must be a whole number; a new rate has its default burst")
-                check_burst(value)
-            elif name in ("limit", "limit_each"):
-                check_places(name, value)
-            else:
+        for name, value in given.items():
+            if name == "burst" and value is None:
+                raise InvalidValueError("burst=None: must be a whole number; a new rate has its default burst")
+            if name.startswith("rate"):
                 interval_ms(name, value)
+            else:
+                check_number(name, value)
 
-    def of(self, state: FlowState, tokens: Sequence[str]) -> builtins.list[str]:
-        """Return *tokens*, the overrides of the flow *state* so far, with these changes. Raises InvalidValueError."""
-        changed = self
-        of_each = not (self.limit_each is UNCHANGED and self.rate_each is UNCHANGED)
-        if of_each and state.kind != KINDS[FAIR]:
+    def of(self, state: FlowState) -> dict[str, str]:
+        """Return the new values of the fields of Limits, as scripts read them. Raises InvalidValueError."""
+        given, is_fair, is_keyed = self._given(), state.kind == KINDS[FAIR], state.kind == KINDS[KEYED]
+        if not is_fair and given.keys() & {"limit_each", "rate_each"}:
             raise InvalidValueError(
                 f"{state.name}: limit_each= and rate_each= need a flow with fair=; use limit= and rate="
             )
-        if state.kind == KINDS[KEYED]:
-            changed = Changes(UNCHANGED, UNCHANGED, self.limit, self.rate, self.burst)
-        limits, each = _tokens(changed.limit, changed.rate), _tokens(changed.limit_each, changed.rate_each)
-        burst = SAME if isinstance(self.burst, Unchanged) else str(self.burst)
-        total = SAME if state.kind == KINDS[KEYED] else burst
-        bursts = [total, burst if state.kind else SAME]
-        # A new rate without a burst has its own default.
-        for place, rate in enumerate((changed.rate, changed.rate_each)):
-            if bursts[place] == SAME and isinstance(rate, str):
-                bursts[place] = str(burst_of(rate))
-        new = [limits[0], each[0], limits[1], bursts[0], each[1], bursts[1]]
-        found = [before if token == SAME else token for token, before in zip(new, tokens, strict=False)]
-        return [*found, *tokens[6:]]
-
-
-def _tokens(places: Whole, rate: Rate) -> tuple[str, str]:
-    interval = None if isinstance(rate, Unchanged) else interval_ms("rate", rate)
-    return (
-        SAME if isinstance(places, Unchanged) else NONE if places is None else str(places),
-        SAME if isinstance(rate, Unchanged) else NONE if interval is None else f"{interval:.6f}",
-    )
+        found: dict[str, float | None] = {}
+        for name, value in given.items():
+            place = f"{name}_each" if is_keyed else name
+            if name.startswith("limit"):
+                found[place] = value
+            elif name.startswith("rate"):
+                found[f"{place}_ms"] = interval_ms(name, value)
+                if value is not None:
+                    # Its own default, unless a burst is given.
+                    found[place.replace("rate", "burst")] = burst_of(value)
+            else:
+                found |= dict.fromkeys(("burst", "burst_each") if is_fair else (place,), value)
+        return {name: token(value) for name, value in found.items()}
 
 
 class Flows:
@@ -162,7 +154,7 @@ class Flows:
         changes = Changes(limit, rate, limit_each, rate_each, burst)
         changes.check()
         state = self._known(name)
-        self._change(name, set=" ".join(changes.of(state, self._overrides(name))))
+        self._change(name, set=" ".join((self._overrides(name) | changes.of(state)).values()))
         return self._known(name)
 
     def pause(self, name: str) -> None:
@@ -179,7 +171,7 @@ class Flows:
     def reset(self, name: str) -> FlowState:
         """Undo all that :meth:`set` has changed, and forget how far the rate of the whole flow is used up."""
         self._known(name)
-        self._change(name, set=" ".join([SAME] * 8), forget=1)
+        self._change(name, set=" ".join(_NOT_SET.values()), forget=1)
         return self._known(name)
 
     def count_passing(self, counts: Mapping[str, int]) -> None:
@@ -271,9 +263,9 @@ class Flows:
     def _running_keys(self, name: str, most: int) -> dict[str, int]:
         root = _place(name, "")
         found: dict[str, int] = {}
-        pages = self._scan("HSCAN", self.redis_keys.running, "MATCH", f"{literal(root)}*")
+        pages = self._scripts.scan("HSCAN", self.redis_keys.running, match=f"{literal(root)}*", count=PAGE)
         for page in itertools.islice(pages, most // PAGE):
-            found.update((id_text(place).removeprefix(root), whole_number(count)) for place, count in page.items())
+            found.update((id_text(place).removeprefix(root), whole_number(count)) for place, count in page)
         return found
 
     def _known(self, name: str) -> FlowState:
@@ -283,10 +275,8 @@ class Flows:
             self.declare({name: own[name]})
         return self.find(name)
 
-    def _overrides(self, name: str) -> builtins.list[str]:
-        found = self._scripts.command("HGET", self.redis_keys.overrides, name.encode())
-        tokens = id_text(found).split() if found else []
-        return tokens if len(tokens) == 8 else [SAME] * 8  # noqa: PLR2004
+    def _overrides(self, name: str) -> dict[str, str]:
+        return _tokens(self._scripts.command("HGET", self.redis_keys.overrides, name.encode())) or dict(_NOT_SET)
 
     def _flag(self, name: str, *, paused: bool) -> None:
         check_flow_name(name)
@@ -304,10 +294,9 @@ class Flows:
     def _look_again(self, name: str) -> None:
         """Let what waits for a place or a rate of the flow *name* be looked at again, 200 at a time."""
         self._reconsider(limit=0, places=1, more=[name])
-        for page in self._scan("ZSCAN", self.redis_keys.keys(name)):
-            if not page:
-                continue
-            self._reconsider(limit=0, places=len(page), more=[_place(name, id_text(key)) for key in page])
+        for page in self._scripts.scan("ZSCAN", self.redis_keys.keys(name), count=PAGE):
+            if page:
+                self._reconsider(limit=0, places=len(page), more=[_place(name, id_text(key)) for key, _ in page])
         waiting = [id_text(flow) for flow in self._scripts.command("HKEYS", self.redis_keys.backlog)]
         queues = {flow.removeprefix(OF_QUEUE) for flow in (name, *waiting) if flow.startswith(OF_QUEUE)}
         for queue in sorted(queues):
@@ -315,16 +304,6 @@ class Flows:
             for _ in range(self._scripts.command("ZCARD", self.redis_keys.timers(queue)) // PAGE + 1):
                 if not self._reconsider(limit=PAGE, places=0, more=[queue]):
                     break
-
-    def _scan(self, command: str, key: bytes, *options: Argument) -> Iterator[dict[bytes, Any]]:
-        """Yield the members of *key* with their values, about 200 at a time."""
-        cursor: Any = 0
-        while True:
-            cursor, rows = self._scripts.command(command, key, cursor, *options, "COUNT", PAGE)
-            found = dict(pairs(rows))
-            yield found
-            if not int(cursor):
-                return
 
 
 def check_flow_name(name: str) -> str:
@@ -341,11 +320,6 @@ def route_of(queue: str) -> str:
     return f'"", {json.dumps(queue)}'
 
 
-def literal(text: str) -> str:
-    """Return the pattern of SCAN and its kin that matches only *text*."""
-    return "".join(f"\\{char}" if char in "*?[]\\" else char for char in text)
-
-
 def flag_of(name: str) -> str:
     """Return the field of the pauses for the flow *name*."""
     return route_of(name.removeprefix(OF_QUEUE)) if name.startswith(OF_QUEUE) else name
@@ -357,23 +331,25 @@ def _place(name: str, key: str) -> str:
 
 def limits_of(text: bytes | None) -> tuple[Limits, str]:
     """Return limits and kind from the text that scripts read; no limits for the text of another program."""
+    tokens = _tokens(text)
+    values = {item.name: _read(tokens[item.name]) for item in fields(Limits) if item.name in tokens}
+    whole: dict[str, Any] = {
+        name: value if value is None or name.endswith("_ms") else int(value) for name, value in values.items()
+    }
+    return Limits(**whole), tokens.get("kind", "")
+
+
+def _tokens(text: bytes | None) -> dict[str, str]:
     tokens = id_text(text).split() if text else []
-    if len(tokens) != 8:  # noqa: PLR2004
-        return Limits(), ""
-    limit, each, rate, burst, rate_each, burst_each = map(_read, tokens[:6])
-    return Limits(_whole(limit), _whole(each), rate, _whole(burst), rate_each, _whole(burst_each)), tokens[7]
+    return dict(zip(_NOT_SET, tokens, strict=True)) if len(tokens) == len(_NOT_SET) else {}
 
 
-def _read(token: str) -> float | None:
+def _read(text: str) -> float | None:
     try:
-        found = float(token) if len(token) < 20 else math.nan  # noqa: PLR2004
+        found = float(text) if len(text) < 20 else math.nan  # noqa: PLR2004
     except ValueError:
         return None
     return found if math.isfinite(found) else None
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
 
 
 def scored(reply: Any) -> Iterator[tuple[bytes, int]]:

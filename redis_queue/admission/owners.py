@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from redis_queue.basics.key_template import check_key
 from redis_queue.basics.times import from_ms
 from redis_queue.errors import InvalidValueError
 from redis_queue.store.chunks import CHUNK, check_limit, check_offset, chunks
 from redis_queue.store.connection import Client
-from redis_queue.store.ids import id_bytes, id_text
+from redis_queue.store.ids import id_text
 from redis_queue.store.keys import MAX_NAME, FlowKeys
 from redis_queue.store.records import Clock, now_ms, server_clock
-from redis_queue.store.scripts import Scripts, pairs
+from redis_queue.store.scripts import Scripts, literal, pairs
 
 HOLD_MS: Final = 10_000
 """Milliseconds in which a message that owns a key has to be confirmed; as HOLD in the scripts."""
@@ -32,10 +33,11 @@ MOST_LISTED: Final = 10_000
 
 _RECORD: Final = re.compile(rb"([0-9a-f]{1,32}) (\S{1,64}) ([a-z]) (\d{1,15}) (.*)", re.DOTALL)
 _BEFORE: Final = re.compile(rb"([a-z])[0-9a-f]+")
-_GLOB: Final = re.compile(r"([\\*?\[\]^])")
-_LAST_MS: Final = 253_402_300_799_000.0
 
 State = Literal["sending", "delayed", "waiting", "running"]
+
+OWNED, REPLACED, OPEN = 1, 2, 3
+"""Outcomes of lua/admission/acquire.lua."""
 
 STATES: Final[Mapping[bytes, State]] = {b"s": "sending", b"d": "delayed", b"w": "waiting", b"r": "running"}
 
@@ -66,24 +68,14 @@ class OwnerPage:
 class Acquired:
     """Answer of :meth:`Owners.acquire`: see lua/admission/acquire.lua."""
 
-    outcome: int
+    #: Whether the message owns the key.
+    owns: bool
+    #: Whether it replaces the message of *task_id*.
+    replaces: bool
+    #: Whether another message is being sent, so that the answer is soon another one.
+    is_open: bool
     task_id: str
     state: State
-
-    @property
-    def owns(self) -> bool:
-        """Whether the message owns the key."""
-        return self.outcome in (1, 2)
-
-    @property
-    def replaces(self) -> bool:
-        """Whether it replaces the message of *task_id*."""
-        return self.outcome == 2  # noqa: PLR2004
-
-    @property
-    def is_open(self) -> bool:
-        """Whether another message is being sent, so that the answer is soon another one."""
-        return self.outcome == 3  # noqa: PLR2004
 
 
 class Owners:
@@ -112,7 +104,7 @@ class Owners:
     def list(self, task: str | None = None, limit: int = 100) -> builtins.list[Owner]:
         """Return up to *limit* (1 to 500) owners, of *task* or of all, those first whose time ends first."""
         check_limit(limit, CHUNK)
-        pattern = "*" if task is None else _escape(field_of(task, "")) + "*"
+        pattern = "*" if task is None else literal(field_of(task, "")) + "*"
         return self._page(pattern, limit, 0).owners
 
     def page(self, part: str = "", *, limit: int = 50, offset: int = 0) -> OwnerPage:
@@ -123,7 +115,7 @@ class Owners:
         check_limit(limit, MOST_LISTED)
         if not isinstance(part, str) or not part.isprintable() or len(part) > MAX_NAME:
             raise InvalidValueError(f"task {str(part)[:60]!r}: must be at most {MAX_NAME} printable characters")
-        return self._page(f"*{_escape(part)}*\0*" if part else "*", limit, check_offset(offset))
+        return self._page(f"*{literal(part)}*\0*" if part else "*", limit, check_offset(offset))
 
     def count(self) -> int:
         """Return how many keys are owned."""
@@ -166,7 +158,13 @@ class Owners:
             gone=gone,
             awaited=int(awaited),
         )
-        return Acquired(int(outcome), id_text(other), STATES.get(state, "waiting"))
+        return Acquired(
+            owns=outcome in (OWNED, REPLACED),
+            replaces=outcome == REPLACED,
+            is_open=outcome == OPEN,
+            task_id=id_text(other),
+            state=STATES.get(state, "waiting"),
+        )
 
     def confirm(self, field: str, token: str, *, gone: bool = False) -> bool:
         """Note that the message *token* was stored; False if it owns *field* no longer: then it will not run.
@@ -203,7 +201,7 @@ class Owners:
         now, key = now_ms(self._scripts, self._clock), self._keys.owner_ends
         if pattern == "*":
             bounds = (f"({now}", "+inf", "BYSCORE", "LIMIT", offset, limit, "WITHSCORES")
-            rows = _scored(self._scripts.command("ZRANGE", key, *bounds))
+            rows = [(field, float(ends)) for field, ends in pairs(self._scripts.command("ZRANGE", key, *bounds))]
             total = self._count(now)
         else:
             found = self._matching(pattern, now)
@@ -213,13 +211,9 @@ class Owners:
     def _matching(self, pattern: str, now: int) -> builtins.list[tuple[bytes, float]]:
         """Return the fields that match *pattern*, and their ends, in order."""
         found: dict[bytes, float] = {}
-        cursor: Any = 0
-        for _ in range(MOST_READ // SCAN):
-            command = ("ZSCAN", self._keys.owner_ends, cursor, "MATCH", id_bytes(pattern), "COUNT", SCAN)
-            cursor, rows = self._scripts.command(*command)
-            found |= {field: ends for field, ends in _scored(rows) if ends > now}
-            if not int(cursor):
-                break
+        pages = self._scripts.scan("ZSCAN", self._keys.owner_ends, match=pattern, count=SCAN)
+        for page in itertools.islice(pages, MOST_READ // SCAN):
+            found |= {field: float(ends) for field, ends in page if float(ends) > now}
         return sorted(found.items(), key=lambda row: (row[1], row[0]))
 
     def _read(self, rows: Iterable[tuple[bytes, float]], now: int) -> Iterator[Owner]:
@@ -256,12 +250,4 @@ def _owner(field: bytes, record: bytes | None, ends: float, now: int) -> Owner |
         if state != b"s" or before is None or before[1] not in STATES:
             return None
         state, ends = before[1], now + int(found[4])
-    return Owner(task, key, id_text(found[5]), STATES[state], from_ms(int(min(ends, _LAST_MS))))
-
-
-def _scored(reply: Any) -> list[tuple[bytes, float]]:
-    return [(member, float(score)) for member, score in pairs(reply)]
-
-
-def _escape(text: str) -> str:
-    return _GLOB.sub(r"\\\1", text)
+    return Owner(task, key, id_text(found[5]), STATES[state], from_ms(ends))

@@ -11,7 +11,7 @@ from typing import Any, Final
 from kombu.exceptions import OperationalError
 
 from redis_queue.admission.flow_rules import UNITS, FlowState, KeyState, Limits
-from redis_queue.admission.flows import OF_QUEUE, SAME, UNCHANGED, Changes, check_flow_name
+from redis_queue.admission.flows import OF_QUEUE, Changes, check_flow_name
 from redis_queue.errors import InvalidValueError
 from redis_queue.operate.access import Access
 from redis_queue.operate.queue_row import BROKEN
@@ -234,9 +234,9 @@ def read_changes(state: FlowState, texts: Mapping[str, str]) -> dict[str, Any]:
     Raises InvalidValueError if this flow cannot have them.
     """
     given = {name: _read_change(name, text) for name, text in texts.items()}
-    changes = Changes(**{**dict.fromkeys(ARGUMENTS["fair"], UNCHANGED), **given})
+    changes = Changes(**given)
     changes.check()
-    changes.of(state, [SAME] * 8)
+    changes.of(state)
     return given
 
 
