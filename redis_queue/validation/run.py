@@ -1,25 +1,26 @@
-"""Run a validation: put, kill, put back, wait for the end, check the histories, clean up."""
+"""Run a validation: put, consume and lose messages, kill, put back, check the histories, clean up."""
 
 from __future__ import annotations
 
-import contextlib
+import json
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from redis_queue.errors import ConfigurationError, InvalidValueError
+from redis_queue.model import Message
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.chunks import CHUNK, check_limit, chunks
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.scripts import Scripts
 from redis_queue.validation.history import Event, History, Verdict, check, read
-from redis_queue.validation.worker import Order
 
 KILL_EVERY: Final = 0.25
 QUIET_SECONDS: Final = 30.0
@@ -105,10 +106,10 @@ def validate(plan: Plan, progress: Progress = lambda _: None) -> Report:
     Raises ConfigurationError if any key begins with the plan's prefix, and the errors of :func:`redis_queue.connect`.
     """
     client = connect(plan.url)
-    queue = RedisQueue("validate", client, prefix=plan.prefix, lease=plan.lease, max_deliveries=0)
+    queue = _queue(plan, client)
     if key := next(_keys(client, plan.prefix), None):
         raise ConfigurationError(f"prefix {plan.prefix!r} is in use (key {key!r}): must be unused")
-    started = time.monotonic()
+    started, scripts = time.monotonic(), Scripts(client)
     try:
         with tempfile.TemporaryDirectory(prefix="redis-queue-validate-") as folder:
             run = _Run(plan, queue, Path(folder))
@@ -126,7 +127,13 @@ def validate(plan: Plan, progress: Progress = lambda _: None) -> Report:
                 seconds=round(time.monotonic() - started, 2),
             )
     finally:
-        _clean(client, queue, plan.prefix)
+        queue.destroy()
+        for key in list(_keys(client, plan.prefix)):
+            scripts.command("UNLINK", key)
+
+
+def _queue(plan: Plan, client: Client) -> RedisQueue:
+    return RedisQueue("validate", client, prefix=plan.prefix, lease=plan.lease, max_deliveries=0)
 
 
 class _Run:
@@ -151,12 +158,13 @@ class _Run:
     def work(self, progress: Progress) -> float:
         """Let consumers work until the queue is empty; return the seconds it took."""
         started = time.monotonic()
-        with contextlib.ExitStack() as stack:
-            consumers: list[subprocess.Popen[str]] = []
-            stack.callback(_end, consumers)
+        consumers: list[subprocess.Popen[str]] = []
+        try:
             for _ in range(self._plan.consumers):
                 consumers.append(self._start())
             self._watch(consumers, progress)
+        finally:
+            _end(*consumers)
         return max(time.monotonic() - started, 1e-6)
 
     def _watch(self, consumers: list[subprocess.Popen[str]], progress: Progress) -> None:
@@ -172,7 +180,7 @@ class _Run:
             time.sleep(KILL_EVERY)
             # Only after some progress: on a slow machine consumers would otherwise be killed before they have started.
             if self._plan.kill and stats.ready and done > done_at_kill:
-                self._kill(random.choice(consumers))
+                _end(random.choice(consumers))
                 self.kills, done_at_kill = self.kills + 1, done
             for index, consumer in enumerate(consumers):
                 if consumer.poll() is not None:
@@ -180,11 +188,11 @@ class _Run:
 
     def _start(self) -> subprocess.Popen[str]:
         plan, path = self._plan, self._new_history()
-        order = Order(plan.url, plan.prefix, self._queue.name, plan.lease, plan.lose_every, plan.batch, str(path))
-        command = [sys.executable, "-c", "from redis_queue.validation.worker import main; main()"]
+        command = [sys.executable, "-c", "from redis_queue.validation.run import consume; consume()"]
         consumer = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)  # noqa: S603 - our own module
         assert consumer.stdin is not None  # noqa: S101 - for the type checker
-        consumer.stdin.write(order.dumps() + "\n")
+        # Not as arguments: the process list must not show the password.
+        consumer.stdin.write(json.dumps([asdict(plan), str(path)]))
         consumer.stdin.close()
         return consumer
 
@@ -192,13 +200,8 @@ class _Run:
         self.histories.append(self._folder / f"{len(self.histories)}.jsonl")
         return self.histories[-1]
 
-    @staticmethod
-    def _kill(consumer: subprocess.Popen[str]) -> None:
-        consumer.kill()
-        consumer.wait()
 
-
-def _end(consumers: list[subprocess.Popen[str]]) -> None:
+def _end(*consumers: subprocess.Popen[str]) -> None:
     for consumer in consumers:
         consumer.kill()
         consumer.wait()
@@ -215,8 +218,39 @@ def _keys(client: Client, prefix: str) -> Iterator[str]:
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 
 
-def _clean(client: Client, queue: RedisQueue, prefix: str) -> None:
-    queue.destroy()
-    scripts = Scripts(client)
-    for key in list(_keys(client, prefix)):
-        scripts.command("UNLINK", key)
+def consume() -> None:
+    """Run a consumer, in a process of its own, that loses messages on purpose until it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    plan, history = json.load(sys.stdin)
+    _consume(Plan(**plan), History(Path(history)))
+
+
+def _consume(plan: Plan, history: History) -> None:
+    queue = _queue(plan, connect(plan.url))
+    while True:
+        messages = queue.get_many(plan.batch, block=True, timeout=1)
+        claims = [Event.of_claim(str(message.body), message, plan.lease) for message in messages]
+        dropped = [_is_dropped(message, plan.lose_every) for message in messages]
+        history.write(*_steps(claims, dropped))
+        kept = [(message, claim) for message, claim, drop in zip(messages, claims, dropped, strict=True) if not drop]
+        accepted = queue.ack_many(message for message, _ in kept)
+        history.write(
+            *(
+                claim._replace(op="ack", kind="ok" if mine else "refused")
+                for (_, claim), mine in zip(kept, accepted, strict=True)
+            )
+        )
+
+
+def _is_dropped(message: Message, lose_every: int) -> bool:
+    return bool(lose_every) and message.deliveries == 1 and message.body % lose_every == lose_every - 1
+
+
+def _steps(claims: Sequence[Event], dropped: Sequence[bool]) -> Iterator[Event]:
+    for claim, drop in zip(claims, dropped, strict=True):
+        yield claim
+        if drop:
+            yield claim._replace(op="drop")
+        else:
+            yield claim._replace(op="execute")
+            yield claim._replace(op="ack", kind="invoke")
