@@ -147,15 +147,8 @@ def _minute(number: int, field: bytes | None) -> Minute:
 
 
 def _row(dispatcher: DispatcherRow) -> str:
-    return json.dumps(
-        {
-            "leads": dispatcher.leads,
-            "version": dispatcher.version,
-            "sent": dispatcher.sent,
-            "failed": dispatcher.failed,
-            "error": dispatcher.error[:MOST_ERROR],
-        }
-    )
+    row = {name: getattr(dispatcher, name) for name in ("leads", "version", "sent", "failed", "error")}
+    return json.dumps({**row, "error": dispatcher.error[:MOST_ERROR]})
 
 
 def _dispatcher(name: bytes, value: bytes | None, now: int) -> DispatcherRow | None:

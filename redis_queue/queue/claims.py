@@ -118,30 +118,21 @@ class Claims:
 
     def ack_and_get(self, message: Message, heartbeat: Heartbeat, timeout: Seconds | None) -> Message | None:
         """Finish *message* however long Redis is away, for *timeout* at most; claim the next one if one is ready."""
-        call = self.ack_then_get([message], 1)
-        try:
-            return self._next(message, call())
-        except StoreError as error:
-            if not is_outage(error):
-                raise
-            away = error
-        # The outcome of the ack is unknown: until it is known, nobody else may get the message.
-        heartbeat.add(message)
-        deadline, backoff = _deadline(timeout), Backoff()
+        call, backoff, deadline = self.ack_then_get([message], 1), Backoff(), math.inf
         while True:
-            self._pause(away, backoff, deadline)
             try:
                 step = call()
+                break
             except StoreError as error:
                 if not is_outage(error) or deadline <= time.monotonic():
                     raise
-                away = error
-            else:
-                self._outage.end()
-                heartbeat.remove(message)
-                return self._next(message, step)
-
-    def _next(self, message: Message, step: Step) -> Message | None:
+                if deadline == math.inf:
+                    deadline = _deadline(timeout)
+                # The outcome of the ack is unknown: until it is known, nobody else may get the message.
+                heartbeat.add(message)
+                self._pause(error, backoff, deadline)
+        self._outage.end()
+        heartbeat.remove(message)
         if not step.accepted[0]:
             logger.warning("the lease was lost", extra={"action": "lease_lost", "message_id": message.id})
         return step.messages[0] if step.messages else None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import encodings.idna  # noqa: F401
 import math
 import re
+from collections import ChainMap
 from typing import Any, Final
 
 import redis
@@ -90,22 +91,13 @@ def check_server(client: Client) -> None:
 
 
 def _infos(client: Client) -> list[dict[str, Any]]:
+    parts = ("server", "replication", "memory")
     try:
-        if isinstance(client, redis.RedisCluster):
-            return [
-                {key: value for part in ("server", "replication", "memory") for key, value in found[part].items()}
-                for node in client.get_primaries()
-                for found in [{part: client.info(part, target_nodes=node) for part in _PARTS}]
-            ]
-        found = {}
-        for part in _PARTS:
-            found.update(client.info(part))
+        nodes = client.get_primaries() if isinstance(client, redis.RedisCluster) else [None]
+        targets: list[dict[str, Any]] = [{} if node is None else {"target_nodes": node} for node in nodes]
+        return [dict(ChainMap(*(client.info(part, **target) for part in parts))) for target in targets]
     except RedisErrors as error:
         raise translate(error) from error
-    return [found]
-
-
-_PARTS: Final = ("server", "replication", "memory")
 
 
 def _version(text: str) -> tuple[int, ...]:

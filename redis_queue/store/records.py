@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
@@ -188,20 +189,23 @@ class Records:
         if not found:
             return None
         state, at, deliveries, reason, record = found
-        known: dict[str, Any] = {
-            "id": id_,
-            "state": state.decode(),
-            "at": None if at < 0 else from_ms(at),
-            "deliveries": deliveries,
-            "reason": reason.decode(errors="replace"),
-        }
+        item = Item(
+            id=id_,
+            state=state.decode(),
+            at=None if at < 0 else from_ms(at),
+            put_at=None,
+            deliveries=deliveries,
+            reason=reason.decode(errors="replace"),
+            body=Unread(record) if isinstance(record, int) else None,
+            headers={},
+        )
         if isinstance(record, int):
-            return Item(**known, put_at=None, body=Unread(record), headers={})
+            return item
         try:
             put_at, headers, body, destination = self.codec.decode(record)
         except UnreadableError as error:
-            return Item(**known, put_at=None, body=None, headers={}, problem=str(error))
-        return Item(**known, put_at=from_ms(put_at), body=body, headers=headers, destination=destination)
+            return replace(item, problem=str(error))
+        return replace(item, put_at=from_ms(put_at), body=body, headers=headers, destination=destination)
 
     def versions(self, ids: Iterable[str]) -> dict[str, str]:
         """Return the versions of the records of *ids*; ids without a record are left out."""

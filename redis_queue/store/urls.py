@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode
-from redis.connection import parse_url
+from redis.connection import URL_QUERY_ARGUMENT_PARSERS, parse_url
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
@@ -22,14 +22,6 @@ _SOCKET_OPTIONS: Final[dict[str, Any]] = {
     "socket_timeout": 5.0,
     "socket_connect_timeout": 3.0,
     "socket_keepalive": True,
-}
-_TYPES: Final[dict[str, Callable[[str], Any]]] = {
-    "socket_timeout": float,
-    "socket_connect_timeout": float,
-    "health_check_interval": float,
-    "max_connections": int,
-    "db": int,
-    "ssl_check_hostname": lambda text: text.lower() not in ("false", "0", "no"),
 }
 
 
@@ -190,7 +182,8 @@ class _Address:
         if not self.nodes:
             raise ConfigurationError(f"{scheme}:// URL: must contain a host")
         self.login: dict[str, Any] = {"username": unquote(user) or None, "password": unquote(password) or None}
-        self.options: dict[str, Any] = {key: _TYPES.get(key, str)(value) for key, value in parse_qsl(parts.query)}
+        parsers: Mapping[str, Any] = URL_QUERY_ARGUMENT_PARSERS
+        self.options: dict[str, Any] = {key: parsers.get(key, str)(value) for key, value in parse_qsl(parts.query)}
         if database := parts.path.strip("/"):
             self.options["db"] = int(database)
         if scheme.startswith("rediss"):

@@ -265,7 +265,7 @@ class TestInput:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"limit": 0}, f"limit=0: must be a whole number from 1 to {MOST_LISTED}"),
+            ({"limit": 0}, f"limit=0: must be a whole number from 1 to {MOST_LISTED:,}"),
             ({"limit": MOST_LISTED + 1}, f"limit={MOST_LISTED + 1}: must be"),
             ({"limit": True}, "limit=True: must be"),
             ({"offset": -1}, "offset=-1: must be"),

@@ -137,7 +137,7 @@ class TestMinutes:
 
     @pytest.mark.parametrize("limit", [0, 1441, True, 1.5])
     def test_other_limits_are_refused(self, timed: DelayQueue, limit: int) -> None:
-        with pytest.raises(InvalidValueError, match="1440"):
+        with pytest.raises(InvalidValueError, match="from 1 to 1,440"):
             timed.dispatch_log.minutes(limit)
 
     @pytest.mark.parametrize("step", [1440 * 60_000, -1440 * 60_000])

@@ -1000,8 +1000,8 @@ class TestLargeBodies:
         assert read == []
 
     def test_a_page_of_the_quarantine_takes_several_calls(self, large: RedisQueue, client: redis.Redis) -> None:
-        for id_ in client.hkeys(large._keys.records):
-            client.hset(large._keys.records, id_, bytes(LARGE))
+        for id_ in client.hkeys(large._records.keys.records):
+            client.hset(large._records.keys.records, id_, bytes(LARGE))
         assert large.get_many(500) == []
         large.quarantined(limit=1)
         scripts = scripts_called(client)
