@@ -6,7 +6,8 @@ import itertools
 import math
 import os
 from bisect import bisect_right, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from redis_queue.basics.times import MAX_DELAY_MS, Seconds, duration_ms, from_ms
@@ -233,37 +234,19 @@ class Foreign:
         flags: list[bool | None] = [False] * len(rows)
         gaps = _Gaps()
         for shard, group in self._shards.grouped([row[0] for row in rows]):
-            sized = (
-                part
-                for chunk in chunks(group, AT_ONCE)
-                for part in by_size((index, rows[index][-1]) for index in chunk)
-            )
-            for part in sized:
-                chosen = [index for index, _ in part]
-                fields: list[Any] = []
-                for index in chosen:
-                    id_, _, due, _, record = rows[index]
-                    message = found[index][1]
-                    fields += [id_bytes(id_), due, *message.fields(gaps.right_of(message)), record]
-                reply = self._shards.store(shard, "delay/adopt", more=fields)
-                for index, flag in zip(chosen, reply, strict=True):
-                    flags[index] = OUTCOMES[flag]
-                gaps.add([found[index][1] for index in chosen if flags[index]])
+            taken = ((id_bytes(rows[index][0]), rows[index][2], found[index][1], rows[index][-1]) for index in group)
+            outcomes = _take(taken, gaps, partial(self._shards.store, shard, "delay/adopt"))
+            for index, outcome in zip(group, outcomes, strict=True):
+                flags[index] = outcome
         return flags
 
     def take_out(self, found: Sequence[ForeignMessage], server: Client) -> list[bool]:
         """Remove messages from their place in *server*. False: the message is not there any more."""
-        keys, gaps = self._shards[0].keys, _Gaps()
+        keys, calls = self._shards[0].keys, itertools.count(1)
         script = Scripts(server).bind("delay/adopt", keys, slot=keys.slot(os.urandom(8).hex()))
-        flags: list[bool] = []
-        calls = itertools.count(1)
-        sized = (part for chunk in chunks(found, AT_ONCE) for part in by_size((item, item.element) for item in chunk))
-        for part in sized:
-            fields = [field for item, _ in part for field in ("", 0, *item.fields(gaps.right_of(item)), "")]
-            _, reply = script(now=1, sequence=next(calls), more=fields)
-            flags += [OUTCOMES[flag] is True for flag in reply]
-            gaps.add([item for (item, _), flag in zip(part, reply, strict=True) if OUTCOMES[flag]])
-        return flags
+        rows = ((b"", 0, message, b"") for message in found)
+        outcomes = _take(rows, _Gaps(), lambda *, more: script(now=1, sequence=next(calls), more=more)[1])
+        return [outcome is True for outcome in outcomes]
 
     def bury(self, item: Push, *, reason: str, deliveries: int) -> bool:
         """Store *item*, which has an id, as a dead letter with so many deliveries; replace an older one with its id.
@@ -297,3 +280,17 @@ class _Gaps:
         for item in taken:
             if isinstance(item.place, int):
                 insort(self._places.setdefault(item.key, []), item.place)
+
+
+def _take(
+    rows: Iterable[tuple[bytes, int, ForeignMessage, bytes]], gaps: _Gaps, adopt: Callable[..., bytes]
+) -> Iterator[bool | None]:
+    """Call *adopt* with *rows*, each an id, a due time, a message and a record; yield the outcome of each."""
+    for chunk in chunks(rows, AT_ONCE):
+        for part in by_size(chunk, lambda row: len(row[2].element)):
+            more: list[Any] = []
+            for id_, due, message, record in part:
+                more += (id_, due, *message.fields(gaps.right_of(message)), record)
+            flags = [OUTCOMES[flag] for flag in adopt(more=more)]
+            gaps.add([row[2] for row, flag in zip(part, flags, strict=True) if flag])
+            yield from flags

@@ -47,19 +47,8 @@ def read_message(records: Records, row: Sequence[Any], lease: Lease | None) -> M
 def read_stats(reply: Sequence[Any]) -> QueueStats:
     """Return the reply of the script ``queue/stats``."""
     ready, delayed, in_flight, dead, quarantined, put, acked, redelivered, paused, oldest, put_back = reply
-    return QueueStats(
-        ready,
-        delayed,
-        in_flight,
-        dead,
-        quarantined,
-        put,
-        acked,
-        redelivered,
-        bool(paused),
-        from_ms(oldest) if oldest else None,
-        put_back,
-    )
+    at = from_ms(oldest) if oldest else None
+    return QueueStats(ready, delayed, in_flight, dead, quarantined, put, acked, redelivered, bool(paused), at, put_back)
 
 
 logger = logger_of(__name__)

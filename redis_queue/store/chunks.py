@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from redis_queue.errors import InvalidValueError
@@ -50,16 +50,17 @@ def check_many(values: Iterable[T], *, name: str) -> Iterable[T]:
     return values
 
 
-def by_size(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Yield *rows* (last field: a record) in lists of at most MAX_CALL_BYTES, or of one larger row."""
+def by_size(rows: Iterable[Row], size_of: Callable[[Row], int] = lambda row: len(row[-1])) -> Iterator[list[Row]]:
+    """Yield *rows* in lists of at most MAX_CALL_BYTES, or of one larger row; the last field is a record by default."""
     part: list[Row] = []
-    size = 0
+    total = 0
     for row in rows:
-        if part and size + len(row[-1]) > MAX_CALL_BYTES:
+        size = size_of(row)
+        if part and total + size > MAX_CALL_BYTES:
             yield part
-            part, size = [], 0
+            part, total = [], 0
         part.append(row)
-        size += len(row[-1])
+        total += size
     if part:
         yield part
 
