@@ -16,6 +16,7 @@ from redis_queue.errors import InvalidValueError
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Scripts
 from tests.support.clock import Clock
+from tests.support.wait import must
 
 PREFIX = "redis_queue"
 
@@ -47,8 +48,7 @@ def test_what_was_set_stays_until_it_is_reset(flows: Flows) -> None:
     assert flows.set("queue:mail", rate="1/s", burst=4).limits == Limits(limit=3, rate_ms=1000.0, burst=4)
     # A worker that starts declares again.
     flows.declare({"queue:mail": Flow(limit=20, rate="100/m")})
-    state = flows.get("queue:mail")
-    assert state is not None
+    state = must(flows.get("queue:mail"))
     assert state.limits == Limits(limit=3, rate_ms=1000.0, burst=4)
     assert state.declared == Limits(limit=20, rate_ms=600.0, burst=1)
     assert flows.set("queue:mail", limit=None, rate=None).limits == Limits(burst=4)

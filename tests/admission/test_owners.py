@@ -12,6 +12,7 @@ import redis
 from redis_queue.admission.owners import MOST_LISTED, Owner, Owners, field_of, new_token
 from redis_queue.errors import InvalidValueError, WrongTypeError
 from redis_queue.store.keys import FlowKeys
+from tests.support.wait import must
 
 PREFIX = "redis_queue"
 KEYS = FlowKeys(PREFIX)
@@ -52,8 +53,7 @@ class TestGet:
     def test_it_tells_task_state_and_end(self, owners: Owners, client: redis.Redis) -> None:
         before = datetime.now(timezone.utc)
         own(owners, "shop.sync", "order:7", task_id="first")
-        found = owners.get("shop.sync", "order:7")
-        assert found is not None
+        found = must(owners.get("shop.sync", "order:7"))
         assert (found.task, found.key, found.task_id, found.state) == ("shop.sync", "order:7", "first", "delayed")
         assert before + timedelta(seconds=59) < found.until < before + timedelta(seconds=90)
 
@@ -68,8 +68,7 @@ class TestGet:
     def test_a_task_without_keys_has_one(self, owners: Owners) -> None:
         assert owners.get("single") is None
         own(owners, "single", task_id="it")
-        found = owners.get("single")
-        assert found is not None
+        found = must(owners.get("single"))
         assert (found.key, found.task_id) == ("", "it")
 
     def test_nobody_owns_other_keys(self, owners: Owners) -> None:
@@ -92,8 +91,7 @@ class TestGet:
         field = field_of("shop.sync", "a")
         assert owners.acquire(field, new_token(), task_id="second", ttl_ms=MINUTE, replaces=True).replaces
         pass_time(client, "shop.sync", "a")
-        found = owners.get("shop.sync", "a")
-        assert found is not None
+        found = must(owners.get("shop.sync", "a"))
         assert (found.task_id, found.state) == ("first", "delayed")
         assert found.until > datetime.now(timezone.utc)
         assert owners.release("shop.sync", "a")
@@ -220,9 +218,7 @@ class TestRelease:
         assert owners.release("shop.sync", "a")
         assert keys(owners.list()) == [("shop.sync", "b")]
         own(owners, "shop.sync", "a", task_id="second")
-        found = owners.get("shop.sync", "a")
-        assert found is not None
-        assert found.task_id == "second"
+        assert must(owners.get("shop.sync", "a")).task_id == "second"
 
     def test_nobody_owned_it(self, owners: Owners) -> None:
         own(owners, "shop.sync", "a")

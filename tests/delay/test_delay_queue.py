@@ -18,6 +18,7 @@ from redis_queue.store.registry import Known, Registry
 from redis_queue.store.scripts import Scripts
 from tests.support.clock import Clock, when
 from tests.support.recording import record_reads
+from tests.support.wait import must
 
 
 @pytest.fixture
@@ -78,9 +79,7 @@ class TestPush:
     def test_due_at_may_have_any_time_zone(self, timed: DelayQueue) -> None:
         tokyo = timezone(timedelta(hours=9))
         timed.push("a", id="a", due_at=when(60).astimezone(tokyo))
-        entry = timed.get("a")
-        assert entry is not None
-        assert entry.due_at == when(60)
+        assert must(timed.get("a")).due_at == when(60)
 
     def test_a_fraction_of_a_millisecond_is_rounded_up(self, timed: DelayQueue) -> None:
         timed.push("a", id="a", due_at=when(1) + timedelta(microseconds=1))
@@ -247,13 +246,11 @@ class TestLook:
     def test_get_finds_an_entry_that_waits_or_is_held(self, timed: DelayQueue) -> None:
         assert timed.get("a") is None
         timed.push("x", id="a", delay=5)
-        waiting = timed.get("a")
-        assert waiting is not None
+        waiting = must(timed.get("a"))
         assert (waiting.payload, waiting.due_at, waiting.deliveries, waiting.lease) == ("x", when(5), 0, None)
         timed.run_now("a")
         (entry,) = timed.claim()
-        held = timed.get("a")
-        assert held is not None
+        held = must(timed.get("a"))
         assert (held.due_at, held.deliveries) == (when(60), 1)
         timed.nack(entry, dead=True)
         assert timed.get("a") is None
@@ -722,8 +719,7 @@ def test_the_time_is_that_of_the_server(client: redis.Redis, monkeypatch: pytest
     seconds, micros = client.time()
     now = datetime.fromtimestamp(seconds, timezone.utc) + timedelta(microseconds=micros - 1000)
     timed.push("a", id="a", delay=60)
-    entry = timed.get("a")
-    assert entry is not None
+    entry = must(timed.get("a"))
     assert now <= entry.put_at < now + timedelta(seconds=5)
     assert entry.due_at - entry.put_at == timedelta(seconds=60)
     assert timed.claim() == []

@@ -32,6 +32,7 @@ from redis_queue.store.scripts import BoundScript
 from tests.support.lua import CALL, FOLDER, Text, includes, names
 from tests.support.servers import RedisServer
 from tests.support.store.stage import Copy, Stage
+from tests.support.wait import must
 
 MAX_LINES = 150
 FOLDERS = ("admission", "broker", "delay", "lock", "monitor", "queue", "records")
@@ -443,8 +444,7 @@ def test_every_method_uses_keys_of_one_slot_and_of_the_documented_type(
     # The only script that a healthy queue never calls.
     records: Records = queue._records
     queue.put("broken")
-    broken = queue.get(block=False)
-    assert broken is not None
+    broken = must(queue.get(block=False))
     assert records.quarantine(broken, "on purpose")
 
     timed.foreign.bury(Push("buried", id="buried"), reason="on purpose", deliveries=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import Any, ClassVar, Final, NamedTuple
 
 import redis
@@ -27,6 +28,7 @@ delays = st.sampled_from((0, 0, 1, LEASE_MS))
 reasons = st.sampled_from(("", "why"))
 limits = st.sampled_from((1, 2, 3))
 works = st.sampled_from((1, MANY))
+names = st.integers(0, 2)
 
 
 class Issued(NamedTuple):
@@ -40,6 +42,7 @@ class Machine(RuleBasedStateMachine):
     """Runs each call on the queue and on the model."""
 
     server: ClassVar[redis.Redis]
+    model: Any
     alphabet: ClassVar[tuple[str, ...]]
 
     def __init__(self) -> None:
@@ -57,6 +60,61 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Close the connection of this example."""
         self._direct.close()
+
+    # --- calls of both queues ---
+
+    @property
+    def queue(self) -> Any:
+        """The client that makes the calls."""
+        return self.clients[0]
+
+    @rule(lease=leases, loss=losses)
+    @precondition(lambda self: self.in_flight() or self.seldom())
+    def ack(self, lease: int, loss: Loss) -> None:
+        """Ack an item with any lease, current or stale."""
+        (item,), held = self.pick([lease])
+        self.both(lambda: [self.queue.ack(item)], lambda: self.model.ack(held), loss)
+
+    @rule(many=st.lists(leases, min_size=2, max_size=4), loss=losses)
+    @precondition(lambda self: self.in_flight())
+    def ack_many(self, many: list[int], loss: Loss) -> None:
+        """Ack several items at once, with current and stale leases, some of them twice."""
+        items, held = self.pick(many)
+        self.both(lambda: self.queue.ack_many(items), lambda: self.model.ack(held), loss)
+
+    @rule(many=some_leases, delay=delays, reason=reasons, counted=st.booleans(), loss=losses)
+    @precondition(lambda self: self.in_flight())
+    def nack(self, many: list[int], delay: int, reason: str, counted: bool, loss: Loss) -> None:
+        """Give items back, with current and stale leases."""
+        self.give_back(many, delay, reason, "" if counted else "uncounted", loss)
+
+    @rule(lease=leases, reason=reasons, loss=losses)
+    @precondition(lambda self: self.in_flight())
+    def give_up(self, lease: int, reason: str, loss: Loss) -> None:
+        """Bury an item, with any lease."""
+        self.give_back([lease], 0, reason, "dead", loss)
+
+    @rule(lease=leases, length=st.sampled_from((1, LEASE_MS, 3 * LEASE_MS)), loss=losses)
+    @precondition(lambda self: self.in_flight())
+    def extend(self, lease: int, length: int, loss: Loss) -> None:
+        """Extend any lease."""
+        (item,), held = self.pick([lease])
+        shard, _ = self.part(item.id)
+        self.both(lambda: [self.queue.extend(item, length / 1000)], lambda: shard.extend(held, length), loss)
+
+    @rule(limit=works, loss=losses)
+    @precondition(lambda self: self.expired())
+    def put_back(self, limit: int, loss: Loss) -> None:
+        """Put back expired leases, if there are any."""
+        self.both(lambda: astuple(self.queue.put_back(limit)), lambda: self.model.put_back(limit), loss)
+
+    @rule(several=st.none() | st.lists(names, max_size=3), rate=st.sampled_from((None, 1000.0, 0.3)), loss=losses)
+    @precondition(lambda self: any(shard.dead for shard, _ in self.parts))
+    def redrive(self, several: list[int] | None, rate: float | None, loss: Loss) -> None:
+        """Redrive dead letters."""
+        ids = None if several is None else [self.known(name) for name in several]
+        gap = 1000 / rate if rate else 0.0
+        self.both(lambda: self.queue.redrive(ids, rate=rate), lambda: self.model.redrive(ids, gap), loss)
 
     # --- faults and invariants of both queues ---
 
@@ -137,13 +195,43 @@ class Machine(RuleBasedStateMachine):
         finally:
             self.server.execute_command("ACL", "SETUSER", "default", "+zadd")
 
+    def give_back(self, many: list[int], delay: int, reason: str, verdict: str, loss: Loss) -> None:
+        """Release on both sides."""
+        items, held = self.pick(many)
+        dead, counted = verdict == "dead", verdict != "uncounted"
+        self.both(
+            lambda: self.queue.nack_many(items, delay=delay / 1000, reason=reason, dead=dead, counted=counted),
+            lambda: self.model.release(held, delay=delay, reason=reason, dead=dead, counted=counted),
+            loss,
+        )
+
     def meanwhile_real(self, what: str) -> None:
-        """Act as another client while a call waits for its lost reply."""
-        raise NotImplementedError
+        """Act as the other client while a call waits for its lost reply."""
+        if what == "consume":
+            self.consume_real()
+        elif what == "expire":
+            self.clock.now += LEASE_MS
+            self.clients[1].put_back()
 
     def meanwhile_model(self, what: str) -> None:
         """Do the same in the model."""
+        if what == "consume":
+            self.consume_model()
+        elif what == "expire":
+            self.clock.now += LEASE_MS
+            self.model.put_back(MANY)
+
+    def consume_real(self) -> None:
+        """Claim and ack up to two items as the other client."""
         raise NotImplementedError
+
+    def consume_model(self) -> None:
+        """Do the same in the model."""
+        raise NotImplementedError
+
+    def known(self, name: int) -> str:
+        """Return an id."""
+        return self.alphabet[name % len(self.alphabet)]
 
     def elsewhere(self) -> dict[str, list[bytes]]:
         """Return the expected keys of Redis besides those of the queue."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import astuple
 from typing import Any, ClassVar
 
 import pytest
@@ -16,9 +15,8 @@ from redis_queue import DelayQueue, Entry, Settings
 from redis_queue.delay.model import OnConflict, Push
 from redis_queue.store.keys import Keys
 from tests.property.harness import LEASE_MS, NO_LOSS, Loss, moment, ms, profile, timeout, token_number
-from tests.property.machine import Issued, Machine, delays, leases, limits, losses, reasons, some_leases, works
+from tests.property.machine import Issued, Machine, limits, losses, names, works
 from tests.property.model_delay import DelayModel, DelayShard, Pushed, Taken
-from tests.property.model_shard import MANY
 from tests.support.clock import START
 
 NAME = "d"
@@ -26,7 +24,6 @@ LISTS = ("to", "other")
 
 Seen = tuple[str, Any, dict[str, Any], int, int, "str | None", int, int, int]
 
-names = st.integers(0, 2)
 some_names = st.lists(names, min_size=1, max_size=3)
 conflicts = st.sampled_from(("replace", "keep", "error"))
 ages = st.sampled_from((0, 0, 1, LEASE_MS))
@@ -51,12 +48,6 @@ class DelayMachine(Machine):
         ]
         self.turns: Counter[int] = Counter()
         self.cursors = ["0:a", f"{START}:a"]
-
-    @property
-    def queue(self) -> DelayQueue:
-        """The client that makes the calls."""
-        queue: DelayQueue = self.clients[0]
-        return queue
 
     @initialize(dead=st.booleans(), broken=st.booleans())
     def start(self, dead: bool, broken: bool) -> None:
@@ -158,58 +149,7 @@ class DelayMachine(Machine):
         """Move entries to their destinations."""
         self.both(lambda: self.queue.move_due(limit), lambda: self.model.move_due(limit), loss)
 
-    @rule(lease=leases, loss=losses)
-    @precondition(lambda self: self.in_flight() or self.seldom())
-    def ack(self, lease: int, loss: Loss) -> None:
-        """Ack an entry with any lease, current or stale."""
-        (entry,), held = self.pick([lease])
-        self.both(lambda: [self.queue.ack(entry)], lambda: self.model.ack(held), loss)
-
-    @rule(many=st.lists(leases, min_size=2, max_size=4), loss=losses)
-    @precondition(Machine.in_flight)
-    def ack_many(self, many: list[int], loss: Loss) -> None:
-        """Ack several entries at once, with current and stale leases, some of them twice."""
-        entries, held = self.pick(many)
-        self.both(lambda: self.queue.ack_many(entries), lambda: self.model.ack(held), loss)
-
-    @rule(many=some_leases, delay=delays, reason=reasons, counted=st.booleans(), loss=losses)
-    @precondition(Machine.in_flight)
-    def release(self, many: list[int], delay: int, reason: str, counted: bool, loss: Loss) -> None:
-        """Release entries, with current and stale leases."""
-        self.give_back(many, delay, reason, "" if counted else "uncounted", loss)
-
-    @rule(lease=leases, reason=reasons, loss=losses)
-    @precondition(Machine.in_flight)
-    def give_up(self, lease: int, reason: str, loss: Loss) -> None:
-        """Bury an entry, with any lease."""
-        self.give_back([lease], 0, reason, "dead", loss)
-
-    @rule(lease=leases, length=st.sampled_from((1, LEASE_MS, 3 * LEASE_MS)), loss=losses)
-    @precondition(Machine.in_flight)
-    def extend(self, lease: int, length: int, loss: Loss) -> None:
-        """Extend any lease."""
-        (entry,), ((id_, number),) = self.pick([lease])
-        self.both(
-            lambda: [self.queue.extend(entry, length / 1000)],
-            lambda: self.model.shard(id_).extend([(id_, number)], length),
-            loss,
-        )
-
     # --- upkeep ---
-
-    @rule(limit=works, loss=losses)
-    @precondition(Machine.expired)
-    def put_back(self, limit: int, loss: Loss) -> None:
-        """Put back expired leases, if there are any."""
-        self.both(lambda: astuple(self.queue.put_back(limit)), lambda: self.model.put_back(limit), loss)
-
-    @rule(several=st.none() | some_names, rate=st.sampled_from((None, 1000.0, 0.3)), loss=losses)
-    @precondition(lambda self: any(shard.dead for shard in self.model.shards))
-    def redrive(self, several: list[int] | None, rate: float | None, loss: Loss) -> None:
-        """Redrive dead letters."""
-        ids = None if several is None else [self.known(name) for name in several]
-        gap = 1000 / rate if rate else 0.0
-        self.both(lambda: self.queue.redrive(ids, rate=rate), lambda: self.model.redrive(ids, gap), loss)
 
     @rule(places=st.sampled_from(((), ("dead",), ("quarantine", "dead"), ("waiting", "quarantine"))), loss=losses)
     @precondition(Machine.seldom)
@@ -345,16 +285,6 @@ class DelayMachine(Machine):
         else:
             self.both(lambda: list(map(seen, real())), lambda: list(map(taken_seen, model())))
 
-    def give_back(self, many: list[int], delay: int, reason: str, verdict: str, loss: Loss) -> None:
-        """Release on both sides."""
-        entries, held = self.pick(many)
-        dead, counted = verdict == "dead", verdict != "uncounted"
-        self.both(
-            lambda: self.queue.nack_many(entries, delay=delay / 1000, reason=reason, dead=dead, counted=counted),
-            lambda: self.model.release(held, delay=delay, reason=reason, dead=dead, counted=counted),
-            loss,
-        )
-
     def turn(self, client: int = 0) -> int:
         """Return the number of a client's next claim: each starts with another shard."""
         key = id(self.clients[client])
@@ -366,10 +296,6 @@ class DelayMachine(Machine):
         delay, offset = at
         due = None if offset is None else self.clock.now + offset
         return Pushed(self.storable(self.known(name)), self.body(), delay, due)
-
-    def known(self, name: int) -> str:
-        """Return an id."""
-        return self.alphabet[name % len(self.alphabet)]
 
     def readable(self, id_: str) -> bool:
         """Tell whether a record can be read."""
@@ -388,21 +314,13 @@ class DelayMachine(Machine):
         """Return the destinations."""
         return {**self.model.destinations, **{name: [b"no list"] for name in self.model.broken}}
 
-    def meanwhile_real(self, what: str) -> None:
-        """Act as the other client while a call waits for its lost reply."""
-        if what == "consume":
-            self.clients[1].pop(2)
-        elif what == "expire":
-            self.clock.now += LEASE_MS
-            self.clients[1].put_back()
+    def consume_real(self) -> None:
+        """Pop as the other client."""
+        self.clients[1].pop(2)
 
-    def meanwhile_model(self, what: str) -> None:
+    def consume_model(self) -> None:
         """Do the same in the model."""
-        if what == "consume":
-            self.model.pop(self.turn(1), 2, 0)
-        elif what == "expire":
-            self.clock.now += LEASE_MS
-            self.model.put_back(MANY)
+        self.model.pop(self.turn(1), 2, 0)
 
 
 class ShardedDelayMachine(DelayMachine):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple
 from typing import Any, ClassVar
 
 import pytest
@@ -14,9 +13,9 @@ from hypothesis.stateful import initialize, invariant, precondition, rule, run_s
 from redis_queue import Message, RedisQueue, Settings
 from redis_queue.store.keys import Keys
 from tests.property.harness import LEASE_MS, NO_LOSS, Loss, ms, profile, timeout, token_number
-from tests.property.machine import Issued, Machine, delays, leases, limits, losses, reasons, works
+from tests.property.machine import Issued, Machine, delays, leases, limits, losses, works
 from tests.property.model_queue import Put, QueueModel
-from tests.property.model_shard import MANY, Claim, Row
+from tests.property.model_shard import Claim, Row
 
 NAME = "q"
 IDS = ("a", "b")
@@ -41,12 +40,6 @@ class QueueMachine(Machine):
         self.model = QueueModel(self.wire, self.clock, self.settings)
         self.parts = [(self.model, Keys(self.settings.prefix, "queue", NAME))]
 
-    @property
-    def queue(self) -> RedisQueue:
-        """The client that makes the calls."""
-        queue: RedisQueue = self.clients[0]
-        return queue
-
     @initialize(dead=st.booleans())
     def start(self, dead: bool) -> None:
         """Start with one message in flight and the other ready, or the other dead."""
@@ -55,7 +48,7 @@ class QueueMachine(Machine):
             if number == 0 or dead:
                 self.claim(lambda: self.queue.get_many(1), 1, NO_LOSS)
         if dead:
-            self.release([0], 0, "why", "dead", NO_LOSS)
+            self.give_back([0], 0, "why", "dead", NO_LOSS)
 
     # --- producers ---
 
@@ -93,44 +86,11 @@ class QueueMachine(Machine):
         self.model.meta["claims"] += 1
 
     @rule(lease=leases, loss=losses)
-    @precondition(lambda self: self.model.in_flight or self.seldom())
-    def ack(self, lease: int, loss: Loss) -> None:
-        """Ack a message with any lease, current or stale."""
+    @precondition(Machine.in_flight)
+    def check(self, lease: int, loss: Loss) -> None:
+        """Check any lease."""
         (message,), held = self.pick([lease])
-        self.both(lambda: [self.queue.ack(message)], lambda: self.model.ack(held), loss)
-
-    @rule(many=st.lists(leases, min_size=2, max_size=4), loss=losses)
-    @precondition(Machine.in_flight)
-    def ack_many(self, many: list[int], loss: Loss) -> None:
-        """Ack several messages at once, with current and stale leases, some of them twice."""
-        messages, held = self.pick(many)
-        self.both(lambda: self.queue.ack_many(messages), lambda: self.model.ack(held), loss)
-
-    @rule(
-        many=st.lists(leases, min_size=1, max_size=3), delay=delays, reason=reasons, counted=st.booleans(), loss=losses
-    )
-    @precondition(Machine.in_flight)
-    def nack(self, many: list[int], delay: int, reason: str, counted: bool, loss: Loss) -> None:
-        """Nack messages, with current and stale leases."""
-        self.release(many, delay, reason, "" if counted else "uncounted", loss)
-
-    @rule(lease=leases, reason=reasons, loss=losses)
-    @precondition(Machine.in_flight)
-    def give_up(self, lease: int, reason: str, loss: Loss) -> None:
-        """Bury a message, with any lease."""
-        self.release([lease], 0, reason, "dead", loss)
-
-    @rule(lease=leases, length=st.sampled_from((0, 1, LEASE_MS, 3 * LEASE_MS)), loss=losses)
-    @precondition(Machine.in_flight)
-    def extend(self, lease: int, length: int, loss: Loss) -> None:
-        """Extend any lease, or only check it."""
-        (message,), held = self.pick([lease])
-        ask, extend = self.queue.still_mine, self.queue.extend
-        self.both(
-            lambda: [extend(message, length / 1000) if length else ask(message)],
-            lambda: self.model.extend(held, length),
-            loss,
-        )
+        self.both(lambda: [self.queue.still_mine(message)], lambda: self.model.extend(held, 0), loss)
 
     @rule(lease=leases, loss=losses)
     @precondition(lambda self: self.model.in_flight and self.seldom())
@@ -146,23 +106,10 @@ class QueueMachine(Machine):
     # --- upkeep ---
 
     @rule(limit=works, loss=losses)
-    @precondition(Machine.expired)
-    def put_back(self, limit: int, loss: Loss) -> None:
-        """Put back expired leases, if there are any."""
-        self.both(lambda: astuple(self.queue.put_back(limit)), lambda: self.model.put_back(limit), loss)
-
-    @rule(limit=works, loss=losses)
     @precondition(lambda self: self.model.due(self.clock.now) or (self.model.waiting and self.seldom()))
     def promote(self, limit: int, loss: Loss) -> None:
         """Promote delayed messages, if any are due."""
         self.both(lambda: self.queue.promote(limit), lambda: self.model.promote(limit), loss)
-
-    @rule(names=st.none() | st.lists(ids, max_size=3), rate=st.sampled_from((None, 1000.0, 0.3)), loss=losses)
-    @precondition(lambda self: self.model.dead)
-    def redrive(self, names: list[str] | None, rate: float | None, loss: Loss) -> None:
-        """Redrive dead letters."""
-        gap = 1000 / rate if rate else 0.0
-        self.both(lambda: self.queue.redrive(names, rate=rate), lambda: self.model.redrive(names, gap), loss)
 
     @rule(places=st.sampled_from(((), ("ready",), ("delayed",), ("dead",), ("quarantine", "dead"))), loss=losses)
     @precondition(lambda self: self.seldom() and (self.model.placed or self.model.quarantine))
@@ -235,33 +182,15 @@ class QueueMachine(Machine):
         self.both(lambda: order(remember()), lambda: order([row_seen(*found) for found in self.model.get(limit)]), loss)
         self.issued += [Issued(message, self.life) for message in claimed]
 
-    def release(self, many: list[int], delay: int, reason: str, verdict: str, loss: Loss) -> None:
-        """Release on both sides."""
-        messages, held = self.pick(many)
-        dead, counted = verdict == "dead", verdict != "uncounted"
-        self.both(
-            lambda: self.queue.nack_many(messages, delay=delay / 1000, reason=reason, dead=dead, counted=counted),
-            lambda: self.model.release(held, delay=delay, reason=reason, dead=dead, counted=counted),
-            loss,
-        )
-
-    def meanwhile_real(self, what: str) -> None:
-        """Act as the other client while a call waits for its lost reply."""
+    def consume_real(self) -> None:
+        """Claim and ack as the other client."""
         other = self.clients[1]
-        if what == "consume":
-            other.ack_many(other.get_many(2))
-        elif what == "expire":
-            self.clock.now += LEASE_MS
-            other.put_back()
+        other.ack_many(other.get_many(2))
 
-    def meanwhile_model(self, what: str) -> None:
+    def consume_model(self) -> None:
         """Do the same in the model."""
-        if what == "consume":
-            if found := self.model.get(2):
-                self.model.ack([(row.id, claim.number) for row, claim in found])
-        elif what == "expire":
-            self.clock.now += LEASE_MS
-            self.model.put_back(MANY)
+        if found := self.model.get(2):
+            self.model.ack([(row.id, claim.number) for row, claim in found])
 
 
 class BoundedQueueMachine(QueueMachine):

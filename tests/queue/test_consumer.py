@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -285,7 +285,29 @@ def test_a_permanent_error_ends_the_consumer(queue: RedisQueue) -> None:
         Consumer(queue, lambda _: None, concurrency=3).run()
 
 
-def test_a_consumer_survives_a_restart_of_redis_and_acks_finished_messages() -> None:
+@contextmanager
+def restarting(server: RedisServer, _: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Kill the server, and start it again after the block."""
+    server.kill()
+    yield
+    server.restart()
+
+
+@contextmanager
+def refusing_writes(server: RedisServer, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Let the server refuse writes until an ack was refused after the block."""
+    with server.client() as client:
+        client.config_set("min-replicas-to-write", 1)
+        yield
+        wait_until(lambda: "cannot settle yet" in caplog.text, description="a refused ack")
+        client.config_set("min-replicas-to-write", 0)
+
+
+@pytest.mark.parametrize("outage", [restarting, refusing_writes])
+def test_a_consumer_survives_an_outage_and_acks_finished_messages(
+    outage: Callable[[RedisServer, pytest.LogCaptureFixture], AbstractContextManager[None]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with RedisServer(aof="always") as server:
         queue = RedisQueue("work", server.client(), poll_interval=0.1)
         started, release, seen = threading.Event(), threading.Event(), []
@@ -298,35 +320,12 @@ def test_a_consumer_survives_a_restart_of_redis_and_acks_finished_messages() -> 
         queue.put_many(["before", "after"])
         with running(queue, handle):
             assert started.wait(10)
-            server.kill()
-            release.set()
-            server.restart()
+            with outage(server, caplog):
+                release.set()
             wait_until(lambda: is_empty(queue), description="an empty queue")
 
         assert seen == ["before", "after"]
         assert queue.stats().acked == 2
-
-
-def test_a_consumer_waits_while_redis_refuses_writes(caplog: pytest.LogCaptureFixture) -> None:
-    with RedisServer() as server, server.client() as client:
-        queue = RedisQueue("work", client, poll_interval=0.1)
-        started, release, seen = threading.Event(), threading.Event(), []
-
-        def handle(message: Message) -> None:
-            seen.append(message.body)
-            started.set()
-            assert release.wait(30)
-
-        queue.put_many(["before", "after"])
-        with running(queue, handle):
-            assert started.wait(10)
-            client.config_set("min-replicas-to-write", 1)
-            release.set()
-            wait_until(lambda: "cannot settle yet" in caplog.text, description="a refused ack")
-            client.config_set("min-replicas-to-write", 0)
-            wait_until(lambda: queue.stats().acked == 2, description="both to be acked")
-
-        assert seen == ["before", "after"]
 
 
 def test_a_killed_connection_does_not_stop_a_blocked_consumer(queue: RedisQueue) -> None:

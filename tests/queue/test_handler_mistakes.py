@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from redis_queue import Consumer, Dead, InvalidValueError, Message, Nack, RedisQueue
+from tests.support.wait import must
 
 
 @pytest.fixture
@@ -56,25 +57,20 @@ class TestReasons:
 
         queue.purge("dead")
         run_one(queue, raising(Nack(reason)))
-        item = queue.look("k")
-        assert item is not None
+        item = must(queue.look("k"))
         assert (item.state, item.reason) == ("ready", text)
 
     def test_an_exception_without_text_is_named(self, queue: RedisQueue) -> None:
         run_one(queue, raising(MuteError()))
-        item = queue.look("k")
-        assert item is not None
+        item = must(queue.look("k"))
         assert (item.state, item.reason) == ("delayed", "MuteError")
 
     @pytest.mark.parametrize(("reason", "text"), [(None, ""), (KeyError("x"), "KeyError: 'x'")])
     def test_nack_accepts_any_reason(self, queue: RedisQueue, reason: Any, text: str) -> None:
         queue.put(1, dedupe_key="k")
-        message = queue.get()
-        assert message is not None
+        message = must(queue.get())
         assert queue.nack(message, reason=reason)
-        item = queue.look("k")
-        assert item is not None
-        assert item.reason == text
+        assert must(queue.look("k")).reason == text
 
 
 class TestDelays:
@@ -86,8 +82,7 @@ class TestDelays:
     ) -> None:
         queue.put("body", dedupe_key="k")
         for _ in range(3):
-            message = queue.get()
-            assert message is not None
+            message = must(queue.get())
             queue.nack(message)
         with caplog.at_level(logging.ERROR):
             run_one(queue, raising(ValueError("x")), retry_delay=delays)
@@ -132,8 +127,7 @@ class TestHandlersThatDoNotRun:
             return function(message)
 
         run_one(queue, handle)
-        item = queue.look("k")
-        assert item is not None
+        item = must(queue.look("k"))
         assert item.state == "delayed"
         assert "code did not run" in item.reason
 
@@ -158,14 +152,12 @@ class TestVerdictsInLease:
         queue.put("body", dedupe_key="k")
         with pytest.raises(Nack), queue.lease():
             raise Nack("busy", delay=30, counted=False)
-        item = queue.look("k")
-        assert item is not None
+        item = must(queue.look("k"))
         assert (item.state, item.deliveries, item.reason) == ("delayed", 0, "busy")
 
     def test_any_other_exception_releases_the_message_at_once(self, queue: RedisQueue) -> None:
         queue.put("body", dedupe_key="k")
         with pytest.raises(MuteError), queue.lease():
             raise MuteError
-        item = queue.look("k")
-        assert item is not None
+        item = must(queue.look("k"))
         assert (item.state, item.reason) == ("ready", "MuteError")

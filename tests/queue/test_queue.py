@@ -23,7 +23,7 @@ from redis_queue.store.script_files import load
 from redis_queue.store.scripts import Scripts
 from tests.support.clock import START, Clock
 from tests.support.recording import record_reads
-from tests.support.wait import wait_until
+from tests.support.wait import must, wait_until
 
 KEYS = Keys("redis_queue", "queue", "orders")
 
@@ -49,12 +49,6 @@ def queue(make: Callable[..., RedisQueue]) -> RedisQueue:
 def live(client: redis.Redis) -> RedisQueue:
     """A queue on the server's clock that polls only every 30 seconds."""
     return RedisQueue("orders", client, poll_interval=30)
-
-
-def must(message: Message | None) -> Message:
-    """Return *message*; fail if there is none."""
-    assert message is not None
-    return message
 
 
 def bodies(messages: list[Message]) -> list[Any]:

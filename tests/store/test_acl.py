@@ -20,11 +20,11 @@ from redis_queue.doctor.roles import ROLES, Role
 from redis_queue.operate.audit import Audit
 from redis_queue.store.script_files import all_scripts, load
 from redis_queue.store.scripts import load_scripts, missing_scripts
-from tests.support.acl import ACTION, ACTS, rules_of
+from tests.support.acl import ACTION, ACTS, is_redis_6, rules_of, set_user
 from tests.support.cluster import RedisCluster
 from tests.support.paths import ROOT
 from tests.support.recording import record_commands
-from tests.support.servers import RedisServer, client_options
+from tests.support.servers import RedisServer
 from tests.support.store.stage import snapshot
 from tests.support.wait import wait_until
 
@@ -34,34 +34,6 @@ AUDIT = b"redis_queue:audit"
 each_role = pytest.mark.parametrize("role", ROLES, ids=[role.name for role in ROLES])
 
 Limit = Callable[[str], redis.Redis]
-
-
-BEGIN = ("reset", "resetchannels", "on", ">pw")
-
-
-def rules_for(client: redis.Redis, rules: str) -> list[str]:
-    """Return *rules* in the form of the server's version: Redis 6.2 has no read-only patterns."""
-    return (rules.replace("%R~", "~") if is_redis_6(client) else rules).split()
-
-
-def is_redis_6(client: redis.Redis) -> bool:
-    return str(client.info("server")["redis_version"]).startswith("6.")
-
-
-@pytest.fixture
-def limited(redis_server: RedisServer, client: redis.Redis) -> Iterator[Limit]:
-    """Create a user with the given rules and return its client."""
-    clients: list[redis.Redis] = []
-
-    def make(rules: str) -> redis.Redis:
-        client.execute_command("ACL", "SETUSER", "limited", *BEGIN, *rules_for(client, rules))
-        clients.append(redis.Redis.from_url(redis_server.url, username="limited", password="pw", **client_options()))
-        return clients[-1]
-
-    yield make
-    for one in clients:
-        one.close()
-    client.execute_command("ACL", "DELUSER", "limited")
 
 
 def queues(client: redis.Redis) -> tuple[RedisQueue, DelayQueue]:
@@ -252,8 +224,7 @@ def test_in_a_cluster_the_scripts_are_loaded_into_every_node(
     for node in nodes:
         node.script_flush()
         for name in ("loader", "producer"):
-            rules = f"{rules_of(name)} {more}"
-            node.execute_command("ACL", "SETUSER", name, *BEGIN, *rules_for(node, rules))
+            set_user(node, name, f"{rules_of(name)} {more}")
 
     def user(name: str) -> redis.RedisCluster:
         (host, port), *_ = cluster.nodes
@@ -296,8 +267,7 @@ def app_of(redis_server: RedisServer, client: redis.Redis) -> Iterator[AppOf]:
 
     def make(*names: str, more: str = "", **settings: Any) -> Celery:
         user = "-".join(names)
-        rules = " ".join([*map(rules_of, names), more])
-        client.execute_command("ACL", "SETUSER", user, *BEGIN, *rules_for(client, rules))
+        set_user(client, user, " ".join([*map(rules_of, names), more]))
         load_scripts(client)
         app = Celery("tests", broker=f"redis+socket://{socket}", set_as_current=False)
         app.conf.update(redis_queue_url=f"unix://{user}:pw@{socket}", **settings)

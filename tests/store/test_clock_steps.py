@@ -11,7 +11,7 @@ import redis
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.delay.model import Push
 from tests.support.faketime import ClockServer
-from tests.support.wait import wait_until
+from tests.support.wait import must, wait_until
 
 HOUR = 3600
 LEASE = 600
@@ -128,8 +128,7 @@ class TestBackward:
         assert [message.body for message in queue.get_many(10)] == ["ready"]
 
     def test_a_lease_is_never_shortened_by_an_extend(self, server: ClockServer, queue: RedisQueue) -> None:
-        held = queue.get(block=False)
-        assert held is not None
+        held = must(queue.get(block=False))
         server.set_clock(-HOUR)
         assert queue.extend(held)
         server.set_clock(0)
@@ -140,8 +139,7 @@ class TestBackward:
         self, server: ClockServer, queue: RedisQueue
     ) -> None:
         server.set_clock(-HOUR)
-        held = queue.get(block=False)
-        assert held is not None
+        held = must(queue.get(block=False))
         assert queue.put_back().returned == 0
         server.set_clock(0)
         assert queue.put_back().returned == 1
@@ -154,8 +152,7 @@ class TestBackward:
         server.set_clock(-HOUR)
         assert queue.get(block=False) is None
         queue.put("meanwhile", delay=0.001)
-        message = queue.get(timeout=10)
-        assert message is not None
+        message = must(queue.get(timeout=10))
         assert message.body == "meanwhile"
         assert queue.ack(message)
         assert queue.get(block=False) is None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from redis_queue import ConfigurationError, DelayQueue, Message, PutBack, RedisQueue, StoreUnavailableError, connect
+from redis_queue import ConfigurationError, DelayQueue, PutBack, RedisQueue, StoreUnavailableError, connect
 from redis_queue.delay.model import Push
 from redis_queue.store.keys import Keys
 from redis_queue.store.registry import Registry
@@ -20,17 +20,11 @@ from tests.support.cluster import RedisCluster
 from tests.support.ports import HOST
 from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer, replication_of, wait_until_replicated
-from tests.support.wait import wait_until
+from tests.support.wait import must, wait_until
 
 ORDERS = Keys("redis_queue", "queue", "orders")
 
 Client = redis.Redis | redis.RedisCluster
-
-
-def must(message: Message | None) -> Message:
-    """Return *message*; fail if there is none."""
-    assert message is not None
-    return message
 
 
 def blocked(server: RedisServer) -> int:
@@ -51,8 +45,15 @@ def persist(call: Callable[[], Any]) -> Any:
     return wait_until(attempt, description="Redis to be back")[0]
 
 
-def use_every_method_of_a_queue(client: Client) -> None:
-    """Call every method of a RedisQueue."""
+@pytest.fixture(params=["cluster_client", "sentinel_client"])
+def each_client(request: pytest.FixtureRequest) -> Client:
+    """A client of a Cluster, and one that found its server with Sentinel."""
+    client: Client = request.getfixturevalue(request.param)
+    return client
+
+
+def test_every_method_of_a_queue(each_client: Client) -> None:
+    client = each_client
     queue = RedisQueue("orders", client, max_deliveries=2)
     ids = queue.put_many([{"n": number} for number in range(5)])
     queue.put("again", dedupe_key=ids[0])
@@ -82,9 +83,8 @@ def use_every_method_of_a_queue(client: Client) -> None:
     assert Registry(Scripts(client), "redis_queue").all()[-1].name == "orders"
 
 
-def use_every_method_of_a_delay_queue(client: Client) -> None:
-    """Call every method of a DelayQueue."""
-    timed = DelayQueue("orders", client, shards=4, max_deliveries=2)
+def test_every_method_of_a_delay_queue(each_client: Client) -> None:
+    timed = DelayQueue("orders", each_client, shards=4, max_deliveries=2)
     timed.push_many([Push(number, id=f"e{number:02}", delay=0 if number < 20 else 60) for number in range(40)])
     assert len(timed) == 40
     assert sorted(entry.id for entry in timed) == [f"e{number:02}" for number in range(40)]
@@ -100,8 +100,7 @@ def use_every_method_of_a_delay_queue(client: Client) -> None:
     assert len(timed.dead_letters()) == 10
     assert timed.redrive() == 10
     assert len(timed.pop(500)) == 10
-    entry = timed.get("e38")
-    assert entry is not None
+    entry = must(timed.get("e38"))
     assert timed.list(after=timed.cursor(entry)) == []
     assert timed.next_due() is not None
     assert timed.purge() == 18
@@ -109,12 +108,6 @@ def use_every_method_of_a_delay_queue(client: Client) -> None:
 
 
 class TestCluster:
-    def test_a_queue_does_everything(self, cluster_client: redis.RedisCluster) -> None:
-        use_every_method_of_a_queue(cluster_client)
-
-    def test_a_delay_queue_does_everything(self, cluster_client: redis.RedisCluster) -> None:
-        use_every_method_of_a_delay_queue(cluster_client)
-
     @pytest.mark.usefixtures("cluster_client")
     def test_a_url_is_enough(self, cluster: RedisCluster) -> None:
         queue = RedisQueue("orders", cluster.url)
@@ -201,12 +194,6 @@ def sentinel_url(sentinel: SentinelSet) -> str:
 
 
 class TestSentinel:
-    def test_a_queue_does_everything(self, sentinel_client: redis.Redis) -> None:
-        use_every_method_of_a_queue(sentinel_client)
-
-    def test_a_delay_queue_does_everything(self, sentinel_client: redis.Redis) -> None:
-        use_every_method_of_a_delay_queue(sentinel_client)
-
     def test_each_form_of_url_works(self, sentinel: SentinelSet, sentinel_client: redis.Redis) -> None:
         RedisQueue("orders", sentinel_url(sentinel)).put("ours")
         RedisQueue("orders", sentinel.url).put("the other name")

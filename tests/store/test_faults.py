@@ -28,8 +28,8 @@ from tests.support.clock import Clock
 from tests.support.paths import ROOT
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer, client_options
-from tests.support.store.stage import COUNTS, LATER, VERBS, Copy, Stage, load_scripts, state, verbs
-from tests.support.wait import wait_until
+from tests.support.store.stage import COUNTS, LATER, VERBS, Stage, rehearse, state, verbs
+from tests.support.wait import must, wait_until
 
 
 class TestFailureAfterClaim:
@@ -44,9 +44,7 @@ class TestFailureAfterClaim:
 
         queue = stage.on(stage.queue.client, later=LATER).queue
         monkeypatch.setattr(queue._records, "run", fail)
-        message = queue.get(block=False)
-        assert message is not None
-        assert message.body == "ready"
+        assert must(queue.get(block=False)).body == "ready"
         assert queue.get(block=False) is not None
         with pytest.raises(failure):
             queue.get(block=False)
@@ -55,15 +53,10 @@ class TestFailureAfterClaim:
 class TestScriptFlush:
     @verbs
     def test_every_verb_loads_its_script(self, client: redis.Redis, verb: str) -> None:
-        act = VERBS[verb]
-        stage = Stage(client)
-        copy = Copy(client)
-        answer = act.call(stage.on(client, later=act.later))
-        expected = state(client)
-        copy.restore()
+        known = rehearse(client, verb)
         client.script_flush()
-        assert act.call(stage.on(client, later=act.later)) == answer
-        assert state(client) == expected
+        assert VERBS[verb].call(known.stage.on(client)) == known.answer
+        assert state(client) == known.after
 
     def test_a_push_of_many_chunks_works(self, client: redis.Redis) -> None:
         timed = DelayQueue("orders", client)
@@ -85,20 +78,13 @@ class TestLostReply:
     def test_it_has_one_effect_and_the_true_answer(
         self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis, verb: str, losses: int
     ) -> None:
-        act = VERBS[verb]
-        script = load(act.script)
-        load_scripts(client)
-        stage = Stage(client)
-        copy = Copy(client)
-        answer = act.call(stage.on(client, later=act.later))
-        expected = state(client)
-        copy.restore()
-        proxy.drop_next_reply(losses, matching=script.sha.encode())
-        found = act.call(stage.on(through, later=act.later))
+        known = rehearse(client, verb)
+        proxy.drop_next_reply(losses, matching=known.sha)
+        found = VERBS[verb].call(known.stage.on(through))
         assert proxy.pending_drops == 0
-        assert state(client) == expected
+        assert state(client) == known.after
         if verb not in COUNTS:
-            assert found == answer
+            assert found == known.answer
 
     def test_a_processed_message_is_not_put_again(
         self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis, pool: ThreadPoolExecutor
@@ -166,9 +152,7 @@ class TestLostReply:
         queue.peek()
         RedisQueue("warm", client).get(block=False)
         proxy.drop_next_reply(matching=load("queue/get").sha.encode())
-        message = RedisQueue("orders", through).get(block=False)
-        assert message is not None
-        assert message.body == "good"
+        assert must(RedisQueue("orders", through).get(block=False)).body == "good"
 
     def test_a_redrive_of_many_returns_all(self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis) -> None:
         queue = RedisQueue("orders", client, max_deliveries=1)
@@ -214,8 +198,7 @@ class TestLostReply:
         assert queue.stats().paused
         assert queue.get(timeout=0.05) is None
         queue.resume()
-        message = queue.get(timeout=5)
-        assert message is not None
+        message = must(queue.get(timeout=5))
         assert queue.ack(message)
         assert queue.get(timeout=0.05) is None
         assert proxy.pending_drops == 0
@@ -224,18 +207,13 @@ class TestLostReply:
     def test_a_connection_that_was_cut_while_idle_is_replaced_silently(
         self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis, verb: str
     ) -> None:
-        act = VERBS[verb]
-        stage = Stage(client)
-        copy = Copy(client)
-        answer = act.call(stage.on(client, later=act.later))
-        expected = state(client)
-        copy.restore()
-        behind = stage.on(through, later=act.later)
+        known = rehearse(client, verb)
+        behind = known.stage.on(through)
         behind.queue.stats()
         behind.timed.stats()
         proxy.cut()
-        assert act.call(behind) == answer
-        assert state(client) == expected
+        assert VERBS[verb].call(behind) == known.answer
+        assert state(client) == known.after
 
 
 def wait_until_blocked(client: redis.Redis, number: int = 1) -> None:
@@ -255,8 +233,7 @@ class TestBlockedGet:
             wait_until_blocked(client, 0)
         wait_until_blocked(client)
         RedisQueue("orders", client).put("hello")
-        message = future.result(5)
-        assert message is not None
+        message = must(future.result(5))
         assert (message.body, message.deliveries) == ("hello", 1)
 
     def test_a_call_works_after_all_idle_connections_were_cut(
@@ -276,15 +253,13 @@ class TestBlockedGet:
         with RedisServer(aof="always") as server, server.client() as client:
             queue = RedisQueue("orders", server.url)
             queue.put("before")
-            held = queue.get(block=False)
-            assert held is not None
+            held = must(queue.get(block=False))
             future = pool.submit(queue.get, timeout=30)
             wait_until_blocked(client)
             server.restart()
             wait_until_blocked(client)
             RedisQueue("orders", server.url).put("after")
-            message = future.result(10)
-            assert message is not None
+            message = must(future.result(10))
             assert message.body == "after"
             assert queue.ack_many([held, message]) == [True, True]
             assert queue.stats().acked == 2
@@ -305,9 +280,7 @@ class TestBlockedGet:
                     queue.put("refused")
                 assert not future.done()
                 server.restart()
-            message = future.result(10)
-            assert message is not None
-            assert message.body == "kept"
+            assert must(future.result(10)).body == "kept"
             assert caplog.text.count("Redis is away") < 20, "the attempts must have pauses"
 
     def test_consume_survives_restarts_of_the_server(self, pool: ThreadPoolExecutor) -> None:

@@ -19,6 +19,7 @@ from tests.support.clock import when
 from tests.support.servers import RedisServer
 from tests.support.store.server_states import Ballast
 from tests.support.store.stage import VERBS, Copy, Stage, snapshot
+from tests.support.wait import must
 
 ADVICE = "out of memory and takes nothing new: let consumers and workers make room, or raise its maxmemory"
 
@@ -108,9 +109,7 @@ def lock(stage: Stage) -> Lock:
 
 def locked(stage: Stage) -> Any:
     """Take the lock."""
-    held = lock(stage).acquire()
-    assert held is not None
-    return held
+    return must(lock(stage).acquire())
 
 
 def adopt(stage: Stage) -> Any:

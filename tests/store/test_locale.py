@@ -17,6 +17,7 @@ from redis_queue.delay.model import Push
 from redis_queue.store.script_files import load
 from tests.support.clock import Clock
 from tests.support.servers import RedisServer
+from tests.support.wait import must
 
 NAMES = [
     f"{word}{number}" for number in range(5) for word in ("Order-", "order-", "ORDER:", "_x", "cart.", "cart", "é")
@@ -50,8 +51,7 @@ def test_a_page_continues_after_a_removed_entry(english: redis.Redis, clock: Clo
     order = sorted(NAMES, key=str.encode)
     for number, gone in enumerate(order):
         timed.push_many([Push(None, id=name, delay=60) for name in NAMES])
-        entry = timed.get(gone)
-        assert entry is not None
+        entry = must(timed.get(gone))
         timed.cancel(gone)
         assert [entry.id for entry in timed.list(after=timed.cursor(entry))] == order[number + 1 :]
 

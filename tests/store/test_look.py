@@ -11,6 +11,7 @@ from redis_queue import DelayQueue, RedisQueue
 from redis_queue.delay.model import Push
 from redis_queue.errors import InvalidNameError
 from redis_queue.store.keys import Keys
+from tests.support.wait import must
 
 
 def queue_of(client: redis.Redis) -> RedisQueue:
@@ -27,16 +28,13 @@ def queue_of(client: redis.Redis) -> RedisQueue:
 
 def test_a_message_is_found_in_every_state(client: redis.Redis) -> None:
     queue = queue_of(client)
-    ready = queue.look(queue.peek()[0].id)
-    assert ready is not None
+    ready = must(queue.look(queue.peek()[0].id))
     assert (ready.state, ready.at, ready.body, ready.headers) == ("ready", None, {"order": "ready"}, {"trace": "abc"})
     (held,) = queue.in_flight()
-    found = queue.look(held.id)
-    assert found is not None
+    found = must(queue.look(held.id))
     assert (found.state, found.at, found.deliveries) == ("in_flight", held.expires_at, 1)
     (letter,) = queue.dead_letters()
-    died = queue.look(letter.id)
-    assert died is not None
+    died = must(queue.look(letter.id))
     assert (died.state, died.at, died.reason) == ("dead", letter.died_at, "no answer")
     assert queue.look("unknown") is None
 
@@ -56,8 +54,7 @@ def test_an_entry_is_found_in_every_state(client: redis.Redis, shards: int) -> N
     assert len(held) == 4
     assert [row.expires_at for row in held] == sorted(row.expires_at for row in held)
     assert {row.id for row in [*held, *queue.in_flight(offset=4)]} == {entry.id for entry in claimed}
-    found = queue.look(claimed[0].id)
-    assert found is not None
+    found = must(queue.look(claimed[0].id))
     assert (found.state, found.destination, found.deliveries) == ("in_flight", "list", 1)
 
 
@@ -66,13 +63,11 @@ def test_an_unreadable_entry_is_shown_with_the_problem(client: redis.Redis) -> N
     queue.push("later", delay=timedelta(minutes=1), id="later")
     keys = Keys("redis_queue", "delay", "timed", 0)
     client.hset(keys.records, "later", b"\x80\x05 pickle")
-    broken = queue.look("later")
-    assert broken is not None
+    broken = must(queue.look("later"))
     assert (broken.state, broken.body, broken.put_at) == ("delayed", None, None)
     assert broken.problem
     client.hdel(keys.records, "later")
-    gone = queue.look("later")
-    assert gone is not None
+    gone = must(queue.look("later"))
     assert (gone.state, gone.put_at) == ("delayed", None)
 
 

@@ -20,7 +20,7 @@ from redis_queue.store.ids import id_bytes
 from redis_queue.store.keys import Keys
 from tests.support.mutations import damaged_bytes, framed_records, fuzzed
 from tests.support.store.stage import VERBS, Stage
-from tests.support.wait import wait_until
+from tests.support.wait import must, wait_until
 
 QUEUE = Keys("redis_queue", "queue", "orders")
 TIMED = Keys("redis_queue", "delay", "orders", 0)
@@ -176,9 +176,7 @@ class TestQueue:
         queue.put("bad", dedupe_key="bad", delay=0.001)
         queue.put("good", delay=0.002)
         client.hset(QUEUE.records, "bad", b"garbage")
-        message = queue.get(timeout=5)
-        assert message is not None
-        assert message.body == "good"
+        assert must(queue.get(timeout=5)).body == "good"
         assert [found.id for found in queue.quarantined()] == ["bad"]
 
     def test_hundreds_of_them_do_not_hide_one_good_message(self, client: redis.Redis) -> None:
@@ -186,9 +184,7 @@ class TestQueue:
         ids = queue.put_many(range(1200))
         for number, id_ in enumerate(ids[:-1]):
             client.hset(QUEUE.records, id_, (b"garbage", b"v1 5 json 0 3\n{x}")[number % 2])
-        message = queue.get(block=False)
-        assert message is not None
-        assert message.body == 1199
+        assert must(queue.get(block=False)).body == 1199
         assert queue.stats().quarantined == 1199
         assert len(queue.quarantined(offset=1000, limit=500)) == 199
         assert queue.purge("quarantine") == 1199
@@ -201,8 +197,7 @@ class TestQueue:
         now = 1_700_000_000_000
         queue = RedisQueue("orders", client, clock=lambda: now, max_deliveries=0)
         queue.put("hello")
-        message = queue.get(block=False)
-        assert message is not None
+        message = must(queue.get(block=False))
         if lease is None:
             client.hdel(QUEUE.leases, message.id)
         else:
@@ -211,16 +206,14 @@ class TestQueue:
         assert not queue.nack(message)
         now += 60_000
         assert queue.put_back().returned == 1
-        again = queue.get(block=False)
-        assert again is not None
+        again = must(queue.get(block=False))
         assert again.body == "hello"
         assert queue.ack(again)
         assert client.hlen(QUEUE.leases) == client.hlen(QUEUE.records) == client.zcard(QUEUE.in_flight) == 0
 
     @pytest.mark.parametrize("score", ["-inf", "-1", "0"])
     def test_a_lease_with_a_negative_end_is_put_back(self, client: redis.Redis, queue: RedisQueue, score: str) -> None:
-        first = queue.get(block=False)
-        assert first is not None
+        first = must(queue.get(block=False))
         client.zadd(QUEUE.in_flight, {first.id: score})
         found = [message for _ in range(3) if (message := queue.get(timeout=0.01))]
         assert sorted(message.body for message in found) == ["bad", "one", "three"]
@@ -239,8 +232,7 @@ class TestQueue:
     def test_an_endless_lease_does_not_block_other_messages(
         self, client: redis.Redis, queue: RedisQueue, score: str
     ) -> None:
-        first = queue.get(block=False)
-        assert first is not None
+        first = must(queue.get(block=False))
         client.zadd(QUEUE.in_flight, {first.id: score})
         assert [message.body for message in queue.get_many(10)] == ["bad", "three"]
         assert queue.get(timeout=0.01) is None
@@ -267,11 +259,9 @@ class TestQueue:
         assert client.hlen(QUEUE.records) == 0
 
     def test_an_id_in_flight_and_in_the_list_is_acked_once(self, client: redis.Redis, queue: RedisQueue) -> None:
-        first = queue.get(block=False)
-        assert first is not None
+        first = must(queue.get(block=False))
         client.rpush(QUEUE.ready, first.id)
-        again = queue.get(block=False)
-        assert again is not None
+        again = must(queue.get(block=False))
         assert (again.id, again.deliveries) == (first.id, 2)
         assert [queue.ack(first), queue.ack(again)] == [False, True]
         assert [message.body for message in queue.get_many(5)] == ["bad", "three"]
@@ -293,15 +283,13 @@ class TestQueue:
         queue = RedisQueue("orders", client, max_deliveries=1)
         client.hset(QUEUE.records, b"\xff\xfe", WHOLE)
         client.rpush(QUEUE.ready, b"\xff\xfe")
-        message = queue.get(block=False)
-        assert message is not None
+        message = must(queue.get(block=False))
         assert (message.body, message.headers) == ("hello", {"a": 1})
         assert queue.extend(message)
         assert queue.nack(message)
         assert [letter.id for letter in queue.dead_letters()] == [message.id]
         assert queue.redrive() == 1
-        again = queue.get(block=False)
-        assert again is not None
+        again = must(queue.get(block=False))
         assert queue.ack(again)
 
     @pytest.mark.parametrize("value", [b"", b"abc", b"-1", b"\xff"])
@@ -309,8 +297,7 @@ class TestQueue:
         self, client: redis.Redis, queue: RedisQueue, value: bytes
     ) -> None:
         client.hset(QUEUE.meta, "schema", value)
-        first = queue.get(block=False)
-        assert first is not None
+        assert queue.get(block=False) is not None
         queue.put("four")
         assert [message.body for message in queue.get_many(10)] == ["bad", "three", "four"]
 

@@ -16,29 +16,14 @@ from redis_queue import (
     StoreRefusedError,
     connect,
 )
-from tests.support.servers import RedisServer, client_options
+from tests.support.servers import RedisServer
 from tests.support.store.stage import VERBS, Copy, Stage, Verb, load_scripts, lost, raised, verbs
+
+ALL_BUT = "~* &* +@all -{}"
+"""The rules of a user with all permissions but that for one command."""
 
 
 class TestMissingPermission:
-    @pytest.fixture
-    def limit(self, redis_server: RedisServer, client: redis.Redis) -> Iterator[Callable[[str], redis.Redis]]:
-        """Create a user that may run all commands but one, and return its client."""
-        clients: list[redis.Redis] = []
-
-        def make(command: str) -> redis.Redis:
-            client.execute_command(
-                "ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", "&*", "+@all", f"-{command}"
-            )
-            limited = redis.Redis.from_url(redis_server.url, username="limited", password="pw", **client_options())
-            clients.append(limited)
-            return limited
-
-        yield make
-        for limited in clients:
-            limited.close()
-        client.execute_command("ACL", "DELUSER", "limited")
-
     def commands_of(self, client: redis.Redis, act: Callable[[], Any]) -> list[str]:
         """Return the commands that Redis executes for *act*."""
         client.config_resetstat()
@@ -48,7 +33,7 @@ class TestMissingPermission:
         return sorted(found - {"config", "info", "client", "hello", "auth", "select"})
 
     def outcomes(
-        self, client: redis.Redis, limit: Callable[[str], redis.Redis], verb: Verb
+        self, client: redis.Redis, limited: Callable[[str], redis.Redis], verb: Verb
     ) -> Iterator[tuple[str, StoreError | None]]:
         """Call *verb* without permission for each of its commands in turn; yield the command and the error, if any."""
         load_scripts(client)
@@ -60,13 +45,14 @@ class TestMissingPermission:
         assert len(commands) > 1
         for command in commands:
             copy.restore()
-            yield command, raised(StoreError, lambda: verb.call(stage.on(limit(command), later=verb.later)))  # noqa: B023
+            user = stage.on(limited(ALL_BUT.format(command)), later=verb.later)
+            yield command, raised(StoreError, lambda: verb.call(user))  # noqa: B023
 
     @verbs
     def test_each_missing_command_is_refused_clearly(
-        self, client: redis.Redis, limit: Callable[[str], redis.Redis], verb: str
+        self, client: redis.Redis, limited: Callable[[str], redis.Redis], verb: str
     ) -> None:
-        for command, error in self.outcomes(client, limit, VERBS[verb]):
+        for command, error in self.outcomes(client, limited, VERBS[verb]):
             if (verb, command) in (("move_due", "lpush"), ("deliver", "lpush")):
                 # An entry whose push is refused stays in place, and the others move on.
                 assert error is None
@@ -78,19 +64,19 @@ class TestMissingPermission:
 
     @verbs
     def test_no_missing_command_loses_anything(
-        self, client: redis.Redis, limit: Callable[[str], redis.Redis], verb: str
+        self, client: redis.Redis, limited: Callable[[str], redis.Redis], verb: str
     ) -> None:
-        for command, _ in self.outcomes(client, limit, VERBS[verb]):
+        for command, _ in self.outcomes(client, limited, VERBS[verb]):
             assert lost(client, VERBS[verb]) == [], command
 
     def test_a_partly_refused_put_can_be_repeated(
-        self, client: redis.Redis, limit: Callable[[str], redis.Redis]
+        self, client: redis.Redis, limited: Callable[[str], redis.Redis]
     ) -> None:
         for number, command in enumerate(("lpush", "rpush", "zadd", "hset", "hincrby", "set")):
             for delay in (0, 0.001):
                 key = f"{number}:{delay}"
                 with contextlib.suppress(StoreError):
-                    RedisQueue("orders", limit(command)).put(key, dedupe_key=key, delay=delay)
+                    RedisQueue("orders", limited(ALL_BUT.format(command))).put(key, dedupe_key=key, delay=delay)
                 RedisQueue("orders", client).put(key, dedupe_key=key, delay=delay)
         found = set()
         queue = RedisQueue("orders", client)
@@ -99,28 +85,27 @@ class TestMissingPermission:
         assert found == {f"{number}:{delay}" for number in range(6) for delay in (0, 0.001)}
 
     def test_a_partly_refused_push_can_be_repeated(
-        self, client: redis.Redis, limit: Callable[[str], redis.Redis]
+        self, client: redis.Redis, limited: Callable[[str], redis.Redis]
     ) -> None:
         for command in ("zadd", "zrem", "hset", "hincrby", "set"):
             with contextlib.suppress(StoreError):
-                DelayQueue("orders", limit(command)).push(command, id=command)
+                DelayQueue("orders", limited(ALL_BUT.format(command))).push(command, id=command)
             DelayQueue("orders", client).push(command, id=command, on_conflict="keep")
         found = DelayQueue("orders", client).claim(10)
         assert {entry.id for entry in found} == {"zadd", "zrem", "hset", "hincrby", "set"}
 
-    def test_a_user_without_permission_for_the_keys_is_refused(self, redis_server: RedisServer, stage: Stage) -> None:
-        client = stage.queue.client
-        client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", "~other:*", "&*", "+@all")
-        with redis.Redis.from_url(redis_server.url, username="limited", password="pw", **client_options()) as limited:
-            for verb in VERBS.values():
-                with pytest.raises(StoreRefusedError, match="lacks a permission"):
-                    verb.call(stage.on(limited, later=verb.later))
-        client.execute_command("ACL", "DELUSER", "limited")
-
-    def test_a_user_without_permission_for_info_is_refused(
-        self, redis_server: RedisServer, client: redis.Redis
+    def test_a_user_without_permission_for_the_keys_is_refused(
+        self, stage: Stage, limited: Callable[[str], redis.Redis]
     ) -> None:
-        client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", "&*", "+@all", "-info")
+        user = limited("~other:* &* +@all")
+        for verb in VERBS.values():
+            with pytest.raises(StoreRefusedError, match="lacks a permission"):
+                verb.call(stage.on(user, later=verb.later))
+
+    @pytest.mark.usefixtures("client")
+    def test_a_user_without_permission_for_info_is_refused(
+        self, redis_server: RedisServer, limited: Callable[[str], redis.Redis]
+    ) -> None:
+        limited(ALL_BUT.format("info"))
         with pytest.raises(StoreRefusedError, match="lacks a permission"):
             connect(redis_server.url, username="limited", password="pw")
-        client.execute_command("ACL", "DELUSER", "limited")

@@ -19,7 +19,7 @@ from redis_queue.store.registry import Known, Registry
 from redis_queue.store.scripts import Scripts
 from tests.support.paths import ROOT
 from tests.support.store.schema import MOMENT, write_schema_1
-from tests.support.wait import wait_until
+from tests.support.wait import must, wait_until
 
 
 class TestFirstRelease:
@@ -78,8 +78,7 @@ class TestFirstRelease:
 
     def test_entries_can_be_claimed_and_moved(self, client: redis.Redis) -> None:
         timed = self.timed(client, 60_001)
-        waiting = timed.get("waiting")
-        assert waiting is not None
+        waiting = must(timed.get("waiting"))
         assert (waiting.payload, waiting.due_at) == ({"n": 2}, from_ms(MOMENT + 60_000))
         assert timed.move_due() == 1
         assert client.lrange("target", 0, -1) == [b"to a list"]

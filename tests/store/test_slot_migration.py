@@ -14,7 +14,7 @@ from redis_queue import DelayQueue, RedisQueue, StoreUnavailableError, Unsupport
 from redis_queue.delay.model import Push
 from redis_queue.store.keys import Keys
 from tests.support.cluster import RedisCluster
-from tests.support.wait import wait_until
+from tests.support.wait import must, wait_until
 
 pytestmark = pytest.mark.usefixtures("cluster_client")
 
@@ -91,8 +91,7 @@ def test_calls_in_the_middle_of_the_move_raise_and_change_nothing(
 ) -> None:
     queue = RedisQueue("orders", client)
     queue.put_many(["held", "ready"])
-    held = queue.get(block=False)
-    assert held is not None
+    held = must(queue.get(block=False))
     refused = []
 
     def half_way() -> None:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
+import redis
+
 from redis_queue import DelayQueue, Lock, RedisQueue
 from redis_queue.admission.backlog import Backlog
 from redis_queue.admission.declarations import Declarations
@@ -26,6 +28,18 @@ from redis_queue.operate.inspector import Inspector
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.registry import Registry
 from redis_queue.store.scripts import NumberedCalls, Scripts, load_scripts
+
+
+def is_redis_6(client: redis.Redis) -> bool:
+    """Tell whether the server of *client* is Redis 6."""
+    return str(client.info("server")["redis_version"]).startswith("6.")
+
+
+def set_user(client: redis.Redis, name: str, rules: str) -> None:
+    """Create or replace the user *name* with *rules* and the password pw."""
+    # Redis 6.2 has no read-only patterns.
+    rules = rules.replace("%R~", "~") if is_redis_6(client) else rules
+    client.execute_command("ACL", "SETUSER", name, "reset", "resetchannels", "on", ">pw", *rules.split())
 
 
 def produce(queue: RedisQueue, delayed: DelayQueue) -> None:

@@ -44,3 +44,9 @@ def wait_until_settled(check: Callable[[], T | None], description: str) -> T:
             return None
 
     return wait_until(attempt, timeout=SETTLE_TIMEOUT, description=description)
+
+
+def must(found: T | None) -> T:
+    """Return *found*; fail if it is None."""
+    assert found is not None
+    return found

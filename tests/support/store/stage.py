@@ -122,7 +122,7 @@ class Stage:
         """Return the same stage for another client, *later* ms later."""
         other = object.__new__(Stage)
         other.__dict__.update(self.__dict__)
-        other.clock = Clock(START + later)
+        other.clock = Clock(self.clock.now + later)
         other.queue = RedisQueue("orders", client, clock=other.clock, max_deliveries=3, put_back_on_get=0)
         other.timed = DelayQueue("orders", client, clock=other.clock, max_deliveries=3)
         return other
@@ -248,6 +248,28 @@ class Copy:
         self._client.flushdb()
         for key, value in self._dumps.items():
             self._client.restore(key, 0, value)
+
+
+class Expected(NamedTuple):
+    """The stage before a verb, at the time of the verb, and its answer and effect without faults."""
+
+    stage: Stage
+    answer: Any
+    before: Snapshot
+    after: Snapshot
+    sha: bytes
+
+
+def rehearse(client: redis.Redis, verb: str) -> Expected:
+    """Call *verb* once without faults and restore the stage."""
+    act = VERBS[verb]
+    load_scripts(client)
+    stage = Stage(client).on(client, later=act.later)
+    copy, before = Copy(client), state(client)
+    answer = act.call(stage)
+    after = state(client)
+    copy.restore()
+    return Expected(stage, answer, before, after, load(act.script).sha.encode())
 
 
 def drain_of_a_copy(client: redis.Redis) -> list[Any]:
