@@ -66,28 +66,29 @@ class HasDueTime(Protocol):
         ...
 
 
+def read_entry(shard: Records, row: Sequence[Any], lease: Lease | None) -> Entry | None:
+    """Return the entry of *row* (id, deliveries, due time, record or its size); None for an unreadable record.
+
+    With a *lease* an unreadable record goes to quarantine.
+    """
+    raw_id, deliveries, due, record = row
+    id_, due_at = id_text(raw_id), from_ms(due)
+    if isinstance(record, int):
+        return Entry(id_, Unread(record), {}, from_ms(0), due_at, deliveries)
+    try:
+        put_at, headers, payload, destination = shard.codec.decode(record)
+    except UnreadableError as error:
+        if lease is not None:
+            shard.set_aside(Entry(id_, None, {}, due_at, due_at, lease=lease), str(error))
+        return None
+    return Entry(id_, payload, headers, from_ms(put_at), due_at, deliveries, destination, lease)
+
+
 class EntryReader:
     """Reads entries, and pages of them over all shards."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
-
-    def entry(self, shard: Records, row: Sequence[Any], lease: Lease | None) -> Entry | None:
-        """Return the entry of *row* (id, deliveries, due time, record or its size); None for an unreadable record.
-
-        With a *lease* an unreadable record goes to quarantine.
-        """
-        raw_id, deliveries, due, record = row
-        id_, due_at = id_text(raw_id), from_ms(due)
-        if isinstance(record, int):
-            return Entry(id_, Unread(record), {}, from_ms(0), due_at, deliveries)
-        try:
-            put_at, headers, payload, destination = shard.codec.decode(record)
-        except UnreadableError as error:
-            if lease is not None:
-                shard.set_aside(Entry(id_, None, {}, due_at, due_at, lease=lease), str(error))
-            return None
-        return Entry(id_, payload, headers, from_ms(put_at), due_at, deliveries, destination, lease)
 
     def find(self, ids: Sequence[str]) -> dict[str, tuple[Entry | None, bool]]:
         """Return those of *ids* that are entries or dead letters: each, None if unreadable, and whether it is dead.
@@ -103,7 +104,7 @@ class EntryReader:
                     seen, *values = shard.run("delay/find", more=left)
                     rows = iter(values)
                     for *row, is_dead in zip(rows, rows, rows, rows, rows, strict=True):
-                        found[id_text(row[0])] = self.entry(shard, row, None), bool(is_dead)
+                        found[id_text(row[0])] = read_entry(shard, row, None), bool(is_dead)
                     left = left[seen:]
         return found
 
@@ -119,9 +120,9 @@ class EntryReader:
         entries: list[Entry] = []
         size = limit
         while len(entries) < limit:
-            rows, more = self._rows(low, high, size, after_due, after_id, budget)
+            rows, more = self._rows(size, low=low, high=high, after_due=after_due, after_id=after_id, budget=budget)
             budget = max(0, budget - sum(len(row[3]) for _, row in rows if isinstance(row[3], bytes)))
-            found = (self.entry(shard, row, None) for shard, row in rows)
+            found = (read_entry(shard, row, None) for shard, row in rows)
             readable = [entry for entry in found if entry is not None]
             entries += readable
             if not more:
@@ -131,22 +132,12 @@ class EntryReader:
             size = min(CHUNK, max(limit - len(entries), 2 * (len(rows) - len(readable))))
         return entries[:limit]
 
-    def _rows(  # noqa: PLR0917 - the arguments of the script
-        self, low: int | str, high: int | str, limit: int, after_due: int | str, after_id: bytes, budget: int
-    ) -> tuple[list[tuple[Records, Sequence[Any]]], bool]:
-        """Return the next rows of all shards by due time, then id, and whether more follow."""
+    def _rows(self, limit: int, **window: Any) -> tuple[list[tuple[Records, Sequence[Any]]], bool]:
+        """Return the next rows of all shards in *window* by due time, then id, and whether more follow."""
         rows: list[tuple[Records, Sequence[Any]]] = []
         ends: list[tuple[int, bytes]] = []
         for shard in self._shards:
-            cut, *found = shard.run(
-                "delay/list",
-                low=low,
-                high=high,
-                limit=limit,
-                after_due=after_due,
-                after_id=after_id,
-                budget=budget,
-            )
+            cut, *found = shard.run("delay/list", limit=limit, **window)
             reply = iter(found)
             rows += [(shard, row) for row in zip(reply, reply, reply, reply, strict=True)]
             if cut:

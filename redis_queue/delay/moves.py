@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from redis_queue.basics.times import MAX_DELAY_MS, Seconds, duration_ms, from_ms
-from redis_queue.delay.entries import EntryReader, EntryWriter
+from redis_queue.delay.entries import EntryWriter, read_entry
 from redis_queue.delay.model import (
     MAX_FIELDS,
     MAX_MOVE_LISTS,
@@ -44,9 +44,8 @@ OUTCOMES: Final = {ord("0"): False, ord("1"): True, ord("2"): None}
 class Moves:
     """Operations of dispatchers on one DelayQueue: ``queue.moves``."""
 
-    def __init__(self, shards: Shards, reader: EntryReader) -> None:
+    def __init__(self, shards: Shards) -> None:
         self._shards = shards
-        self._reader = reader
 
     def claim_batch(
         self, limit: int = CHUNK, *, older_than: Seconds = 0, within: Seconds = 0, early: bool = False
@@ -194,7 +193,7 @@ class Moves:
             return [], token == b"+", bool(more)
         lease = Lease(token.decode(), from_ms(expires))
         reply = iter(found)
-        read = [self._reader.entry(shard, row, lease) for row in zip(reply, reply, reply, reply, strict=True)]
+        read = [read_entry(shard, row, lease) for row in zip(reply, reply, reply, reply, strict=True)]
         entries = [entry for entry in read if entry is not None]
         return entries, len(entries) < len(read), bool(more)
 

@@ -61,7 +61,7 @@ class DelayQueue(BaseQueue[Entry]):
         super().__init__(name, redis, settings, clock, overrides)
         self._reader = EntryReader(self._shards)
         self._writer = self._writer_class(self._shards)
-        self.moves = Moves(self._shards, self._reader)
+        self.moves = Moves(self._shards)
         self.dispatch_log = DispatchLog(self._shards.scripts, self._shards[0])
         self.foreign = Foreign(self._shards, self._writer)
         self.calls = Calls(self._shards, self._writer, self._reader)

@@ -142,7 +142,7 @@ class HeldLock:
         self._released: bool | None = None
         # The heartbeat does not reference this object: else an object that is dropped would hold the lock for ever.
         self._term = _Term(lock, self.lease, asked_at)
-        self._heartbeat = Heartbeat(self._term, lock.lease_ms, owner=self)
+        self._heartbeat = Heartbeat(self._term.extend, lock.lease_ms, owner=self)
         self._heartbeat.add(self._term)
         self._heartbeat.start()
         _HELD.own().append(weakref.ref(self))

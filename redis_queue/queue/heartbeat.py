@@ -7,9 +7,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.errors import RedisQueueError
@@ -20,12 +19,8 @@ logger = logger_of(__name__)
 BEATS_PER_LEASE = 3
 
 
-class Leases(Protocol):
-    """The leases that a heartbeat extends."""
-
-    def extend(self, held: Sequence[Leased], lease_ms: int) -> list[bool]:
-        """Lengthen leases to *lease_ms* from now; False for each that was lost."""
-        ...
+Extend = Callable[[Sequence[Leased], int], list[bool]]
+"""Lengthens leases to so many ms from now; False for each that was lost."""
 
 
 class Turn:
@@ -48,9 +43,9 @@ class Heartbeat:
     """
 
     def __init__(
-        self, leases: Leases, lease_ms: int, *, max_runtime: float | None = None, owner: object = None
+        self, extend: Extend, lease_ms: int, *, max_runtime: float | None = None, owner: object = None
     ) -> None:
-        self._leases = leases
+        self._extend = extend
         self._lease_ms = lease_ms
         self._max_runtime = max_runtime
         self._owner = None if owner is None else weakref.ref(owner)
@@ -94,7 +89,7 @@ class Heartbeat:
             held = [item for item, turn in self._held.values() if self._counts(turn)]
         if not held:
             return
-        kept = self._leases.extend(held, self._lease_ms)
+        kept = self._extend(held, self._lease_ms)
         with self._lock:
             for item, mine in zip(held, kept, strict=True):
                 if not mine and self._held.pop(_key(item), None) is not None:

@@ -191,7 +191,7 @@ class RedisQueue(BaseQueue[Message]):
         Raises InvalidDelayError for an invalid *max_runtime*.
         """
         longest = None if max_runtime is None else duration_ms(max_runtime, name="max_runtime") / 1000
-        return Heartbeat(self._records, self.settings.lease_ms, max_runtime=longest)
+        return Heartbeat(self._records.extend, self.settings.lease_ms, max_runtime=longest)
 
     def promote(self, limit: int = MANY) -> int:
         """Make due messages ready and return their number. Each ``get`` does this, too."""

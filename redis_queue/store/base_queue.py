@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, ClassVar, Final, Generic, TypeVar, overload
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import redis
 
@@ -38,7 +38,7 @@ QUIET: Final = 10.0
 """Seconds between two warnings about the same verb: a dispatcher calls many times a second."""
 
 
-class Shards(Sequence[Records]):
+class Shards:
     """The shards of one queue. An id always belongs to the same one; a broken one does not block the others.
 
     A RedisQueue has one shard.
@@ -61,14 +61,11 @@ class Shards(Sequence[Records]):
         self._turn = 0
         self._warned_at: dict[str, float] = {}
 
-    @overload
-    def __getitem__(self, index: int) -> Records: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Records]: ...
-
-    def __getitem__(self, index: int | slice) -> Records | list[Records]:
+    def __getitem__(self, index: int) -> Records:
         return self._shards[index]
+
+    def __iter__(self) -> Iterator[Records]:
+        return iter(self._shards)
 
     def __len__(self) -> int:
         return len(self._shards)

@@ -698,7 +698,7 @@ class TestShards:
     def test_a_claim_begins_with_another_shard_each_time(self, make: Callable[..., DelayQueue]) -> None:
         timed = make(shards=3)
         timed.push_many([Push(number, id=str(number)) for number in range(300)])
-        shards = [timed._shards.index(timed._shards.of(timed.claim(1)[0].id)) for _ in range(6)]
+        shards = [list(timed._shards).index(timed._shards.of(timed.claim(1)[0].id)) for _ in range(6)]
         assert sorted(shards) == [0, 0, 1, 1, 2, 2]
 
     def test_a_claim_fills_up_from_all_shards(self, make: Callable[..., DelayQueue]) -> None:

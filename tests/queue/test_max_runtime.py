@@ -134,7 +134,7 @@ def test_the_heartbeat_stops_only_for_messages_held_too_long(time: Time) -> None
         return Message(id_, None, {}, from_ms(0), 1, Lease(id_, from_ms(0)))
 
     leases = Leases()
-    heartbeat = Heartbeat(leases, 1000, max_runtime=LONGEST)
+    heartbeat = Heartbeat(leases.extend, 1000, max_runtime=LONGEST)
     heartbeat.add(message("old"))
     time.clock.forward(40)
     heartbeat.add(message("new"))
