@@ -339,7 +339,7 @@ MUTANTS: Final = [
     Mutant(
         "put back without a limit (M13)",
         (lua("records/put_back", ", 'LIMIT', 0, limit)", ")"),),
-        "tests/queue/test_queue.py -k at_most_its_limit",
+        "tests/store/test_base_queue.py -k put_back_returns_at_most_its_limit",
     ),
     Mutant(
         "a sweep that stops at what it cannot read (M14)",

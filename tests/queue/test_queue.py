@@ -18,9 +18,7 @@ import redis
 from redis_queue import LeaseLostError, Message, PutBack, QueueFullError, RedisQueue, Settings, StoreUnavailableError
 from redis_queue.store.keys import Keys
 from redis_queue.store.links import DirectLink
-from redis_queue.store.registry import Registry
 from redis_queue.store.script_files import load
-from redis_queue.store.scripts import Scripts
 from tests.support.clock import START, Clock
 from tests.support.recording import record_reads
 from tests.support.wait import must, wait_until
@@ -190,61 +188,6 @@ class TestNack:
         assert queue.nack_many(queue.get_many(3)) == [True] * 3
         assert bodies(queue.get_many(4)) == list("abcd")
 
-    def test_with_a_delay_it_is_redelivered_later(self, queue: RedisQueue, clock: Clock) -> None:
-        queue.put_many(list("ab"))
-        assert queue.nack(must(queue.get()), delay=timedelta(seconds=5))
-        assert bodies(queue.get_many(5)) == ["b"]
-        clock.forward(4.999)
-        assert queue.get(block=False) is None
-        clock.forward(0.001)
-        assert must(queue.get(block=False)).body == "a"
-
-    def test_uncounted_it_does_not_count_the_delivery(self, make: Callable[..., RedisQueue]) -> None:
-        queue = make(max_deliveries=1)
-        queue.put("a")
-        for _ in range(5):
-            message = must(queue.get())
-            assert message.deliveries == 1
-            assert queue.nack(message, counted=False)
-        assert queue.stats().dead == 0
-
-    def test_dead_it_is_a_dead_letter_at_once(self, queue: RedisQueue, clock: Clock) -> None:
-        queue.put({"a": 1}, headers={"h": 1})
-        clock.forward(7)
-        message = must(queue.get())
-        assert queue.nack(message, dead=True, counted=False, reason="not for us")
-        (letter,) = queue.dead_letters()
-        assert (letter.id, letter.body, letter.headers) == (message.id, {"a": 1}, {"h": 1})
-        assert (letter.died_at, letter.deliveries, letter.reason) == (when(7000), 1, "not for us")
-        assert queue.get(block=False) is None
-
-    def test_after_its_last_delivery_it_is_a_dead_letter_with_the_last_reason(
-        self, make: Callable[..., RedisQueue]
-    ) -> None:
-        queue = make(max_deliveries=3)
-        queue.put("a")
-        for reason in ("first", "second", ""):
-            assert queue.nack(must(queue.get()), reason=reason)
-        (letter,) = queue.dead_letters()
-        assert (letter.deliveries, letter.reason) == (3, "second")
-
-    def test_a_long_reason_is_cut(self, queue: RedisQueue) -> None:
-        queue.put("a")
-        queue.nack(must(queue.get()), dead=True, reason="é" * 5000 + "\ud800")
-        assert queue.dead_letters()[0].reason == "é" * 2000
-
-    def test_without_a_limit_it_never_dies(self, make: Callable[..., RedisQueue], clock: Clock) -> None:
-        queue = make(max_deliveries=0)
-        queue.put("a")
-        for count in range(1, 50):
-            message = must(queue.get())
-            assert message.deliveries == count
-            if count % 2:
-                assert queue.nack(message, reason="again")
-            else:
-                clock.forward(60)
-                assert queue.put_back() == PutBack(returned=1)
-
     def test_an_ack_deletes_it_and_its_reason(self, queue: RedisQueue, client: redis.Redis) -> None:
         queue.put("a")
         queue.nack(must(queue.get()), reason="busy")
@@ -263,52 +206,6 @@ class TestPutBack:
         assert queue.put_back() == PutBack(returned=3)
         assert bodies(queue.get_many(5)) == list("abcde")
 
-    def test_it_leaves_valid_leases(self, queue: RedisQueue, clock: Clock) -> None:
-        queue.put_many(list("ab"))
-        queue.get_many(1)
-        clock.forward(59.999)
-        assert queue.put_back() == PutBack()
-        clock.forward(0.001)
-        assert queue.put_back() == PutBack(returned=1)
-        assert queue.put_back() == PutBack()
-        assert queue.stats().redelivered == 1
-
-    def test_it_returns_at_most_its_limit(self, queue: RedisQueue, clock: Clock) -> None:
-        queue.put_many(range(700))
-        for _ in range(2):
-            queue.get_many(500)
-        clock.forward(60)
-        assert queue.put_back(510).returned == 510
-        assert queue.put_back().returned == 190
-
-    def test_after_max_deliveries_a_message_is_a_dead_letter(
-        self, make: Callable[..., RedisQueue], clock: Clock
-    ) -> None:
-        queue = make(max_deliveries=2)
-        queue.put_many(list("ab"))
-        queue.nack(must(queue.get()), reason="slow")
-        queue.get_many(2)
-        clock.forward(60)
-        assert queue.put_back() == PutBack(returned=1, dead=1)
-        queue.get_many(2)
-        clock.forward(60)
-        assert queue.put_back() == PutBack(dead=1)
-        assert [(letter.body, letter.reason) for letter in queue.dead_letters()] == [
-            ("a", "lease expired; before that: slow"),
-            ("b", "lease expired"),
-        ]
-
-    def test_the_previous_reason_is_kept_once(self, queue: RedisQueue, clock: Clock) -> None:
-        id_ = queue.put("a")
-        queue.nack(must(queue.get()), reason="slow")
-        for _ in range(3):
-            queue.get()
-            clock.forward(60)
-            queue.put_back()
-        assert queue.look(id_).reason == "lease expired; before that: slow"  # type: ignore[union-attr]
-        queue.nack(must(queue.get()), reason="busy")
-        assert queue.look(id_).reason == "busy"  # type: ignore[union-attr]
-
     def test_a_get_puts_back_a_few(self, make: Callable[..., RedisQueue], clock: Clock) -> None:
         queue = make(put_back_on_get=2)
         queue.put_many(list("abc"))
@@ -324,36 +221,6 @@ class TestPutBack:
         clock.forward(60)
         assert queue.get(block=False) is None
         assert queue.stats().in_flight == 1
-
-    def test_an_extended_lease_is_not_put_back(self, queue: RedisQueue, clock: Clock) -> None:
-        queue.put("a")
-        message = must(queue.get())
-        clock.forward(50)
-        assert queue.extend(message)
-        clock.forward(59)
-        assert queue.put_back() == PutBack()
-        assert queue.still_mine(message)
-        clock.forward(1)
-        assert queue.put_back() == PutBack(returned=1)
-        assert not queue.still_mine(message)
-
-    def test_an_ended_lease_can_be_extended_until_it_is_put_back(self, queue: RedisQueue, clock: Clock) -> None:
-        queue.put("a")
-        message = must(queue.get())
-        clock.forward(600)
-        assert queue.still_mine(message)
-        assert queue.extend(message, 10)
-        clock.forward(9)
-        assert queue.put_back() == PutBack()
-        assert queue.ack(message)
-
-    def test_an_extension_never_shortens_a_lease(self, queue: RedisQueue, client: redis.Redis) -> None:
-        queue.put("a")
-        message = must(queue.get())
-        assert queue.extend(message, timedelta(hours=1))
-        assert queue.extend(message, 1)
-        assert queue.extend(message, 0)
-        assert client.zscore(KEYS.in_flight, message.id) == START + 3_600_000
 
 
 class TestDelay:
@@ -452,46 +319,9 @@ class TestMaxLength:
 
 
 class TestDeadLetters:
-    @pytest.fixture
-    def dead(self, queue: RedisQueue, clock: Clock) -> list[str]:
-        """The ids of ten dead letters, oldest first."""
-        ids = queue.put_many(range(10))
-        for message in queue.get_many(10):
-            clock.forward(1)
-            queue.nack(message, dead=True, reason=f"reason {message.body}")
-        return ids
-
-    def test_pages_start_with_the_oldest(self, queue: RedisQueue, dead: list[str]) -> None:
-        assert [letter.id for letter in queue.dead_letters()] == dead
-        assert [letter.id for letter in queue.dead_letters(offset=2, limit=3)] == dead[2:5]
-        assert queue.dead_letters(offset=10) == []
-
-    def test_a_redrive_resets_the_deliveries(self, queue: RedisQueue, dead: list[str]) -> None:
-        assert queue.redrive([dead[3], "unknown", dead[1], dead[3]]) == 2
-        assert [(message.body, message.deliveries) for message in queue.get_many(5)] == [(3, 1), (1, 1)]
-        assert queue.redrive() == 8
-        assert queue.redrive() == 0
-        assert bodies(queue.get_many(20)) == [0, 2, 4, 5, 6, 7, 8, 9]
-
-    def test_single_dead_letters_are_deleted(self, queue: RedisQueue, client: redis.Redis, dead: list[str]) -> None:
-        ready = queue.put("ready")
-        assert queue.delete_dead([dead[3], "unknown", ready, dead[1], dead[3]]) == 2
-        assert [letter.id for letter in queue.dead_letters()] == [dead[0], dead[2], *dead[4:]]
-        assert client.hlen(KEYS.records) == 9
-        assert client.hexists(KEYS.errors, dead[3]) == client.hexists(KEYS.leases, dead[3]) == False  # noqa: E712
-        assert bodies(queue.get_many(5)) == ["ready"]
-
-    def test_a_newer_dead_letter_with_the_same_id_stays(self, queue: RedisQueue, clock: Clock, dead: list[str]) -> None:
-        seen = queue.dead_letters()[0].died_at
-        assert queue.delete_dead(dead[:2], until=seen) == 1
-        queue.redrive([dead[2]])
-        queue.nack(must(queue.get()), dead=True, reason="again")
-        assert queue.delete_dead([dead[2]], until=seen) == 0
-        assert [letter.reason for letter in queue.dead_letters() if letter.id == dead[2]] == ["again"]
-
-    def test_a_rate_spreads_them_over_time(
-        self, queue: RedisQueue, clock: Clock, client: redis.Redis, dead: list[str]
-    ) -> None:
+    def test_a_rate_spreads_them_over_time(self, queue: RedisQueue, clock: Clock, client: redis.Redis) -> None:
+        queue.put_many(range(10))
+        queue.nack_many(queue.get_many(10), dead=True)
         assert queue.redrive(rate=4) == 10
         assert bodies(queue.get_many(5)) == [0]
         due = [score - clock.now for _, score in client.zrange(KEYS.waiting, 0, -1, withscores=True)]
@@ -509,14 +339,6 @@ class TestDeadLetters:
         assert len(due) == 1099
         assert due == pytest.approx([10 * number for number in range(1, 1100)], abs=2000)
         assert due[-1] > 8900
-
-    def test_a_dead_letter_that_dies_again_has_the_newer_reason(
-        self, queue: RedisQueue, clock: Clock, dead: list[str]
-    ) -> None:
-        queue.redrive([dead[0]])
-        clock.forward(1)
-        queue.nack(must(queue.get()), dead=True, reason="still")
-        assert [(letter.id, letter.reason) for letter in queue.dead_letters(offset=9)] == [(dead[0], "still")]
 
 
 class TestPurge:
@@ -548,35 +370,10 @@ class TestPurge:
         assert (stats.ready, stats.delayed, stats.dead) == left
         assert queue.purge("ready", "delayed", "dead") == sum(left)
 
-    @pytest.mark.usefixtures("full")
-    def test_it_deletes_at_most_its_limit(self, queue: RedisQueue) -> None:
-        assert queue.purge("ready", "delayed", limit=4) == 4
-        assert (queue.stats().ready, queue.stats().delayed) == (0, 1)
-        assert queue.purge("delayed", "dead", limit=1) == 1
-        assert queue.stats().dead == 1
-        with pytest.raises(ValueError, match="limit=0"):
-            queue.purge(limit=0)
-
     def test_it_deletes_the_oldest_ready_messages_first(self, queue: RedisQueue) -> None:
         queue.put_many(range(700))
         assert queue.purge("ready", limit=600) == 600
         assert bodies(queue.get_many(500)) == list(range(600, 700))
-
-    def test_it_deletes_thousands_in_one_call(self, queue: RedisQueue, client: redis.Redis) -> None:
-        queue.put_many(range(1234))
-        assert queue.purge("ready") == 1234
-        assert not client.exists(KEYS.records, KEYS.ready)
-
-    def test_destroy_leaves_no_keys_and_the_queue_can_be_used_again(
-        self, queue: RedisQueue, client: redis.Redis, full: Message
-    ) -> None:
-        queue.destroy()
-        assert not client.exists(*KEYS.all())
-        assert Registry(Scripts(client), "redis_queue").all() == []
-        assert not queue.ack(full)
-        queue.put("new")
-        assert [known.name for known in Registry(Scripts(client), "redis_queue").all()] == ["orders"]
-        assert bodies(queue.get_many(5)) == ["new"]
 
 
 class TestPause:
