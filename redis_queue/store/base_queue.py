@@ -31,7 +31,7 @@ Found = TypeVar("Found")
 Row = TypeVar("Row", DeadLetter, Quarantined, InFlight)
 Held = TypeVar("Held", bound=Leased)
 
-Settle = Callable[[Records, Sequence[Leased]], Sequence[bool]]
+Settle = Callable[[Records, Sequence[Leased]], list[bool]]
 """Settles items of one shard; returns a flag for each: False if its lease was lost."""
 
 QUIET: Final = 10.0
@@ -155,6 +155,9 @@ class Shards:
 
         All shards are called; then the first error is raised.
         """
+        if len(self._shards) == 1:
+            # Each ack comes here: grouping takes as long as a seventh of it.
+            return call(self._shards[0], list(items))
         flags, errors = self.try_settle(list(items), call)
         self.report("settle in", errors, done=False)
         return flags
