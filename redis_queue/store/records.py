@@ -6,7 +6,6 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from redis_queue.basics.logs import logger_of
@@ -23,8 +22,6 @@ from redis_queue.store.settings import Settings
 logger = logger_of(__name__)
 
 MAX_REASON: Final = 2000
-
-NO_OTHERS: Final[Mapping[str, bytes]] = MappingProxyType({})
 
 Clock = Callable[[], int]
 """Return milliseconds since the epoch; 0 stands for the clock of the server, all else is for tests."""
@@ -86,12 +83,12 @@ class Records:
         self._numbered = NumberedCalls(scripts, keys)
         self._bound: dict[str, Callable[..., Any]] = {}
 
-    def call(self, name: str, *, others: Mapping[str, bytes] = NO_OTHERS, **arguments: Any) -> Any:
+    def call(self, name: str, *, others: Mapping[str, bytes] | None = None, **arguments: Any) -> Any:
         """Call script *name*, which remembers the last call of a thread, with the next number of this thread.
 
         *others*: its keys, by name, that are not those of the queue.
         """
-        script, number = self._numbered.script(name, **others), self._numbered.next_number()
+        script, number = self._numbered.script(name, **(others or {})), self._numbered.next_number()
         return script(sequence=number, **arguments)
 
     def prepare(self, name: str, held: Sequence[Leased], **arguments: Any) -> Callable[[], Any]:
