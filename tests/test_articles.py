@@ -70,7 +70,7 @@ from redis_queue import DelayQueue, RedisQueue
 from redis_queue.store.links import DirectLink
 
 def send_and_die(self, *command):
-    connection = self._connect()
+    connection = self._take()
     connection.send_packed_command(connection.pack_command(*command))
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -152,7 +152,9 @@ class TestDataQueue:
         """The recipe writes the cached object and the list in two calls: between them the item cannot be found."""
         queue = RedisQueue("orders", client)
         queue.put("warm")
-        calls = [f"setattr(queue, '_registered', True) or queue.put_many(['{number}'] * 3)" for number in range(2)]
+        calls = [
+            f"setattr(queue._shards, '_registered', True) or queue.put_many(['{number}'] * 3)" for number in range(2)
+        ]
         die_in(client, redis_url, *calls)
         wait_until(lambda: queue.stats().ready == 7, description="the sent commands to arrive")
         assert client.hlen(QUEUE.records) == 7
