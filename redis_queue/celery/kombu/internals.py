@@ -7,7 +7,8 @@ With another kombu or Celery a worker consumes as without atomic fetch: never ha
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import celery
@@ -89,6 +90,11 @@ CLASS_ATTRIBUTES: Final[dict[Any, tuple[str, ...]]] = {
     redis.MultiChannelPoller: ("eventflags", "fds"),
     redis.Transport: ("Channel", "driver_type"),
 }
+
+
+def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
+    """Let *call* stand for the method *name* of one object of Celery or kombu; its first argument is that method."""
+    setattr(owner, name, partial(call, getattr(owner, name)))
 
 
 def lacking() -> list[str]:

@@ -11,6 +11,7 @@ from kombu.transport import get_transport_cls
 from kombu.transport.redis import Channel, SentinelChannel
 
 from redis_queue.celery.kombu.connection import add_timeouts
+from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.kombu.keys import LEASE_OPTION, lease_of
 from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError
@@ -43,7 +44,7 @@ def prepare_connections(app: Celery) -> None:
     kombu restores them on each connection that consumes, even for replies to a ping, by the clock of its host.
     """
     for name in ("connection_for_read", "connection_for_write"):
-        setattr(app, name, _prepared(app, getattr(app, name)))
+        around(app, name, functools.partial(_prepared, app))
 
 
 def check_broker(app: Celery) -> None:
@@ -87,18 +88,14 @@ def worker_connection(app: Celery, heartbeat: float | None) -> Any:
     return connection
 
 
-def _prepared(app: Celery, connect: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(connect)
-    def connection(*args: Any, **kwargs: Any) -> Any:
-        found = connect(*args, **kwargs)
-        if found.get_transport_cls().driver_type == "redis":
-            options = found.transport_options
-            options[LEASE_OPTION] = Store.of(app).settings.task_lease_seconds
-            add_timeouts(found, lease_of(options, visibility_timeout_of(options)))
-            options[SWEEP_LIMIT] = 0
-        return found
-
-    return connection
+def _prepared(app: Celery, connect: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    found = connect(*args, **kwargs)
+    if found.get_transport_cls().driver_type == "redis":
+        options = found.transport_options
+        options[LEASE_OPTION] = Store.of(app).settings.task_lease_seconds
+        add_timeouts(found, lease_of(options, visibility_timeout_of(options)))
+        options[SWEEP_LIMIT] = 0
+    return found
 
 
 def visibility_timeout_of(options: Mapping[str, Any]) -> float:

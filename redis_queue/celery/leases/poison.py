@@ -20,6 +20,7 @@ from celery.worker.request import Request
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import END_OF_CALENDAR_MS
+from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.leases.connections import LIMIT
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import Attempt, counted_id, is_redelivered, sibling_id
@@ -172,28 +173,14 @@ class DeliveryLimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        limit = limit_of(consumer.app)
+        self._limit, self._consumer = limit_of(consumer.app), consumer
+        self._cancelled: list[Any] = []
         # Not only close(): a solo pool runs its task first, and SIGKILL may follow SIGTERM.
         signals.worker_shutting_down.connect(self.told_to_stop, weak=False, sender=consumer.hostname)
-        worker = consumer.controller
-        if soft := getattr(worker, "wait_for_soft_shutdown", None):
-
-            def told_then_soft() -> Any:
-                self.told_to_stop()
-                return soft()
-
+        if hasattr(consumer.controller, "wait_for_soft_shutdown"):
             # A cold shutdown begins with it, and cancels the tasks before it sends the signal.
-            worker.wait_for_soft_shutdown = told_then_soft
-        self._limit, self._consumer = limit, consumer
-        self._cancelled: list[Any] = []
-        lost = consumer.on_connection_error_after_connected
-
-        def lost_connection(error: Exception) -> None:
-            if consumer.app.conf.worker_cancel_long_running_tasks_on_connection_loss:
-                self._cancelled += state.active_requests
-            lost(error)
-
-        consumer.on_connection_error_after_connected = lost_connection
+            around(consumer.controller, "wait_for_soft_shutdown", self._stop_softly)
+        around(consumer, "on_connection_error_after_connected", self._lose_connection)
 
     def intake(self, handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return *handle*, which gets no message that may not be started again: that one becomes a dead letter."""
@@ -228,6 +215,15 @@ class DeliveryLimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
         cancelled, self._cancelled = self._cancelled, []
         if cancelled:
             self._spare(cancelled)
+
+    def _lose_connection(self, lose: Callable[[Exception], Any], error: Exception) -> Any:
+        if self._consumer.app.conf.worker_cancel_long_running_tasks_on_connection_loss:
+            self._cancelled += state.active_requests
+        return lose(error)
+
+    def _stop_softly(self, stop: Callable[[], Any]) -> Any:
+        self.told_to_stop()
+        return stop()
 
     def told_to_stop(self, **_: Any) -> None:
         """Let the starts of the tasks that the worker runs not count; no-op if it was called before."""

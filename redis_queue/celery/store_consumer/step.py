@@ -15,6 +15,7 @@ from redis_queue.basics.waits import Background, Backoff
 from redis_queue.celery.admission.admission import has_place
 from redis_queue.celery.admission.policy import FlowPolicy
 from redis_queue.celery.admission.sender import FlowSender
+from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader
@@ -50,7 +51,7 @@ class StoreConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]
         consumer.connection_errors = (*consumer.connection_errors, *Transport.connection_errors)
         self._passing = PassingMessages(consumer.app)
         for name in ("add_task_queue", "cancel_task_queue"):
-            setattr(consumer, name, self._with_sync(getattr(consumer, name)))
+            around(consumer, name, self._change_queues)
 
     def start(self, consumer: Any) -> None:  # noqa: ARG002 - what Celery calls
         """Take messages of flows."""
@@ -89,13 +90,10 @@ class StoreConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
         return on_message
 
-    def _with_sync(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def change(*args: Any, **options: Any) -> Any:
-            found = method(*args, **options)
-            self._store_consumer.sync()
-            return found
-
-        return change
+    def _change_queues(self, change: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        found = change(*args, **options)
+        self._store_consumer.sync()
+        return found
 
 
 class FlowInbox:
