@@ -93,20 +93,12 @@ class FetchingChannel(Channel):
     #: When messages of flows that still wait for a process return to the store, on the monotonic clock.
     _returns_at = math.inf
 
-    @LazyProperty
-    def _received(self) -> deque[FetchedMessage]:
-        """Fetched messages that are not handed on yet."""
-        return deque()
-
-    @LazyProperty
-    def _durations(self) -> dict[str | None, float]:
-        """Seconds that handing on the last message of a task took; a solo pool runs the task meanwhile."""
-        return {}
-
-    @LazyProperty
-    def _runs(self) -> dict[str | None, float]:
-        """Seconds from the handing on of the last message of a task of a flow until its end."""
-        return {}
+    #: Fetched messages that are not handed on yet.
+    _received = LazyProperty[deque[FetchedMessage]](lambda _: deque())
+    #: Seconds that handing on the last message of a task took; a solo pool runs the task meanwhile.
+    _durations = LazyProperty[dict[str | None, float]](lambda _: {})
+    #: Seconds from the handing on of the last message of a task of a flow until its end.
+    _runs = LazyProperty[dict[str | None, float]](lambda _: {})
 
     @property
     def fetches(self) -> bool:

@@ -49,25 +49,14 @@ class LeasedQoS(QoS):
     def _records(self) -> InFlightRecords:
         return InFlightRecords(client_of(self.channel), self.leases.admission.keys)
 
-    @LazyProperty
-    def _fetched(self) -> set[str]:
-        """Tags of fetched messages that are not settled yet; they are recorded already."""
-        return set()
-
-    @LazyProperty
-    def _settled_early(self) -> set[str]:
-        """Tags of messages that were settled before their tasks started, and will be acknowledged."""
-        return set()
-
-    @LazyProperty
-    def _at_start(self) -> set[str]:
-        """Tags of messages that are acknowledged when their tasks start, and have to be settled at once."""
-        return set()
-
-    @LazyProperty
-    def _outliving(self) -> set[str]:
-        """Tags of tasks that still run after their connection was lost."""
-        return set()
+    #: Tags of fetched messages that are not settled yet; they are recorded already.
+    _fetched = LazyProperty[set[str]](lambda _: set())
+    #: Tags of messages that were settled before their tasks started, and will be acknowledged.
+    _settled_early = LazyProperty[set[str]](lambda _: set())
+    #: Tags of messages that are acknowledged when their tasks start, and have to be settled at once.
+    _at_start = LazyProperty[set[str]](lambda _: set())
+    #: Tags of tasks that still run after their connection was lost.
+    _outliving = LazyProperty[set[str]](lambda _: set())
 
     def append(self, message: Any, delivery_tag: str) -> None:
         """Record a message that was taken, unless its fetch has recorded it."""
