@@ -15,13 +15,12 @@ from redis_queue.basics.logs import logger_of
 from redis_queue.celery.control.revokes import RevokeStep
 from redis_queue.celery.fetch.channel import FetchingChannel
 from redis_queue.celery.kombu.internals import around
-from redis_queue.celery.leases.connections import LIMIT
 from redis_queue.celery.leases.poison import DeliveryLimitStep
 from redis_queue.celery.message.headers import ETA, OWN
 from redis_queue.celery.monitor.step import MonitorStep
 from redis_queue.celery.store_consumer.channel import StoreChannel
 from redis_queue.celery.store_consumer.step import StoreConsumerStep
-from redis_queue.celery.stored_tasks import delayed_of
+from redis_queue.celery.stored_tasks import delayed_of, has_leases
 
 logger = logger_of(__name__)
 
@@ -55,7 +54,7 @@ class IntakeStep(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(consumer, **kwargs)
         # It is called when the consumer starts, after all boot steps were created.
         around(consumer, "create_task_handler", lambda make, *args: _chain(consumer, make(*args)))
-        if LIMIT in vars(consumer.app):
+        if has_leases(consumer.app):
             StartGuard(consumer)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from redis_queue.admission.flow_rules import Flow
 from redis_queue.admission.flows import OF_QUEUE
@@ -13,7 +13,7 @@ from redis_queue.basics.key_template import KeyTemplate, arguments, check_key, n
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.options import did_you_mean
 from redis_queue.celery.message.headers import FlowHeader
-from redis_queue.celery.settings import NAMESPACE, CelerySettings
+from redis_queue.celery.settings import NAMESPACE, CelerySettings, part_of
 from redis_queue.errors import ConfigurationError, InvalidValueError
 
 if TYPE_CHECKING:
@@ -21,42 +21,61 @@ if TYPE_CHECKING:
 
 logger = logger_of(__name__)
 
-FLOWS: Final = "redis_queue_flow_policy"
-
-UNIQUES: Final = "redis_queue_unique_policy"
-
 Option = TypeVar("Option")
 
 
-class FlowPolicy:
+class TaskOptions(Generic[Option]):
+    """The option *name* of the tasks of *app*, of type *kind*: *configured* in a setting, or given at the decorator."""
+
+    def __init__(self, app: Celery, name: str, kind: type[Option], configured: Mapping[str, Option]) -> None:
+        self._app = app
+        self._name = name
+        self._kind = kind
+        self._configured = configured
+        self._keys = TaskKeys(app)
+        self._contradictions: set[str] = set()
+
+    def of_task(self, task: str) -> Option | None:
+        """Return the option of *task*; the setting has precedence. Raises ConfigurationError for another type."""
+        configured = self._configured.get(task)
+        own = getattr(self._app.tasks.get(task), self._name, None)
+        if own is None:
+            return configured
+        if not isinstance(own, self._kind):
+            raise ConfigurationError(f"task {task}: {self._name}={own!r}: must be a redis_queue.{self._kind.__name__}")
+        if configured is not None and configured != own and task not in self._contradictions:
+            self._contradictions.add(task)
+            logger.warning(
+                "task %s: %s%s has precedence over %s= of its decorator",
+                task,
+                NAMESPACE,
+                self._name,
+                self._name,
+                extra={"action": f"{self._name}_contradiction"},
+            )
+        return configured or own
+
+    def all(self) -> dict[str, Option]:
+        """Return the options of all tasks that have one, and those of queues."""
+        found = {name: self.of_task(name) for name in [*self._configured, *self._app.tasks]}
+        return {name: option for name, option in found.items() if option is not None}
+
+
+class FlowPolicy(TaskOptions[Flow]):
     """The flows of *app*: of ``redis_queue_flow``, and of its tasks."""
 
     def __init__(self, app: Celery) -> None:
-        self._app = app
-        self._configured = CelerySettings.of(app).flows
-        self._options = TaskOptions(app, "flow", Flow, self._configured)
-        self._keys = TaskKeys(app)
+        super().__init__(app, "flow", Flow, CelerySettings.of(app).flows)
         self._has_queues = any(name.startswith(OF_QUEUE) for name in self._configured)
 
     @classmethod
     def of(cls, app: Celery) -> FlowPolicy:
         """Return the policy of *app*, created at the first call. Raises ConfigurationError for invalid settings."""
-        found: FlowPolicy | None = vars(app).get(FLOWS)
-        if found is None:
-            found = vars(app)[FLOWS] = cls(app)
-        return found
+        return part_of(app, cls, "flow_policy")
 
     def may_apply(self, task: str) -> bool:
         """Tell whether calls of *task* may belong to a flow."""
         return self._has_queues or self.of_task(task) is not None
-
-    def of_task(self, name: str) -> Flow | None:
-        """Return the flow of the task *name*; that of the setting has precedence."""
-        return self._options.of(name)
-
-    def all(self) -> dict[str, Flow]:
-        """Return the flows of all queues and tasks."""
-        return self._options.all()
 
     def check(self) -> None:
         """Raise ConfigurationError for a flow of an unknown task, or with a key that no call can have.
@@ -126,30 +145,16 @@ def check_known(what: str, name: str, known: Sequence[str]) -> None:
         raise ConfigurationError(f"{what}: {did_you_mean(name, known)}")
 
 
-class UniquePolicy:
+class UniquePolicy(TaskOptions[Unique]):
     """The unique tasks of *app*: of ``redis_queue_unique``, and those with ``unique=`` at their decorators."""
 
     def __init__(self, app: Celery) -> None:
-        self._app = app
-        self._configured = CelerySettings.of(app).uniques
-        self._options = TaskOptions(app, "unique", Unique, self._configured)
-        self._keys = TaskKeys(app)
+        super().__init__(app, "unique", Unique, CelerySettings.of(app).uniques)
 
     @classmethod
     def of(cls, app: Celery) -> UniquePolicy:
         """Return the policy of *app*, created at the first call. Raises ConfigurationError for invalid settings."""
-        found: UniquePolicy | None = vars(app).get(UNIQUES)
-        if found is None:
-            found = vars(app)[UNIQUES] = cls(app)
-        return found
-
-    def of_task(self, name: str) -> Unique | None:
-        """Return how the task *name* is unique; None if it is not."""
-        return self._options.of(name)
-
-    def all(self) -> dict[str, Unique]:
-        """Return all unique tasks."""
-        return self._options.all()
+        return part_of(app, cls, "unique_policy")
 
     def check(self) -> None:
         """Raise ConfigurationError for an unknown task, or one that cannot be unique in this way."""
@@ -167,42 +172,6 @@ class UniquePolicy:
     def key(self, name: str, unique: Unique, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Return the key of a call; "" if all calls have one. Raises InvalidValueError."""
         return self._keys.of_task(name, unique.template, args, kwargs)
-
-
-class TaskOptions(Generic[Option]):
-    """The option *name* of the tasks of *app*, of type *kind*: *configured* in a setting, or given at the decorator."""
-
-    def __init__(self, app: Celery, name: str, kind: type[Option], configured: Mapping[str, Option]) -> None:
-        self._app = app
-        self._name = name
-        self._kind = kind
-        self._configured = configured
-        self._contradictions: set[str] = set()
-
-    def of(self, task: str) -> Option | None:
-        """Return the option of *task*; the setting has precedence. Raises ConfigurationError for another type."""
-        configured = self._configured.get(task)
-        own = getattr(self._app.tasks.get(task), self._name, None)
-        if own is None:
-            return configured
-        if not isinstance(own, self._kind):
-            raise ConfigurationError(f"task {task}: {self._name}={own!r}: must be a redis_queue.{self._kind.__name__}")
-        if configured is not None and configured != own and task not in self._contradictions:
-            self._contradictions.add(task)
-            logger.warning(
-                "task %s: %s%s has precedence over %s= of its decorator",
-                task,
-                NAMESPACE,
-                self._name,
-                self._name,
-                extra={"action": f"{self._name}_contradiction"},
-            )
-        return configured or own
-
-    def all(self) -> dict[str, Option]:
-        """Return the options of all tasks that have one."""
-        found = {name: self.of(name) for name in [*self._configured, *self._app.tasks]}
-        return {name: option for name, option in found.items() if option is not None}
 
 
 class TaskKeys:

@@ -14,6 +14,7 @@ from redis_queue.celery.kombu.connection import add_timeouts
 from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.kombu.keys import LEASE_OPTION, lease_of
 from redis_queue.celery.store import Store
+from redis_queue.celery.stored_tasks import has_leases
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.redis_errors import redact
 
@@ -26,9 +27,6 @@ SWEEP_LIMIT: Final = "unacked_restore_limit"
 
 LONG: Final = Channel.visibility_timeout
 """Visibility timeout of kombu in seconds, unless an app sets it."""
-
-LIMIT: Final = "delivery_limit"
-"""Attribute of an app with leases that holds its DeliveryLimit."""
 
 SAFE: Final = {
     "task_acks_late": "CELERY_ACKS_LATE",
@@ -65,7 +63,7 @@ def check_broker(app: Celery) -> None:
 def low_visibility_timeout(app: Celery) -> tuple[str, str] | None:
     """Return what is wrong, and what to do, if *app* has leases and a visibility timeout below kombu's default."""
     with app.connection_for_read() as connection:
-        if LIMIT not in vars(app) or connection.transport.driver_type != "redis":
+        if not has_leases(app) or connection.transport.driver_type != "redis":
             return None
         timeout = visibility_timeout_of(connection.transport_options)
     if timeout >= LONG:

@@ -17,7 +17,7 @@ from kombu.connection import Connection
 
 from redis_queue.celery import DurableTasks, MaxDeliveriesExceededError
 from redis_queue.celery.leases.leases import read_counters
-from redis_queue.celery.leases.poison import DeliveryLimit, DeliveryLimitStep, limit_of
+from redis_queue.celery.leases.poison import DeliveryLimit, DeliveryLimitStep
 from redis_queue.celery.message.headers import CALL, Attempt, counted_id, sibling_id
 from redis_queue.delay.model import Push
 from redis_queue.store.keys import Keys, PrefixKeys
@@ -140,7 +140,7 @@ class TestTaskThatKillsItsWorker:
                 one_redis.wait_for_starts(starts)
                 one_redis.wait_for_leases(2)
                 worker.kill()
-        limit = limit_of(one_redis.leases().app)
+        limit = DeliveryLimit.of(one_redis.leases().app)
         again = one_redis.started[-1]
         (waited,) = set(ids) - {again}
         assert len(limit.starts(again)) == 1
@@ -175,7 +175,7 @@ class TestTaskWhoseWorkerIsStopped:
         if how == "soft":
             one_redis.settings["worker_soft_shutdown_timeout"] = 0.5
         id_ = one_redis.send(WAIT).id
-        limit = limit_of(one_redis.leases().app)
+        limit = DeliveryLimit.of(one_redis.leases().app)
         for number in range(1, 4):
             with one_redis.worker(f"worker{number}", pool=pool) as worker:
                 one_redis.wait_for_starts(number, timeout=60)
@@ -319,7 +319,7 @@ class TestTaskAtItsLimit:
     ) -> None:
         delayed = DurableTasks(one_redis.app())
         message = redelivered(delayed.app, connection, "order-42")
-        limit_of(delayed.app).add_start("order-42")
+        DeliveryLimit.of(delayed.app).add_start("order-42")
         delayed.app.send_task("tests.nothing", ("newer",), task_id="order-42", countdown=600)
 
         assert meet(delayed, message) == ([], ["dead"])
@@ -338,7 +338,7 @@ class TestTaskAtItsLimit:
     ) -> None:
         delayed = DurableTasks(one_redis.app())
         message = redelivered(delayed.app, connection, "order-42")
-        limit_of(delayed.app).add_start("order-42")
+        DeliveryLimit.of(delayed.app).add_start("order-42")
         # The start guard drops it.
         assert meet(delayed, message, lost=message.delivery_tag) == ([message], [])
         assert delayed.queue.dead_letters() == []
@@ -350,7 +350,7 @@ class TestTaskAtItsLimit:
     ) -> None:
         delayed = DurableTasks(one_redis.app())
         message = redelivered(delayed.app, connection, "order-42")
-        limit_of(delayed.app).add_start("order-42")
+        DeliveryLimit.of(delayed.app).add_start("order-42")
         ids = ["order-42", sibling_id("order-42", Attempt.of(message.headers, None).call)]
         if trouble == "taken":
             delayed.queue.push_many([Push(b"other", id=id_, delay=600) for id_ in ids])
@@ -366,7 +366,7 @@ class TestTaskAtItsLimit:
         self, one_redis: Leasing, connection: Connection, meet: Any
     ) -> None:
         delayed = DurableTasks(one_redis.app())
-        limit_of(delayed.app).add_start(counted_id("order-42", {CALL: "the-call-one"}))
+        DeliveryLimit.of(delayed.app).add_start(counted_id("order-42", {CALL: "the-call-one"}))
         message = redelivered(delayed.app, connection, "order-42", headers={CALL: "the-call-two"})
         assert meet(delayed, message) == ([message], [])
 
@@ -384,11 +384,11 @@ class TestRevokedTask:
 
     def test_is_no_longer_counted(self, one_redis: Leasing, caplog: pytest.LogCaptureFixture) -> None:
         leases = one_redis.leases()
-        limit_of(leases.app).add_start("some")
+        DeliveryLimit.of(leases.app).add_start("some")
 
         expire(leases.app, "some")
 
-        assert limit_of(leases.app).starts("some") == []
+        assert DeliveryLimit.of(leases.app).starts("some") == []
         assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
@@ -396,9 +396,9 @@ def test_limit_of_the_task_overrides_that_of_the_app() -> None:
     app = Celery("tests", broker="redis://localhost:1", set_as_current=False)
     app.conf.redis_queue_max_deliveries = 7
     assert DurableTasks(app, delays=False) is DurableTasks(app, delays=False)
-    limit = limit_of(app)
-    assert limit.of(app.task(nothing, name="tests.plain", shared=False)) == 7
-    assert limit.of(app.task(nothing, name="tests.own", shared=False, max_deliveries=2)) == 2
+    limit = DeliveryLimit.of(app)
+    assert limit.most(app.task(nothing, name="tests.plain", shared=False)) == 7
+    assert limit.most(app.task(nothing, name="tests.own", shared=False, max_deliveries=2)) == 2
     assert issubclass(MaxDeliveriesExceededError, Exception)
 
 
