@@ -157,9 +157,9 @@ class FetchingChannel(Channel):
                 if admission.competes:
                     # More taken ahead would keep the processes from messages of flows, and these from others.
                     if self._fills_up or capacity.is_worth_asking:
-                        self._ask(fetch, min(room, capacity.room))
+                        self._exchange(fetch, min(room, capacity.room))
                 elif room > 0 and (self._fills_up or not self._is_busy() or 2 * room >= self.qos.prefetch_count):
-                    self._ask(fetch, room)
+                    self._exchange(fetch, room)
                 elif room > 0:
                     # More room may come: half a window is asked for at once, less with the next batch to settle.
                     self._settle_by(time.monotonic() + DELAY)
@@ -327,7 +327,7 @@ class FetchingChannel(Channel):
                 fetch.wake_up()
         raise Empty
 
-    def _ask(self, fetch: Fetch, room: int) -> None:
+    def _exchange(self, fetch: Fetch, room: int) -> None:
         queues = self._queue_cycle.consume(len(self.active_queues))
         if not queues or room <= 0:
             return
@@ -350,9 +350,9 @@ class FetchingChannel(Channel):
         if self._admission.in_use:
             at_once = max(0, min(of_flows, self._admission.capacity(len(self._received)).free))
             wanted = Wanted(of_flows, at_once, *self._settlement.with_places(), self._take_in_of_flows)
-        fetch.ask(
+        fetch.exchange(
             lists,
-            len(queues),
+            queues,
             room,
             self._take_in,
             turns=not isinstance(self._queue_cycle, priority_cycle),

@@ -94,7 +94,7 @@ class WorkerLeases:
         self._records = InFlightRecords(self._client, self.admission.keys)
         self._held: dict[str, HeldMessage] = {}
         #: The messages that are to be settled; their leases are held until they are.
-        self.settlement = Settlement(self.admission.keys, self)
+        self.settlement = Settlement(self.admission.keys, self.release)
         #: Fetches whose replies were lost with their connections.
         self.unread: list[Asked] = []
         #: Whether nothing calls the channels of the worker any more but the ends of its tasks.
@@ -105,12 +105,8 @@ class WorkerLeases:
         self.lost = 0
         self._keeper = KeeperProcess(greeting, index.lease, held=self._lines, on_lost=self._note_renewal)
 
-    def hold(self, tag: str, since: float, score: float) -> None:
-        """Renew the lease of *tag* from now on; it began at *since* (monotonic clock), *score* by Redis."""
-        self.hold_all([tag], since, score)
-
-    def hold_all(self, tags: list[str], since: float, score: float) -> None:
-        """Renew the leases of *tags*, which one fetch took, from now on."""
+    def hold(self, tags: list[str], since: float, score: float) -> None:
+        """Renew the leases of *tags* from now on; they began at *since* (monotonic clock), *score* by Redis."""
         held = [HeldMessage(since, score) for _ in tags]
         self._held.update(zip(tags, held, strict=True))
         if self._keeper.write(b"".join(write_line(tag, score) for tag in tags)):

@@ -67,12 +67,12 @@ class LeasedQoS(QoS):
         record = dumps([message._raw, delivery["exchange"], delivery["routing_key"]])
         score = self._records.add(delivery_tag, record)
         virtual.QoS.append(self, message, delivery_tag)
-        self.leases.hold(delivery_tag, since, score)
+        self.leases.hold([delivery_tag], since, score)
 
     def record(self, tags: list[str], since: float, score: float) -> None:
         """Hold the leases of fetched messages, which Redis recorded at *score*; they will be appended."""
         self._fetched.update(tags)
-        self.leases.hold_all(tags, since, score)
+        self.leases.hold(tags, since, score)
 
     def put_back(self, delivery_tag: str) -> None:
         """Return a fetched message, which becomes the next one of its queue."""

@@ -32,7 +32,7 @@ WAIT: Final = 0.5
 """Most seconds between two looks whether the worker has room."""
 
 CLOSING: Final = 10.0
-"""Most seconds that a worker waits for the thread."""
+"""Most seconds that a worker waits for a thread of its connection to the store."""
 
 
 def store_connection(app: Celery) -> Any:

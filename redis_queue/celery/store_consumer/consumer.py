@@ -24,7 +24,7 @@ from redis_queue.celery.leases.qos import lease_channels
 from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.store import Store
 from redis_queue.celery.store_consumer.channel import ERRORS, WorkerView, store_mixins
-from redis_queue.celery.store_consumer.connection import DrainThread, HubGuard, store_connection
+from redis_queue.celery.store_consumer.connection import CLOSING, DrainThread, HubGuard, store_connection
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.redis_errors import RedisErrors, redact
@@ -36,9 +36,6 @@ LONGEST_PAUSE: Final = 2.0
 
 QUIET: Final = 30.0
 """Seconds without an error after which the next one is logged, and the pauses begin with the shortest again."""
-
-CLOSING: Final = 10.0
-"""Most seconds that a worker waits for the thread that looks for the store."""
 
 KEEP: Final = 1.0
 """Seconds without messages of flows after which the prefetch count is that of Celery again."""

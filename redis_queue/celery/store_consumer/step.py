@@ -19,7 +19,7 @@ from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader
-from redis_queue.celery.store_consumer.consumer import StoreConsumer
+from redis_queue.celery.store_consumer.consumer import LONGEST_PAUSE, StoreConsumer
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
 
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 logger = logger_of(__name__)
 
 STOPPING = (bootsteps.CLOSE, bootsteps.TERMINATE)
-
-LONGEST_PAUSE: Final = 2.0
-"""Most seconds between two attempts."""
 
 MOST_HELD: Final = 1000
 """Most messages by which the prefetch count is raised while they wait for the store."""

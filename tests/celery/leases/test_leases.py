@@ -150,7 +150,7 @@ def test_a_new_keeper_renews_more_messages_than_its_pipe_holds(begin: Begin, cli
     assert process is not None
     process.send_signal(signal.SIGSTOP)
     for tag in tags:
-        begun.hold(tag, time.monotonic(), now)
+        begun.hold([tag], time.monotonic(), now)
     process.kill()
     # Nothing is written after the lines for the new keeper, and they are more than it may leave unread later.
     wait_until(lambda: client.zcount("unacked_index", 0, now) == 0, description="all leases to be renewed")

@@ -145,7 +145,7 @@ class FakeLeases:
         )
         #: How many messages can run at once.
         self.processes = 1
-        self.settlement = Settlement(self.admission.keys, self)
+        self.settlement = Settlement(self.admission.keys, self.release)
         self.lost: list[str] = []
         self.unread: list[Asked] = []
         self.settle_alone: Callable[[list[str]], list[bytes]] = lambda _: []
@@ -154,10 +154,7 @@ class FakeLeases:
 
     settled_later = WorkerLeases.settled_later
 
-    def hold(self, tag: str, since: float, score: float) -> None:
-        self.hold_all([tag], since, score)
-
-    def hold_all(self, tags: list[str], since: float, score: float) -> None:
+    def hold(self, tags: list[str], since: float, score: float) -> None:
         assert since > 0
         self.held.update(dict.fromkeys(tags, score))
 
