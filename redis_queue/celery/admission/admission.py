@@ -164,10 +164,20 @@ class Move:
     step: int
     header: FlowHeader
 
-    @property
-    def element(self) -> bytes:
-        """The message as the list of its group has it."""
-        return self.header.element(self.task_id, self.item)
+    def arguments(self, record: bytes, *, last: bool) -> dict[str, Argument]:
+        """Return the arguments of the script that lets it wait in place of its *record*; *last*: behind its group."""
+        return {
+            "now": 0,
+            "tag": self.tag,
+            "record": record,
+            "last": int(last),
+            "step": self.step,
+            "queue": self.queue,
+            "task": self.header.task,
+            "of_task": self.header.of_task,
+            "of_queue": self.header.of_queue,
+            "message": self.header.element(self.task_id, self.item),
+        }
 
 
 def task_id_of(payload: Any) -> str:
@@ -256,9 +266,8 @@ class Admission:
         """Return the call that moves a message, which was fetched from a list, to those that wait."""
         self.in_use = True
         record = b"[" + move.item + b", " + route_of(move.queue).encode() + b"]"
-        keys, header = self.keys.of(self._restore), move.header
-        group = (move.step, move.queue, header.task, header.of_task, header.of_queue)
-        arguments: tuple[Argument, ...] = (len(keys), *keys, 0, move.tag, record, 1, *group, move.element)
+        keys, named = self.keys.of(self._restore), move.arguments(record, last=True)
+        arguments = (len(keys), *keys, *(named[name] for name in self._restore.arguments))
         return connection.script(self._restore, arguments, on_reply)
 
     def watch(self, queues: Sequence[str], on_change: Callable[[], None], check: Callable[[Any], Any]) -> Call:

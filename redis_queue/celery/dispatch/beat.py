@@ -17,6 +17,7 @@ from redis_queue.basics.waits import Backoff
 from redis_queue.catalog import put_back_each
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.outcome import Dispatched, DispatchReport
+from redis_queue.celery.settings import part_of
 from redis_queue.celery.store import ATTRIBUTE, Store
 from redis_queue.errors import RedisQueueError, StoreUnavailableError
 from redis_queue.store.redis_errors import is_outage, redact
@@ -28,9 +29,6 @@ logger = logger_of(__name__)
 
 PUTBACK: Final = "tasks.putback.putback"
 DELAY_DISPATCH: Final = "tasks.delay_dispatch.delay_dispatch"
-
-_PERIODIC: Final = "redis_queue_periodic_dispatch"
-"""Attribute of an app that holds its PeriodicDispatch."""
 
 PUTBACK_EVERY: Final = 300.0
 DISPATCH_EVERY: Final = 1.0
@@ -72,7 +70,6 @@ class PeriodicDispatch:
     """The dispatcher of one process; it keeps its connections from run to run."""
 
     def __init__(self, app: Celery) -> None:
-        self.pid = os.getpid()
         self._lock = threading.Lock()
         self._queue = Store.of(app).delay_queue()
         self._spreads = Store.of(app).settings.overdue_policy.policy == "spread"
@@ -95,11 +92,7 @@ class PeriodicDispatch:
     @classmethod
     def of(cls, app: Celery) -> PeriodicDispatch:
         """Return that of *app* in this process, made at its first use."""
-        found: PeriodicDispatch | None = vars(app).get(_PERIODIC)
-        if found is None or found.pid != os.getpid():
-            found = cls(app)
-            setattr(app, _PERIODIC, found)
-        return found
+        return part_of(app, cls, f"periodic_dispatch_{os.getpid()}")
 
 
 def register_putback(app: Celery) -> Any:

@@ -423,10 +423,7 @@ class FetchingChannel(Channel):
         self._returns_at = time.monotonic() + GIVE_BACK
         self._poller.look_at(self._returns_at)
         # Lists and flows are asked at once: those for which there is no room would keep their places in vain.
-        for _ in range(len(self._received) - self._room()):
-            with contextlib.suppress(OSError, redis.RedisError):
-                self.qos.put_back(self._received[-1].delivery_tag)
-                self._received.pop()
+        self._put_back(list(self._received)[max(0, self._room()) :])
 
     def _waits(self, message: FetchedMessage) -> bool:
         """Tell whether a message of a flow waits for a process: Celery would keep it, and its place, behind a task."""
@@ -439,11 +436,7 @@ class FetchingChannel(Channel):
         if time.monotonic() < self._returns_at:
             return
         self._returns_at = math.inf
-        waiting = [message for message in self._received if self._waits(message)]
-        with contextlib.suppress(OSError, redis.RedisError):
-            for message in reversed(waiting):
-                self.qos.put_back(message.delivery_tag)
-                self._received.remove(message)
+        self._put_back([message for message in self._received if self._waits(message)])
 
     def _put_into_backlog(self, message: FetchedMessage, item: bytes, header: FlowHeader) -> None:
         """Let a message of a flow wait for admission: a dispatcher or a stock worker has put it into a list."""
@@ -457,10 +450,13 @@ class FetchingChannel(Channel):
 
     def _return_foreign(self) -> None:
         """Return the messages of queues that are not consumed any longer."""
-        foreign = [message for message in self._received if message.queue not in self._active_queues]
+        self._put_back([message for message in self._received if message.queue not in self._active_queues])
+
+    def _put_back(self, messages: list[FetchedMessage]) -> None:
+        """Return received *messages* to their queues; after an error the rest is handed on."""
         with contextlib.suppress(OSError, redis.RedisError):
             # The first one of them comes first again.
-            for message in reversed(foreign):
+            for message in reversed(messages):
                 self.qos.put_back(message.delivery_tag)
                 self._received.remove(message)
 

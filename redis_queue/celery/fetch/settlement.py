@@ -224,21 +224,7 @@ class InFlightRecords:
 
     def return_waiting(self, move: Move, record: bytes, *, last: bool) -> bool:
         """Let a message wait for admission again, in place of its *record*; False if the record has changed."""
-        return bool(
-            _call(
-                self._restore_waiting,
-                now=0,
-                tag=move.tag,
-                record=record,
-                last=int(last),
-                step=move.step,
-                queue=move.queue,
-                task=move.header.task,
-                of_task=move.header.of_task,
-                of_queue=move.header.of_queue,
-                message=move.element,
-            )
-        )
+        return bool(_call(self._restore_waiting, **move.arguments(record, last=last)))
 
     def settle(self, tags: list[str]) -> list[bytes]:
         """Remove the records of *tags*; return those that had none, if Redis permits scripts."""

@@ -19,6 +19,7 @@ from redis_queue.celery.fetch.settlement import InFlightRecords, Settlement
 from redis_queue.celery.kombu.connection import client_of, options_of
 from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.leases.keeper_process import KeeperProcess
+from redis_queue.celery.settings import part_of
 from redis_queue.errors import ConfigurationError, RedisQueueError
 from redis_queue.keeper.protocol import RenewalTime, pack, write_line
 from redis_queue.keeper.renewal import LeaseIndex, Renewer
@@ -36,8 +37,6 @@ TRUSTED: Final = 0.9
 
 PATIENCE: Final = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0}
 """Timeouts in seconds for a reader, so that a scrape ends."""
-
-_READER: Final = "redis_queue_lease_counters"
 
 
 @dataclass(slots=True)
@@ -258,11 +257,6 @@ class Counters:
         self._client = client
         self._key = BrokerKeys(broker_prefix).counters
 
-    @classmethod
-    def of(cls, channel: Any) -> Counters:
-        """Return the counters in the broker of kombu's *channel*."""
-        return cls(client_of(channel), channel.global_keyprefix or "")
-
     def add(self, name: Name, amount: int = 1) -> None:
         """Count *amount* more; never raises."""
         try:
@@ -282,12 +276,14 @@ def read_counters(app: Celery) -> LeaseCounters | None:
 
     Raises the errors of kombu and redis-py if the broker is away.
     """
-    found: Counters | None = vars(app).get(_READER)
-    if found is None:
-        with app.connection_for_read(transport_options=PATIENCE) as connection:
-            if connection.transport.driver_type != "redis":
-                return None
-            # Not the default channel, which retries for as long as a worker would.
-            found = Counters.of(connection.channel())
-        setattr(app, _READER, found)
-    return found.read()
+    found = part_of(app, _counters_of, "lease_counters")
+    return None if found is None else found.read()
+
+
+def _counters_of(app: Celery) -> Counters | None:
+    with app.connection_for_read(transport_options=PATIENCE) as connection:
+        if connection.transport.driver_type != "redis":
+            return None
+        # Not the default channel, which retries for as long as a worker would.
+        channel = connection.channel()
+        return Counters(client_of(channel), channel.global_keyprefix or "")

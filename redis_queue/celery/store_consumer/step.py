@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from celery import bootsteps
@@ -104,55 +105,43 @@ class FlowInbox:
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
         self._sender = FlowSender(consumer.app)
-        self._arrived = threading.Condition()
-        self._messages: deque[tuple[Any, FlowHeader, Callable[[Any], Any]]] = deque()
+        self._background = Background()
+        self._lock = threading.Lock()
         self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
         self._is_away = False
-        self._held = 0
+        # Messages that are not moved yet, and by how many of them the prefetch count is raised.
+        self._waiting, self._held = 0, 0
 
     def add(self, message: Any, header: FlowHeader, handle: Callable[[Any], Any]) -> None:
         """Move *message* soon; *handle* gets it if it cannot be moved."""
-        with self._arrived:
-            self._messages.append((message, header, handle))
+        with self._lock:
+            self._waiting += 1
             if self._is_away:
                 self._hold(1)
-            if self._thread is None:
-                self._stopped = threading.Event()
-                self._thread = threading.Thread(
-                    target=self._work, args=(self._stopped,), name="redis-queue-flow-inbox", daemon=True
-                )
-                self._thread.start()
-            self._arrived.notify()
+            self._background.run(partial(self._process, self._stopped, message, header, handle))
 
     def stop(self) -> None:
         """Move nothing any more: the broker delivers the messages again."""
-        with self._arrived:
+        with self._lock:
             self._stopped.set()
-            self._messages.clear()
-            self._thread, self._is_away, self._held = None, False, 0
-            self._arrived.notify_all()
+            self._stopped = threading.Event()
+            self._is_away, self._waiting, self._held = False, 0, 0
 
-    def _work(self, stopped: threading.Event) -> None:
-        while True:
-            with self._arrived:
-                while not self._messages and not stopped.is_set():
-                    self._arrived.wait()
-                if stopped.is_set():
-                    return
-                message, header, handle = self._messages[0]
-            done = self._move(message, header, stopped)
-            with self._arrived:
-                if stopped.is_set():
-                    return
-                self._messages.popleft()
-                if self._held:
-                    self._held -= 1
-                    self._consumer.qos.decrement_eventually()
-            if done:
-                self._consumer.call_soon_ack(message.ack_log_error, logger, self._consumer.connection_errors)
-            else:
-                self._consumer.call_soon(handle, message)
+    def _process(
+        self, stopped: threading.Event, message: Any, header: FlowHeader, handle: Callable[[Any], Any]
+    ) -> None:
+        done = stopped.is_set() or self._move(message, header, stopped)
+        with self._lock:
+            if stopped.is_set():
+                return
+            self._waiting -= 1
+            if self._held:
+                self._held -= 1
+                self._consumer.qos.decrement_eventually()
+        if done:
+            self._consumer.call_soon_ack(message.ack_log_error, logger, self._consumer.connection_errors)
+        else:
+            self._consumer.call_soon(handle, message)
 
     def _move(self, message: Any, header: FlowHeader, stopped: threading.Event) -> bool:
         """Move *message*; False if that is impossible."""
@@ -172,11 +161,11 @@ class FlowInbox:
                 return True
 
     def _note_away(self, error: Exception) -> None:
-        with self._arrived:
+        with self._lock:
             if self._is_away:
                 return
             self._is_away = True
-            self._hold(len(self._messages))
+            self._hold(self._waiting)
         logger.warning("tasks of flows wait in the worker: %s", error, extra={"action": "flow_store_away"})
 
     def _hold(self, count: int) -> None:

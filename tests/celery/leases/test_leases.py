@@ -18,6 +18,7 @@ import redis
 from celery import Celery
 from kombu.exceptions import OperationalError
 
+from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.leases import keeper_process, leases
 from redis_queue.celery.leases.leases import Counters, LeaseCounters, WorkerLeases, read_counters
 from redis_queue.errors import ConfigurationError
@@ -193,7 +194,7 @@ def test_missing_counters_are_zero_and_reading_writes_nothing(redis_server: Redi
 def test_counters_are_read_under_the_prefix_of_the_broker(redis_server: RedisServer, client: redis.Redis) -> None:
     app = app_on(redis_server, global_keyprefix="shop-")
     with app.connection() as connection:
-        counted = Counters.of(connection.default_channel)
+        counted = Counters(client_of(connection.default_channel), "")
     counted.add("lost")
     counted.add("restored", 3)
     counted.add("restored")
