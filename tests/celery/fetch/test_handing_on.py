@@ -95,7 +95,7 @@ def test_more_messages_are_asked_for_before_the_last_is_handed_on(
     redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_hand: list[int] = []
-    ask = Fetch.ask
+    ask = Fetch.exchange
 
     def asked(self: Fetch, *arguments: Any, **options: Any) -> None:
         in_hand.append(held(taker))
@@ -106,7 +106,7 @@ def test_more_messages_are_asked_for_before_the_last_is_handed_on(
             publish(connection, number)
         taker = Taker(connection, ["q"], prefetch=8)
         make_long(taker)
-        monkeypatch.setattr(Fetch, "ask", asked)
+        monkeypatch.setattr(Fetch, "exchange", asked)
 
         def all_came() -> bool:
             connection.drain_events(timeout=1)

@@ -101,14 +101,15 @@ class TestBatches:
     ) -> None:
         with connected(redis_server) as connection:
             taker = filled(connection, 3)
-            release = taker.leases.release
+            settlement = taker.leases.settlement
+            release = settlement._release
 
             def drop(tags: list[str], *, lost: list[str]) -> None:
                 # Otherwise the report of a renewal that missed them, read by another thread, would count as a loss.
                 assert all(tag in taker.leases.settlement for tag in tags)
                 release(tags, lost=lost)
 
-            monkeypatch.setattr(taker.leases, "release", drop)
+            monkeypatch.setattr(settlement, "_release", drop)
             taker.settle()
             assert taker.leases.held == {}
 

@@ -64,7 +64,7 @@ def test_lease_of_a_message_whose_settlement_is_not_confirmed_is_not_lost(begin:
     leases = begin()
     leases.settlement.add("settled")
     # Neither has a record; the keeper reports them in this order.
-    leases.hold_all(["settled", "gone"], time.monotonic(), time.time())
+    leases.hold(["settled", "gone"], time.monotonic(), time.time())
     wait_until(lambda: not leases.holds("gone"), description="the lost lease")
     assert (leases.holds("settled"), leases.lost) == (True, 1)
     leases.drop("settled")
@@ -194,7 +194,7 @@ def test_missing_counters_are_zero_and_reading_writes_nothing(redis_server: Redi
 def test_counters_are_read_under_the_prefix_of_the_broker(redis_server: RedisServer, client: redis.Redis) -> None:
     app = app_on(redis_server, global_keyprefix="shop-")
     with app.connection() as connection:
-        counted = Counters(client_of(connection.default_channel), "")
+        counted = Counters(client_of(connection.default_channel), "shop-")
     counted.add("lost")
     counted.add("restored", 3)
     counted.add("restored")
