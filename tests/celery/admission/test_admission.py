@@ -70,8 +70,7 @@ class TestLimit:
             send(app, *((str(number),) for number in range(5)))
             assert not client.exists(QUEUE)
             assert counts(client) == {"waiting": {"queue:flows": 5}}
-            taker = Taker(connection, [QUEUE], 100)
-            taker.leases.processes = 100
+            taker = Taker(connection, [QUEUE], 100, processes=100)
             assert taken(taker) == [["0"], ["1"], ["2"]]
             assert counts(client) == {"running": {"queue:flows": 3}, "waiting": {"queue:flows": 2}, "held": 3}
             taker.messages.pop(0).ack()
@@ -86,8 +85,7 @@ class TestLimit:
         self, app: Celery, connection: Any, client: redis.Redis
     ) -> None:
         send(app, ("a", 1), ("a", 2), ("b", 1), ("a", 3), ("b", 2), task="sync")
-        taker = Taker(connection, [QUEUE], 100)
-        taker.leases.processes = 100
+        taker = Taker(connection, [QUEUE], 100, processes=100)
         got = []
         for _ in range(3):
             now = taken(taker)
@@ -110,8 +108,7 @@ class TestLimit:
         task = app.tasks["one"]
         for args, kwargs in (((), {}), (("b", 1), {}), (("a", 2), {}), ((), {"number": 3, "key": "a"})):
             task.apply_async(args, kwargs)
-        taker = Taker(connection, [QUEUE], 100)
-        taker.leases.processes = 100
+        taker = Taker(connection, [QUEUE], 100, processes=100)
         got = []
         for _ in range(3):
             got.append(taken(taker))
@@ -123,8 +120,7 @@ class TestLimit:
         with flow_app(server, {f"queue:{QUEUE}": {"limit": 2}}) as app, connected(server) as connection:
             send(app, ("a",), ("b",), ("c",), task="sync")
             send(app, ("x",), ("y",))
-            taker = Taker(connection, [QUEUE], 100)
-            taker.leases.processes = 100
+            taker = Taker(connection, [QUEUE], 100, processes=100)
             got = []
             for _ in range(3):
                 got += taken(taker)
@@ -136,8 +132,7 @@ class TestLimit:
     def test_a_worker_takes_no_more_than_it_can_start(self, server: RedisServer, client: redis.Redis) -> None:
         with flow_app(server, {f"queue:{QUEUE}": {"limit": 50}}) as app, connected(server) as connection:
             send(app, *((str(number),) for number in range(20)))
-            taker = Taker(connection, [QUEUE], 100)
-            taker.leases.processes = 4
+            taker = Taker(connection, [QUEUE], 100, processes=4)
             assert len(taker.take(4)) == 4
             assert counts(client)["running"] == {"queue:flows": 4}
 
@@ -232,8 +227,7 @@ class TestRate:
     def test_starts_are_spread_by_the_clock_of_redis(self, server: RedisServer, client: redis.Redis) -> None:
         with flow_app(server, {f"queue:{QUEUE}": {"rate": "20/s", "burst": 2}}) as app, connected(server) as connection:
             send(app, *((str(number),) for number in range(8)))
-            taker = Taker(connection, [QUEUE], 100)
-            taker.leases.processes = 100
+            taker = Taker(connection, [QUEUE], 100, processes=100)
             taker.take(8)
             index: Any = client.zrange("unacked_index", 0, -1, withscores=True)
             times = sorted(score for _, score in index)
@@ -248,8 +242,7 @@ class TestRate:
         flows = {"work": {"rate": "1/h", "key": "{key}"}}
         with flow_app(server, flows) as app, connected(server) as connection:
             send(app, ("a", 1), ("a", 2), ("b", 1), ("c", 1), ("c", 2))
-            taker = Taker(connection, [QUEUE], 100)
-            taker.leases.processes = 100
+            taker = Taker(connection, [QUEUE], 100, processes=100)
             taker.take(3)
             taker.settle()
             assert taken(taker) == []
@@ -267,8 +260,7 @@ class TestTurns:
             send(app, *(("big", number) for number in range(300)))
             for key in "bcdefghij":
                 send(app, *((key, number) for number in range(10)))
-            taker = Taker(connection, [QUEUE], 100)
-            taker.leases.processes = 4
+            taker = Taker(connection, [QUEUE], 100, processes=4)
             order: list[str] = []
             while len(order) < 390:
                 order += [key for key, _ in taken(taker)]
@@ -320,8 +312,7 @@ class TestTurns:
         flows = {f"queue:{QUEUE}": {"fair": "{tenant}", "limit_each": 1}}
         with flow_app(server, flows) as app, connected(server) as connection:
             send(app, ("a",), ("b",))
-            taker = Taker(connection, [QUEUE], 100)
-            taker.leases.processes = 100
+            taker = Taker(connection, [QUEUE], 100, processes=100)
             assert taken(taker) == [["a"], ["b"]]
             assert counts(client)["running"] == {"queue:flows": 2}
 
@@ -332,8 +323,7 @@ class TestPause:
         flows.pause(f"queue:{QUEUE}")
         send(app, ("plain",))
         send(app, ("of a flow",), task="sync")
-        taker = Taker(connection, [QUEUE], 100)
-        taker.leases.processes = 2
+        taker = Taker(connection, [QUEUE], 100, processes=2)
         assert taken(taker) == []
         assert (client.llen(QUEUE), counts(client)) == (1, {"waiting": {"queue:flows": 1, "sync": 1}})
         # Only a wake-up helps.
@@ -346,8 +336,7 @@ class TestPause:
         send(app, ("a",), task="sync")
         flows.pause("sync")
         send(app, ("plain",))
-        taker = Taker(connection, [QUEUE], 100)
-        taker.leases.processes = 10
+        taker = Taker(connection, [QUEUE], 100, processes=10)
         assert taken(taker) == [["plain"]]
         flows.resume("sync")
         taker.take(2)
@@ -434,8 +423,7 @@ class TestRedelivery:
         while not client.exists(QUEUE):
             dispatcher.run()
         dispatcher.close()
-        taker = Taker(connection, [QUEUE], 10)
-        taker.leases.processes = 10
+        taker = Taker(connection, [QUEUE], 10, processes=10)
         assert taken(taker) == [["a", 1]]
         taker.settle()
         assert taken(taker) == [["a", 2]]

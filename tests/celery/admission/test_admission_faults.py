@@ -38,8 +38,7 @@ def test_a_new_limit_reaches_all_keys_that_wait(server: RedisServer, client: red
         flows.set("sync", limit=0)
         for number in range(700):
             app.tasks["sync"].delay(f"k{number}")
-        taker = Taker(connection, [QUEUE], 100)
-        taker.leases.processes = 100
+        taker = Taker(connection, [QUEUE], 100, processes=100)
         assert taken(taker) == []
         flows.set("sync", limit=1)
         drain(taker, 700)
@@ -62,8 +61,7 @@ def test_each_of_many_tasks_gets_its_turn(server: RedisServer) -> None:
 
 def test_a_script_that_redis_does_not_know_mixes_up_no_tags(server: RedisServer, client: redis.Redis) -> None:
     with flow_app(server, {f"queue:{QUEUE}": {"limit": 50}}) as app, connected(server) as connection:
-        taker = Taker(connection, [QUEUE], 100)
-        taker.leases.processes = 3
+        taker = Taker(connection, [QUEUE], 100, processes=3)
         taker.leases.admission.in_use = True
         wait_until_idle(taker)
         client.script_flush()
@@ -115,8 +113,7 @@ def test_messages_that_come_back_together_keep_their_order(server: RedisServer, 
     with flow_app(server, {f"queue:{QUEUE}": {"limit": 20}}) as app, connected(server) as connection:
         for number in range(12):
             app.tasks["work"].delay("k", number)
-        taker = Taker(connection, [QUEUE], 100)
-        taker.leases.processes = 12
+        taker = Taker(connection, [QUEUE], 100, processes=12)
         assert len(taken(taker)) == 12
         # Their worker died long ago.
         tags: Any = client.zrange("unacked_index", 0, -1)
@@ -138,8 +135,7 @@ def test_a_full_redis_is_drained_and_changed(server: RedisServer, client: redis.
         flows = StoredTasks.of(app).flow
         for number in range(20):
             app.tasks["work"].delay("k", number)
-        taker = Taker(connection, [QUEUE], 100)
-        taker.leases.processes = 2
+        taker = Taker(connection, [QUEUE], 100, processes=2)
         assert len(taken(taker)) == 2
         client.config_set("maxmemory", "1")
         flows.pause(f"queue:{QUEUE}")
@@ -170,8 +166,7 @@ def test_apps_with_other_prefixes_in_the_broker_have_their_own_flows(server: Red
     ):
         plain.tasks["work"].delay("plain")
         prefixed.tasks["work"].delay("prefixed")
-        taker = Taker(connection, [QUEUE], 100)
-        taker.leases.processes = 10
+        taker = Taker(connection, [QUEUE], 100, processes=10)
         assert taken(taker) == [["plain"]]
         assert StoredTasks.of(prefixed).flow.list()[0].waiting == 1
         assert client.exists(FlowKeys("redis_queue", "b:").backlog) == 1
@@ -187,8 +182,7 @@ def test_hostile_keys_stop_no_worker(server: RedisServer, client: redis.Redis) -
         client.hset(KEYS.config.decode(), mapping={"sync": "x y z", f"queue:{QUEUE}": "- - nan inf -5 1e9 - k"})
         client.hset(KEYS.held.decode(), "flow-x", "nothing")
         app.tasks["sync"].delay("a")
-        taker = Taker(connection, [QUEUE], 100)
-        taker.leases.processes = 5
+        taker = Taker(connection, [QUEUE], 100, processes=5)
         assert taken(taker) == [["a"]]
         taker.settle()
 
@@ -214,8 +208,7 @@ def test_who_may_not_read_another_index_frees_no_place(server: RedisServer, clie
 def test_a_place_that_many_cannot_use_goes_to_one_that_can(server: RedisServer, client: redis.Redis) -> None:
     with flow_app(server, {f"queue:{QUEUE}": {"limit": 1, "key": "{number}"}}) as app, connected(server) as connection:
         flows = StoredTasks.of(app).flow
-        taker = Taker(connection, [QUEUE], 300)
-        taker.leases.processes = 300
+        taker = Taker(connection, [QUEUE], 300, processes=300)
         app.tasks["sync"].delay("first", 7)
         assert taken(taker) == [["first", 7]]
         # As many as one look at a place finds, and more, wait for it; the keys of all but the last are busy.

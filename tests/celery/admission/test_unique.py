@@ -110,8 +110,7 @@ class TestDuplicate:
         assert task.id == first
         assert (task.due_at - datetime.now(timezone.utc)).total_seconds() > 3000
         assert not client.exists(KEYS.replaced), "what was replaced in the store leaves nothing"
-        stored.run_now(first)
-        dispatch(app)
+        dispatch(app, first)
         assert taken(taker) == [[7, "19"]]
         taker.settle()
         assert not traces(client)
@@ -131,8 +130,7 @@ class TestDuplicate:
         assert header is not None
         FlowSender(app).send(message, QUEUE, header, is_new=False)
         assert taken(taker) == []
-        stored.run_now(first)
-        dispatch(app)
+        dispatch(app, first)
         assert taken(taker) == [[7, "b"]]
         taker.settle()
         assert not traces(client)
@@ -146,8 +144,7 @@ class TestDuplicate:
         assert send(app, "latest", 7, "b", **delays[1]) == first
         got = taken(taker)
         taker.settle()
-        StoredTasks.of(app).run_now(first)
-        dispatch(app)
+        dispatch(app, first)
         assert [*got, *taken(taker)] == [[7, "b"]]
         taker.settle()
         assert not traces(client)
@@ -228,8 +225,7 @@ class TestEnd:
 
     def test_a_revoke_frees_the_key_of_a_delayed_task_that_was_sent(self, app: Celery, taker: Taker) -> None:
         first = send(app, "end", 7, "revoked", countdown=60)
-        StoredTasks.of(app).run_now(first)
-        dispatch(app)
+        dispatch(app, first)
         app.control.revoke(first)
         assert send(app, "end", 7, "new") != first
         assert taken(taker) == [[7, "new"]]
@@ -333,8 +329,7 @@ class TestBrokenSender:
         monkeypatch.setattr(Owners, "acquire", slow)
         assert send(app, "end", 7, "slow", countdown=countdown) == other[0]
         for task in StoredTasks.of(app).list():
-            StoredTasks.of(app).run_now(task.id)
-        dispatch(app)
+            dispatch(app, task.id)
         assert taken(taker) == [[7, "quick"]]
         taker.settle()
         assert not traces(client)
@@ -379,16 +374,13 @@ class TestReplacement:
     def test_killed_between_store_and_confirmation(
         self, app: Celery, taker: Taker, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, moved: bool
     ) -> None:
-        stored = StoredTasks.of(app)
         first = send(app, "latest", 7, "a", countdown=60)
         if moved:
-            stored.run_now(first)
-            dispatch(app)
+            dispatch(app, first)
         interrupt(monkeypatch, KilledError, UNCONFIRMED, lambda: send(app, "latest", 7, "b", countdown=60))
         outdate(client, "latest", "order:7")
         assert send(app, "end", 99) != first
-        stored.run_now(first)
-        dispatch(app)
+        dispatch(app, first)
         got = [args for args in taken(taker) if args != [99]]
         assert len(got) == 1
         assert got[0][0] == 7
@@ -409,8 +401,7 @@ class TestReplacement:
             {(MessageWriter, "store"): fail},
             lambda: send(app, "latest", 7, "b", countdown=60),
         )
-        StoredTasks.of(app).run_now(first)
-        dispatch(app)
+        dispatch(app, first)
         assert taken(taker) in ([[7, "a"]], [[7, "b"]])
         taker.settle()
         assert not owned(app)
@@ -446,8 +437,7 @@ class TestReplacement:
         with app_of(server, redis_queue_unique={"plain": {"on_conflict": "replace"}}) as app, taking(server) as taker:
             first = send(app, "plain", 1)
             interrupt(monkeypatch, KilledError, UNCONFIRMED, lambda: send(app, "plain", 2, countdown=60))
-            StoredTasks.of(app).run_now(first)
-            dispatch(app)
+            dispatch(app, first)
             assert len(taken(taker)) == 1
             taker.settle()
             assert not taken(taker)
@@ -460,8 +450,7 @@ class TestReplacement:
         confirm = Owners.confirm
 
         def late(self: Owners, *args: Any, **options: Any) -> bool:
-            StoredTasks.of(app).run_now(StoredTasks.of(app).list()[0].id)
-            dispatch(app)
+            dispatch(app, StoredTasks.of(app).list()[0].id)
             assert taken(taker) == [[7]]
             return confirm(self, *args, **options)
 
@@ -531,8 +520,7 @@ class TestEndsOfKeys:
             first = send(app, "plain", countdown=86_400)
             (waiting,) = owners(app).list()
             assert waiting.until - datetime.now(timezone.utc) > timedelta(hours=23)
-            StoredTasks.of(app).run_now(first)
-            dispatch(app)
+            dispatch(app, first)
             assert taken(taker) == [[]]
             (running,) = owners(app).list()
             assert running.until - datetime.now(timezone.utc) < timedelta(seconds=200)
@@ -543,8 +531,7 @@ class TestEndsOfKeys:
         interrupt(monkeypatch, KilledError, UNCONFIRMED, lambda: send(app, "end", 7, countdown=60))
         outdate(client, "end", "order:7")
         (task,) = StoredTasks.of(app).list()
-        StoredTasks.of(app).run_now(task.id)
-        dispatch(app)
+        dispatch(app, task.id)
         assert taken(taker) == []
         assert not traces(client)
 
@@ -560,8 +547,7 @@ class TestEndsOfKeys:
     def test_the_id_of_protocol_1_is_kept(self, server: RedisServer, client: redis.Redis) -> None:
         with app_of(server, task_protocol=1) as app, taking(server) as taker:
             first = send(app, "end", 7, countdown=60)
-            StoredTasks.of(app).run_now(first)
-            dispatch(app)
+            dispatch(app, first)
             assert len(taker.take(1)) == 1
             assert send(app, "end", 7) == first
 

@@ -42,8 +42,7 @@ def test_a_long_task_runs_once(tmp_path: Path, offset: int) -> None:
     with ClockServer(tmp_path) as store, store.client() as client:
         store.set_clock(offset)
         leasing = Leasing(store, client, f"redis+socket://{store.socket}")
-        with leasing.busy("one"), leasing.worker("two") as two:
-            two.wait_for_output("ready.")
+        with leasing.busy("one"), leasing.worker("two").ready():
             wait_for_lease_at(leasing, now(leasing) + 2 * TIMEOUT)
             leasing.end_task("one")
             leasing.wait_for_ends(1)

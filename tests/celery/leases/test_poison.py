@@ -63,8 +63,7 @@ def nothing() -> None:
 
 class TestTaskThatKillsItsWorker:
     def test_becomes_a_dead_letter_after_five_deliveries_and_runs_after_a_redrive(self, leasing: Leasing) -> None:
-        with leasing.worker("one", pool="prefork") as one:
-            one.wait_for_output("ready.")
+        with leasing.worker("one", pool="prefork").ready() as one:
             result = leasing.send(DIE)
             with pytest.raises(Exception, match="its worker died 5 times") as raised:
                 result.get(timeout=60)
@@ -90,16 +89,14 @@ class TestTaskThatKillsItsWorker:
     def test_becomes_one_however_its_process_ends(self, one_redis: Leasing, how: str) -> None:
         one_redis.settings["task_acks_on_failure_or_timeout"] = False
         one_redis.settings["redis_queue_max_deliveries"] = 3
-        with one_redis.worker("one", pool="prefork") as one:
-            one.wait_for_output("ready.")
+        with one_redis.worker("one", pool="prefork").ready():
             limit = {"time_limit": 1} if how == "time limit" else {}
             id_ = one_redis.send(DIE, how, **limit).id
             wait_until(one_redis.leases().dead_letters, timeout=60, description="a dead letter")
             assert one_redis.started == [id_] * 3
 
     def test_starts_with_zero_deliveries_after_a_redrive(self, one_redis: Leasing) -> None:
-        with one_redis.worker("one", pool="prefork") as one:
-            one.wait_for_output("ready.")
+        with one_redis.worker("one", pool="prefork").ready():
             id_ = one_redis.send(DIE_TWICE).id
             leases = one_redis.leases()
             wait_until(leases.dead_letters, description="a dead letter")
@@ -148,8 +145,7 @@ class TestTaskThatKillsItsWorker:
 
     @pytest.mark.thorough
     def test_runs_repeatedly_without_the_limit(self, one_redis: Leasing) -> None:
-        with one_redis.worker("one", leases=False, pool="prefork") as one:
-            one.wait_for_output("ready.")
+        with one_redis.worker("one", leases=False, pool="prefork").ready():
             id_ = one_redis.send(DIE_TWICE).id
             assert set(one_redis.wait_for_starts(6)) == {id_}
 

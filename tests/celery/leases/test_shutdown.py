@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 import redis
 
-from tests.support.celery.fetching import Taker, connected, publish
+from tests.support.celery.fetching import Taker, connected, publish, publish_all
 from tests.support.celery.leasing import Leasing
 from tests.support.celery.leasing_names import WAIT
 from tests.support.marks import thorough
@@ -46,8 +46,7 @@ def test_message_that_was_settled_for_a_task_that_never_started_is_returned(
     redis_server: RedisServer, client: redis.Redis, *, confirmed: bool
 ) -> None:
     with connected(redis_server) as connection:
-        for number in range(2):
-            publish(connection, number)
+        publish_all(connection, 2)
         taker = Taker(connection, ["q"], prefetch=2)
         taker.take(2)
         first, second = taker.messages
@@ -75,8 +74,7 @@ def test_acknowledgements_are_sent_at_once_after_the_consumer_has_ended(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
     with connected(redis_server) as connection:
-        for number in range(2):
-            publish(connection, number)
+        publish_all(connection, 2)
         taker = Taker(connection, ["q"], prefetch=2)
         taker.take(2)
         taker.consumer.cancel()

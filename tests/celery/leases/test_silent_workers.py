@@ -21,8 +21,7 @@ def test_worker_continues_on_a_new_connection_and_shuts_down_without_any(*, atom
         leasing = Leasing(store, client, f"redis+socket://{store.socket}")
         behind = replace(leasing, broker_url=proxy.url, settings={"redis_queue_atomic_fetch": atomic})
         # Without a broker Celery retries its heartbeats again and again, and does nothing else meanwhile.
-        with behind.worker("one", "--without-heartbeat", pool="threads") as one:
-            one.wait_for_output("ready.")
+        with behind.worker("one", "--without-heartbeat", pool="threads").ready() as one:
             leasing.end_task("one")
             leasing.send(WAIT)
             leasing.wait_for_ends(1)

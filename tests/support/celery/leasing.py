@@ -73,8 +73,7 @@ class Leasing:
     @contextmanager
     def busy(self, name: str, **options: Any) -> Iterator[CeleryProcess]:
         """Run a worker and yield it once its first task has started; the task runs until `end_task()` is called."""
-        with self.worker(name, **options) as worker:
-            worker.wait_for_output("ready.")
+        with self.worker(name, **options).ready() as worker:
             self.send(WAIT)
             self.wait_for_starts(1)
             yield worker
@@ -101,9 +100,9 @@ class Leasing:
         """Send a task and return its result."""
         return self.app().send_task(task, args, **options)
 
-    def end_task(self, worker: str) -> None:
-        """Let a waiting task of *worker* end."""
-        self.client.rpush(finish_key(worker), "1")
+    def end_task(self, worker: str, count: int = 1) -> None:
+        """Let *count* waiting tasks of *worker* end."""
+        self.client.rpush(finish_key(worker), *["1"] * count)
 
     @property
     def started(self) -> list[str]:
