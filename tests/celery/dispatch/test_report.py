@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import redis
@@ -19,25 +16,12 @@ from redis_queue.celery.dispatch.outcome import Dispatched, DispatchReport
 from redis_queue.delay.dispatch_log import Dispatches
 from redis_queue.store.keys import Keys
 from tests.support.celery.brokers import Broker, ManualClock
+from tests.support.celery.dispatch import running
 from tests.support.wait import wait_until
 
 KEYS = Keys("redis_queue", "delay", "scheduled", 0)
 one_place = pytest.mark.parametrize("broker", ["redis"], indirect=True)
 PLACES = ["redis", "another redis", "rabbitmq"]
-
-
-@contextmanager
-def running(*loops: DispatchLoop) -> Iterator[None]:
-    threads = [threading.Thread(target=loop.run) for loop in loops]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.stop()
-        for thread in threads:
-            thread.join()
 
 
 @pytest.mark.parametrize("broker", PLACES, indirect=True)
