@@ -18,7 +18,7 @@ from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import InvalidValueError
 from tests.support.celery.fetching import Taker, connected, wait_until_idle
-from tests.support.celery.flows import KEYS, QUEUE, counts, flow_app, taken
+from tests.support.celery.flows import KEYS, QUEUE, counts, flow_app, taken, taking_flows
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -66,11 +66,10 @@ def define(app: Celery, kind: str, flow: Flow) -> None:
 
 class TestLimit:
     def test_no_more_messages_are_taken_than_places_are_free(self, server: RedisServer, client: redis.Redis) -> None:
-        with flow_app(server, {f"queue:{QUEUE}": {"limit": 3}}) as app, connected(server) as connection:
+        with taking_flows(server, {f"queue:{QUEUE}": {"limit": 3}}, processes=100) as (app, taker):
             send(app, *((str(number),) for number in range(5)))
             assert not client.exists(QUEUE)
             assert counts(client) == {"waiting": {"queue:flows": 5}}
-            taker = Taker(connection, [QUEUE], 100, processes=100)
             assert taken(taker) == [["0"], ["1"], ["2"]]
             assert counts(client) == {"running": {"queue:flows": 3}, "waiting": {"queue:flows": 2}, "held": 3}
             taker.messages.pop(0).ack()
@@ -117,10 +116,9 @@ class TestLimit:
         assert counts(client) == {}
 
     def test_the_limits_of_task_and_queue_both_hold(self, server: RedisServer, client: redis.Redis) -> None:
-        with flow_app(server, {f"queue:{QUEUE}": {"limit": 2}}) as app, connected(server) as connection:
+        with taking_flows(server, {f"queue:{QUEUE}": {"limit": 2}}, processes=100) as (app, taker):
             send(app, ("a",), ("b",), ("c",), task="sync")
             send(app, ("x",), ("y",))
-            taker = Taker(connection, [QUEUE], 100, processes=100)
             got = []
             for _ in range(3):
                 got += taken(taker)
@@ -130,17 +128,15 @@ class TestLimit:
             assert counts(client) == {}
 
     def test_a_worker_takes_no_more_than_it_can_start(self, server: RedisServer, client: redis.Redis) -> None:
-        with flow_app(server, {f"queue:{QUEUE}": {"limit": 50}}) as app, connected(server) as connection:
+        with taking_flows(server, {f"queue:{QUEUE}": {"limit": 50}}, processes=4) as (app, taker):
             send(app, *((str(number),) for number in range(20)))
-            taker = Taker(connection, [QUEUE], 100, processes=4)
             assert len(taker.take(4)) == 4
             assert counts(client)["running"] == {"queue:flows": 4}
 
     def test_priorities_come_first(self, server: RedisServer) -> None:
-        with flow_app(server, {f"queue:{QUEUE}": {"limit": 1}}) as app, connected(server) as connection:
+        with taking_flows(server, {f"queue:{QUEUE}": {"limit": 1}}) as (app, taker):
             for number, priority in enumerate([9, 0, 3, 0]):
                 send(app, ("", number), priority=priority)
-            taker = Taker(connection, [QUEUE], 100)
             got = []
             for _ in range(4):
                 got += taken(taker)
@@ -168,9 +164,8 @@ class TestLimit:
         spent = {}
         for seconds in (0.0, 1000.0):
             monkeypatch.setattr("redis_queue.celery.fetch.fetch.LISTS_WITHIN", seconds)
-            with flow_app(server) as app, connected(server) as connection:
+            with taking_flows(server, prefetch=1) as (app, taker):
                 send(app, *(("k", number) for number in range(20)), task="sync")
-                taker = Taker(connection, [QUEUE], 1)
                 taker.leases.admission.in_use = True
                 assert taken(taker)
                 before = scripts()
@@ -225,9 +220,8 @@ class TestLimit:
 
 class TestRate:
     def test_starts_are_spread_by_the_clock_of_redis(self, server: RedisServer, client: redis.Redis) -> None:
-        with flow_app(server, {f"queue:{QUEUE}": {"rate": "20/s", "burst": 2}}) as app, connected(server) as connection:
+        with taking_flows(server, {f"queue:{QUEUE}": {"rate": "20/s", "burst": 2}}, processes=100) as (app, taker):
             send(app, *((str(number),) for number in range(8)))
-            taker = Taker(connection, [QUEUE], 100, processes=100)
             taker.take(8)
             index: Any = client.zrange("unacked_index", 0, -1, withscores=True)
             times = sorted(score for _, score in index)
@@ -239,10 +233,8 @@ class TestRate:
             assert 6 * 0.05 - 0.01 < times[-1] - times[0] < 3
 
     def test_each_key_has_its_own_rate(self, server: RedisServer, client: redis.Redis) -> None:
-        flows = {"work": {"rate": "1/h", "key": "{key}"}}
-        with flow_app(server, flows) as app, connected(server) as connection:
+        with taking_flows(server, {"work": {"rate": "1/h", "key": "{key}"}}, processes=100) as (app, taker):
             send(app, ("a", 1), ("a", 2), ("b", 1), ("c", 1), ("c", 2))
-            taker = Taker(connection, [QUEUE], 100, processes=100)
             taker.take(3)
             taker.settle()
             assert taken(taker) == []
@@ -255,12 +247,10 @@ class TestRate:
 
 class TestTurns:
     def test_keys_take_turns(self, server: RedisServer) -> None:
-        flows = {f"queue:{QUEUE}": {"fair": "{key}"}}
-        with flow_app(server, flows) as app, connected(server) as connection:
+        with taking_flows(server, {f"queue:{QUEUE}": {"fair": "{key}"}}, processes=4) as (app, taker):
             send(app, *(("big", number) for number in range(300)))
             for key in "bcdefghij":
                 send(app, *((key, number) for number in range(10)))
-            taker = Taker(connection, [QUEUE], 100, processes=4)
             order: list[str] = []
             while len(order) < 390:
                 order += [key for key, _ in taken(taker)]
@@ -269,10 +259,8 @@ class TestTurns:
             assert last < 10 * 10 + 4
 
     def test_a_key_that_sends_one_by_one_does_not_pass_the_others(self, server: RedisServer) -> None:
-        flows = {f"queue:{QUEUE}": {"fair": "{key}"}}
-        with flow_app(server, flows) as app, connected(server) as connection:
+        with taking_flows(server, {f"queue:{QUEUE}": {"fair": "{key}"}}) as (app, taker):
             send(app, *(("big", number) for number in range(40)))
-            taker = Taker(connection, [QUEUE], 100)
             order = []
             for _ in range(20):
                 send(app, ("small", 0))
@@ -281,10 +269,8 @@ class TestTurns:
             assert order.count("big") >= 8
 
     def test_a_key_that_comes_back_does_not_pass_the_others(self, server: RedisServer) -> None:
-        flows = {f"queue:{QUEUE}": {"fair": "{key}", "limit": 1}}
-        with flow_app(server, flows) as app, connected(server) as connection:
+        with taking_flows(server, {f"queue:{QUEUE}": {"fair": "{key}", "limit": 1}}) as (app, taker):
             send(app, *(("big", number) for number in range(20)), ("small", 0))
-            taker = Taker(connection, [QUEUE], 100)
             order: list[str] = []
             while len(order) < 20:
                 now = [key for key, _ in taken(taker)]
@@ -296,12 +282,10 @@ class TestTurns:
             assert 0 < order.count("small") <= 8
 
     def test_weights(self, server: RedisServer, client: redis.Redis) -> None:
-        flows = {f"queue:{QUEUE}": {"fair": "{key}", "weights": {"gold": 3}}}
-        with flow_app(server, flows) as app, connected(server) as connection:
+        with taking_flows(server, {f"queue:{QUEUE}": {"fair": "{key}", "weights": {"gold": 3}}}) as (app, taker):
             declare(app, client)
             for key in ("gold", "iron"):
                 send(app, *((key, number) for number in range(40)))
-            taker = Taker(connection, [QUEUE], 100)
             order = []
             for _ in range(40):
                 order += [key for key, _ in taken(taker)]
@@ -310,9 +294,8 @@ class TestTurns:
 
     def test_tasks_without_the_argument_share_a_turn(self, server: RedisServer, client: redis.Redis) -> None:
         flows = {f"queue:{QUEUE}": {"fair": "{tenant}", "limit_each": 1}}
-        with flow_app(server, flows) as app, connected(server) as connection:
+        with taking_flows(server, flows, processes=100) as (app, taker):
             send(app, ("a",), ("b",))
-            taker = Taker(connection, [QUEUE], 100, processes=100)
             assert taken(taker) == [["a"], ["b"]]
             assert counts(client)["running"] == {"queue:flows": 2}
 

@@ -43,6 +43,7 @@ from tests.support.celery.uniques import (
     owned,
     owners,
     send,
+    settle_all,
     taking,
     traces,
 )
@@ -98,8 +99,7 @@ class TestDuplicate:
         assert counts(client) == {"waiting": {"queue:flows": 3}}
         assert taken(taker) == [[7, "c"]]
         assert taker.messages[0].headers["id"] == first
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
     def test_a_replaced_delayed_call_has_a_new_time(self, app: Celery, taker: Taker, client: redis.Redis) -> None:
         stored = StoredTasks.of(app)
@@ -112,8 +112,7 @@ class TestDuplicate:
         assert not client.exists(KEYS.replaced), "what was replaced in the store leaves nothing"
         dispatch(app, first)
         assert taken(taker) == [[7, "19"]]
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
     def test_a_replaced_delayed_call_that_was_sent_to_another_broker_does_not_run(
         self, app: Celery, taker: Taker, client: redis.Redis
@@ -132,8 +131,7 @@ class TestDuplicate:
         assert taken(taker) == []
         dispatch(app, first)
         assert taken(taker) == [[7, "b"]]
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
     @pytest.mark.parametrize("now_first", [True, False])
     def test_delayed_and_immediate_calls_replace_each_other(
@@ -146,8 +144,7 @@ class TestDuplicate:
         taker.settle()
         dispatch(app, first)
         assert [*got, *taken(taker)] == [[7, "b"]]
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
     def test_a_call_that_runs_is_not_replaced(self, server: RedisServer) -> None:
         with app_of(server, redis_queue_unique={"plain": {"on_conflict": "replace"}}) as app, taking(server) as taker:
@@ -165,16 +162,14 @@ class TestEnd:
         second = send(app, "start", 7)
         assert first != second == send(app, "start", 7)
         assert taken(taker) == [[7], [7]]
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
     def test_until_it_ends(self, app: Celery, taker: Taker, client: redis.Redis) -> None:
         first = send(app, "end", 7)
         assert taken(taker) == [[7]]
         assert owned(app) == {("end", "order:7"): "running"}
         assert send(app, "end", 7) == first
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
         assert send(app, "end", 7) != first
 
     def test_for_a_time(self, app: Celery, taker: Taker, client: redis.Redis) -> None:
@@ -193,8 +188,7 @@ class TestEnd:
             assert owned(app) == {(task, "order:7"): "waiting"}
             assert send(app, task, 7) == first
             assert taken(taker) == [[7]]
-            taker.settle()
-            assert not traces(client)
+            settle_all(taker, client)
 
     def test_a_returned_message_does_not_take_the_key_of_another_one(self, app: Celery, taker: Taker) -> None:
         send(app, "start", 7, "a")
@@ -241,8 +235,7 @@ class TestEnd:
         assert taken(taker) == [[7]]
         app.control.revoke(first)
         assert send(app, "end", 7) == first
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
     def test_a_revoke_leaves_a_task_for_which_others_wait_to_a_worker(self, server: RedisServer) -> None:
         # The worker that discards it tells the chord.
@@ -283,8 +276,7 @@ class TestEnd:
         assert owners(app).get("end", "order:7") is None
         assert send(app, "end", 7) != first
         assert taken(taker) == [[7], [7]]
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
 
 class TestBrokenSender:
@@ -331,8 +323,7 @@ class TestBrokenSender:
         for task in StoredTasks.of(app).list():
             dispatch(app, task.id)
         assert taken(taker) == [[7, "quick"]]
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
     def test_what_it_was_to_replace_runs(self, server: RedisServer, client: redis.Redis) -> None:
         for late in (True, False):
@@ -428,8 +419,7 @@ class TestReplacement:
             lambda: app.tasks["latest"].apply_async((7, "b"), retry=False),
         )
         assert taken(taker) == [[7, "b"]]
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
     def test_taken_before_it_is_confirmed(
         self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
@@ -458,8 +448,7 @@ class TestReplacement:
             patch.setattr(Owners, "confirm", late)
             send(app, task, 7, countdown=60)
         assert not StoredTasks.of(app).count(), "it is not sent again"
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
     def test_cancelled_meanwhile(self, app: Celery, client: redis.Redis) -> None:
         field = field_of("latest", "order:7")
@@ -580,8 +569,7 @@ class TestOtherBroker:
             dispatch(app)
         assert FlowSender(app).send(envelope, QUEUE, header, is_new=False)
         assert taken(taker) == [[7, "new" if task == "latest" else "old"]]
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
 
 class TestCanvas:
@@ -605,8 +593,7 @@ class TestCanvas:
             assert sorted(map(str, taken(taker))) == sorted(
                 map(str, ([7, "first"], [7, "chain"], [7, "chord"], [2], [7, "link"]))
             )
-            taker.settle()
-            assert not traces(client)
+            settle_all(taker, client)
 
     def test_the_last_task_of_a_chain_counts(self, app: Celery, taker: Taker) -> None:
         first = send(app, "end", 7)

@@ -39,6 +39,7 @@ from tests.support.celery.uniques import (
     owned,
     owners,
     send,
+    settle_all,
     taking,
     traces,
 )
@@ -148,8 +149,7 @@ class TestStart:
             dispatch(app, first)
             assert taken(taker) == [[7, "b"]]
             assert taken(Taker(connection, ["other"], 100)) == []
-            taker.settle()
-            assert not traces(client)
+            settle_all(taker, client)
 
 
 class TestSettlement:
@@ -296,8 +296,7 @@ class TestRevoke:
         assert len(owned(app)) == 2
         app.control.revoke("x")
         assert not StoredTasks.of(app).count()
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
     def test_a_dead_letter_frees_its_key(self, app: Celery) -> None:
         first = send(app, "end", 7, countdown=60)

@@ -81,6 +81,12 @@ def traces(client: redis.Redis) -> list[bytes]:
     return [key for key in found if has_marks or key != KEYS.replaced]
 
 
+def settle_all(taker: Taker, client: redis.Redis) -> None:
+    """Settle all messages, and check that nothing of them is left."""
+    taker.settle()
+    assert not traces(client)
+
+
 OF_OWNERS = (KEYS.owners, KEYS.owner_ids, KEYS.owner_ends, KEYS.replaced, KEYS.owned)
 
 
