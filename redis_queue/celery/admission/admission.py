@@ -290,8 +290,8 @@ class Admission:
         cursor: Any = 0
         while True:
             cursor, rows = client.hscan(self.keys.flows.held.decode(), cursor, count=SCAN)
-            tags = list(rows)
-            found += self._not_in_flight(client, list(map(_text, tags)))
+            tags = [tag.decode(errors="replace") if isinstance(tag, bytes) else str(tag) for tag in rows]
+            found += self._not_in_flight(client, tags)
             if not int(cursor):
                 # A scan may return a tag twice, which would free two places.
                 return list(dict.fromkeys(found))
@@ -308,7 +308,3 @@ class Admission:
                 return []
             tags = [tag for tag, score in zip(tags, scores, strict=True) if score is None]
         return tags
-
-
-def _text(tag: Any) -> str:
-    return tag.decode(errors="replace") if isinstance(tag, bytes) else str(tag)

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +18,7 @@ from redis_queue.basics.waits import Backoff
 from redis_queue.catalog import put_back_each
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.outcome import Dispatched, DispatchReport
+from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.settings import part_of
 from redis_queue.celery.store import ATTRIBUTE, Store
 from redis_queue.errors import RedisQueueError, StoreUnavailableError
@@ -153,10 +155,10 @@ def _wait_in_outages(sender: Any, **_: Any) -> None:
     scheduler, stopped = sender.scheduler, sender._is_shutdown
     if ATTRIBUTE not in vars(scheduler.app):
         return
-    send, backoff = scheduler.apply_async, Backoff(first=0.2)
+    backoff = Backoff(first=0.2)
     log = OutageLog(logger, "beat cannot send", "beat sends again", action="beat_waits")
 
-    def apply_async(entry: Any, *args: Any, **options: Any) -> Any:
+    def apply_async(send: Callable[..., Any], entry: Any, *args: Any, **options: Any) -> Any:
         while True:
             try:
                 found = send(entry, *args, **options)
@@ -173,4 +175,4 @@ def _wait_in_outages(sender: Any, **_: Any) -> None:
                 log.end()
                 return found
 
-    scheduler.apply_async = apply_async
+    around(scheduler, "apply_async", apply_async)

@@ -82,11 +82,11 @@ class FetchingChannel(Channel):
     _fetch: Fetch | None = None
     #: Tags of consumers without acknowledgements.
     _no_ack: frozenset[str] = frozenset()
-    #: Whether Redis refused a command of atomic fetch.
+    #: Whether Redis refused a command of atomic fetch: then this channel consumes as kombu does.
     _refused = False
-    #: Whether the next single message is one of a flow if others wait as well.
+    #: Whether it is the turn of flows: their messages are handed on first, and are one more of an odd number.
     _flows_first = False
-    #: Whether to fetch now although most of the window is in use.
+    #: Whether a batch was settled since the last fetch: the next one asks for whatever there is room for.
     _fills_up = False
     #: When to call :meth:`settle`, on the monotonic clock.
     settles_at = math.inf
@@ -148,8 +148,7 @@ class FetchingChannel(Channel):
         """Ask for messages if there may be any and the worker has room for them; called before each poll."""
         with self._ended_by_errors():
             fetch = self._fetch or self._start_fetching()
-            admission = self._admission
-            capacity = self._capacity()
+            admission, capacity = self._admission, self._capacity()
             if admission.left and capacity.is_worth_asking:
                 fetch.is_due = True
             if fetch.is_due and not fetch.is_asking:
@@ -157,9 +156,9 @@ class FetchingChannel(Channel):
                 if admission.competes:
                     # More taken ahead would keep the processes from messages of flows, and these from others.
                     if self._fills_up or capacity.is_worth_asking:
-                        self._exchange(fetch, min(room, capacity.room))
+                        self._exchange(fetch, min(room, capacity.room), capacity)
                 elif room > 0 and (self._fills_up or not self._is_busy() or 2 * room >= self.qos.prefetch_count):
-                    self._exchange(fetch, room)
+                    self._exchange(fetch, room, capacity)
                 elif room > 0:
                     # More room may come: half a window is asked for at once, less with the next batch to settle.
                     self._settle_by(time.monotonic() + DELAY)
@@ -327,7 +326,8 @@ class FetchingChannel(Channel):
                 fetch.wake_up()
         raise Empty
 
-    def _exchange(self, fetch: Fetch, room: int) -> None:
+    def _exchange(self, fetch: Fetch, room: int, capacity: Capacity) -> None:
+        """Ask for up to *room* messages: from lists, and as many as *capacity* allows of flows."""
         queues = self._queue_cycle.consume(len(self.active_queues))
         if not queues or room <= 0:
             return
@@ -339,7 +339,6 @@ class FetchingChannel(Channel):
         ]
         self._fills_up = False
         wanted = None
-        capacity = self._capacity()
         of_flows = max(0, min(room, capacity.room))
         if self._admission.competes:
             if fetch.lists_had_messages:

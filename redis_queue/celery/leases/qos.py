@@ -29,7 +29,7 @@ from redis_queue.store.redis_errors import as_unavailable
 logger = logger_of(__name__)
 
 SWEEPS: Final = 6
-"""Sweeps for expired messages per lease; those of kombu are 100 s apart."""
+"""Sweeps for expired messages per lease, at least; those of kombu are 100 s apart."""
 
 SWEEP: Final = 60.0
 """Most seconds between two sweeps."""
@@ -278,12 +278,11 @@ def running_tags() -> set[str]:
     # An exit code, which may be 0.
     if state.should_terminate is not None and state.should_terminate is not False:
         return set()
-    running = [request for request in tuple(state.active_requests) if not request.acknowledged]
-    return {request.message.delivery_tag for request in running if not _will_be_cancelled(request)}
-
-
-def _will_be_cancelled(request: Any) -> bool:
-    return bool(request.task.app.conf.worker_cancel_long_running_tasks_on_connection_loss)
+    return {
+        request.message.delivery_tag
+        for request in tuple(state.active_requests)
+        if not request.acknowledged and not request.task.app.conf.worker_cancel_long_running_tasks_on_connection_loss
+    }
 
 
 def lease_channels(
