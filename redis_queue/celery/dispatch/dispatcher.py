@@ -224,10 +224,8 @@ class BrokerConnection:
 
         Raises kombu's OperationalError if the broker is away.
         """
-        try:
+        with contextlib.suppress(BrokerUnavailableError):
             return self._use(work)
-        except BrokerUnavailableError:
-            pass
         try:
             return self._use(work)
         except BrokerUnavailableError as away:

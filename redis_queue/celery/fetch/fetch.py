@@ -15,6 +15,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
 
 import redis
@@ -98,22 +99,18 @@ class Fetch:
         self._line: tuple[bytes, bytes] | None = None
         self._pinged = False
         self._ping_at = time.monotonic() + self._longest_look
-        self.commands = AsyncConnection(client)
-        try:
+        with ExitStack() as after_errors:
+            self.commands = AsyncConnection(client)
+            after_errors.callback(self.commands.close)
             self.wakeups = AsyncConnection(client)
-        except BaseException:
-            self.commands.close()
-            raise
-        try:
+            after_errors.callback(self.wakeups.close)
             self.wakeups.call("HELLO", RESP2)
             self._id = self.wakeups.call("CLIENT", "ID")
             # Without the permission, better fail now than when the first list is empty.
             self.commands.call("CLIENT", "TRACKING", "OFF")
             for channel in (INVALIDATED, self._channel):
                 self.wakeups.call("SUBSCRIBE", channel)
-        except BaseException:
-            self.close()
-            raise
+            after_errors.pop_all()
 
     def exchange(
         self,

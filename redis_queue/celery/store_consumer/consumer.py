@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import redis
 from celery.bootsteps import RUN
@@ -41,19 +41,6 @@ KEEP: Final = 1.0
 """Seconds without messages of flows after which the prefetch count is that of Celery again."""
 
 
-class Loop(Protocol):
-    """What calls a connection back: the event loop of the worker, or a thread."""
-
-    def pause(self) -> None:
-        """Call nothing until :meth:`go_on`."""
-
-    def go_on(self) -> None:
-        """Call back again."""
-
-    def close(self) -> None:
-        """Call nothing any more."""
-
-
 class StoreConsumer:
     """A second consumer of the worker of *consumer*, beside that of its broker. Messages go to the same tasks.
 
@@ -66,7 +53,8 @@ class StoreConsumer:
         self._leases: LeaseStep = consumer.redis_queue_leases
         self._store = Store.of(consumer.app)
         self._connection: Any = None
-        self._loop: Loop | None = None
+        # What calls the connection back: the event loop of the worker, or a thread.
+        self._loop: HubGuard | DrainThread | None = None
         self._share: BrokerShare | None = None
         self._stopped = threading.Event()
         self._watch: threading.Thread | None = None
@@ -207,7 +195,7 @@ class StoreConsumer:
         self._leases.declare(admission.keys.flows)
         return True
 
-    def _run(self, connection: Any) -> Loop:
+    def _run(self, connection: Any) -> HubGuard | DrainThread:
         hub = self._consumer.hub
         if hub is None:
             return DrainThread(connection, self._lose)
