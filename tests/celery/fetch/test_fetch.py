@@ -259,9 +259,7 @@ class TestFetch:
     def test_continues_after_its_connections_were_cut(
         self, server: RedisServer, client: redis.Redis, kind: str
     ) -> None:
-        leasing = Leasing(
-            server, client, f"redis+socket://{server.socket}", settings={"redis_queue_atomic_fetch": True}
-        )
+        leasing = Leasing(server, client, settings={"redis_queue_atomic_fetch": True})
         with leasing.worker("one", pool="threads").ready() as one:
             leasing.end_task("one")
             leasing.send(WAIT)

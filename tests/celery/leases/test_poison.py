@@ -37,7 +37,7 @@ def leasing(request: pytest.FixtureRequest) -> Iterator[Leasing]:
     """The store is a Redis; the broker is the same Redis or a RabbitMQ."""
     with RedisServer() as store, store.client() as client:
         if request.param == "redis":
-            yield Leasing(store, client, f"redis+socket://{store.socket}")
+            yield Leasing(store, client)
         else:
             with Broker(request.getfixturevalue("rabbitmq_url")) as broker:
                 queue = broker.name("leasing")
@@ -49,7 +49,7 @@ def leasing(request: pytest.FixtureRequest) -> Iterator[Leasing]:
 def one_redis() -> Iterator[Leasing]:
     """Store and broker in one Redis."""
     with RedisServer() as store, store.client() as client:
-        yield Leasing(store, client, f"redis+socket://{store.socket}")
+        yield Leasing(store, client)
 
 
 def own_keys(leasing: Leasing) -> set[bytes]:

@@ -21,12 +21,7 @@ from tests.support.wait import wait_until
 def test_tasks_that_did_not_start_are_returned(
     redis_server: RedisServer, client: redis.Redis, pool: str, *, late: bool
 ) -> None:
-    leasing = Leasing(
-        redis_server,
-        client,
-        f"redis+socket://{redis_server.socket}",
-        settings={"worker_prefetch_multiplier": 4, "task_acks_late": late},
-    )
+    leasing = Leasing(redis_server, client, settings={"worker_prefetch_multiplier": 4, "task_acks_late": late})
     ids = {leasing.send(WAIT).id for _ in range(4)}
     with leasing.worker("one", pool=pool, timeout=30) as one:
         leasing.wait_for_starts(1)
@@ -100,7 +95,7 @@ def test_acknowledgements_over_a_lost_connection_are_kept(redis_server: RedisSer
 
 @pytest.mark.parametrize("pool", ["threads", *thorough("prefork", "gevent", "eventlet")])
 def test_tasks_are_settled_while_others_still_run(redis_server: RedisServer, client: redis.Redis, pool: str) -> None:
-    leasing = Leasing(redis_server, client, f"redis+socket://{redis_server.socket}")
+    leasing = Leasing(redis_server, client)
     for _ in range(2):
         leasing.send(WAIT)
     with leasing.worker("one", "--concurrency", "2", pool=pool, timeout=30) as one:

@@ -63,7 +63,7 @@ def leasing(request: pytest.FixtureRequest) -> Iterator[Leasing]:
     """Store and broker in one Redis."""
     with RedisServer() as store, store.client() as client:
         settings = {"redis_queue_atomic_fetch": getattr(request, "param", POP) == ATOMIC}
-        yield Leasing(store, client, f"redis+socket://{store.socket}", settings=settings)
+        yield Leasing(store, client, settings=settings)
 
 
 def single_lease(held: dict[bytes, float]) -> tuple[bytes, float]:

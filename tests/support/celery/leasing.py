@@ -26,17 +26,21 @@ TIMEOUT = 2.0
 class Leasing:
     """Broker and store for the workers and the client of one app; *index* is kombu's index of messages in flight.
 
-    *broker* is a client of the broker, if that is another Redis than the store.
+    Without a *broker_url*, the store is the broker. *broker* is a client of the broker, if that is another Redis than
+    the store.
     """
 
     store: RedisServer
     client: redis.Redis
-    broker_url: str
+    broker_url: str = ""
     queue: str = "leasing"
     index: str = "unacked_index"
     options: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     broker: redis.Redis | None = None
+
+    def __post_init__(self) -> None:
+        self.broker_url = self.broker_url or f"redis+socket://{self.store.socket}"
 
     @property
     def result_url(self) -> str:
