@@ -1,7 +1,8 @@
 """What atomic fetch uses of kombu and Celery beyond their public interfaces, and whether the installed ones have it.
 
 Everything that is private, or whose parameters matter, is listed here, and checked by its shape when a worker starts.
-With another kombu or Celery a worker consumes as without atomic fetch: never half.
+With another kombu or Celery a worker consumes as without atomic fetch: never half. Steps of workers replace methods of
+their objects by :func:`around`.
 """
 
 from __future__ import annotations
