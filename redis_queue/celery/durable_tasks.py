@@ -14,8 +14,8 @@ from redis_queue.celery.dispatch.beat import wait_in_outages
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.outcome import DispatchReport
 from redis_queue.celery.intake import IntakeStep, restore_requests
-from redis_queue.celery.leases.connections import LIMIT, prefer_safe_settings, prepare_connections
-from redis_queue.celery.leases.poison import DeliveryLimit, DeliveryLimitStep, count_starts
+from redis_queue.celery.leases.connections import prefer_safe_settings, prepare_connections
+from redis_queue.celery.leases.poison import DeliveryLimitStep, count_starts
 from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.monitor.step import MonitorStep
@@ -137,7 +137,6 @@ class DurableTasks(StoredTasks):
 
 def _install_leases(app: Celery) -> None:
     """Add the steps of leases to the workers of *app*, and the settings that leases need."""
-    setattr(app, LIMIT, DeliveryLimit(app))
     app.steps["worker"].add(StartupStep)
     app.steps["consumer"].update((LeaseStep, DeliveryLimitStep, StoreConsumerStep, MonitorStep, IntakeStep))
     prefer_safe_settings(app)

@@ -14,13 +14,13 @@ from celery.worker import state
 from redis_queue.basics.logs import logger_of
 from redis_queue.celery.control.revokes import RevokeStep
 from redis_queue.celery.fetch.channel import FetchingChannel
-from redis_queue.celery.leases.connections import LIMIT
+from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.leases.poison import DeliveryLimitStep
 from redis_queue.celery.message.headers import ETA, OWN
 from redis_queue.celery.monitor.step import MonitorStep
 from redis_queue.celery.store_consumer.channel import StoreChannel
 from redis_queue.celery.store_consumer.step import StoreConsumerStep
-from redis_queue.celery.stored_tasks import delayed_of
+from redis_queue.celery.stored_tasks import delayed_of, has_leases
 
 logger = logger_of(__name__)
 
@@ -52,10 +52,9 @@ class IntakeStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        make = consumer.create_task_handler
         # It is called when the consumer starts, after all boot steps were created.
-        consumer.create_task_handler = lambda *args, **options: _chain(consumer, make(*args, **options))
-        if LIMIT in vars(consumer.app):
+        around(consumer, "create_task_handler", lambda make, *args: _chain(consumer, make(*args)))
+        if has_leases(consumer.app):
             StartGuard(consumer)
 
 

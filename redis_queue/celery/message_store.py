@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.times import Seconds, point_ms
@@ -37,22 +37,13 @@ NONE: Final = "\0"
 """A mark that no record has."""
 
 
-class HasQueue(Protocol):
-    """Object with a DelayQueue that is opened when it is asked for."""
-
-    @property
-    def queue(self) -> DelayQueue:
-        """The DelayQueue."""
-        ...
-
-
 class MessageWriter:
-    """Stores messages of *app* in the queue of *stored*; raises what a push raises."""
+    """Stores messages of *app* in the queue that *open_queue* returns; raises what a push raises."""
 
-    def __init__(self, app: Celery, stored: HasQueue) -> None:
+    def __init__(self, app: Celery, open_queue: Callable[[], DelayQueue]) -> None:
         self._app = app
-        # Its queue is opened late, which asks Redis: if that fails, the span of the schedule shows the error.
-        self._stored = stored
+        # Called late, since it asks Redis: if that fails, the span of the schedule shows the error.
+        self._open_queue = open_queue
 
     def store(self, messages: Sequence[tuple[Envelope, Due]]) -> list[bool]:
         """Store messages in one round trip per 500; each replaces an entry that waits under its task id.
@@ -63,7 +54,7 @@ class MessageWriter:
         named = [(envelope.with_call(call), due) for (envelope, due), call in zip(messages, calls, strict=True)]
         with schedule_spans(named) as traced:
             pushes = [self.as_push(*message, mark=call) for message, call in zip(traced, calls, strict=True)]
-            outcomes = self._stored.queue.calls.renew_many(pushes)
+            outcomes = self._open_queue().calls.renew_many(pushes)
         for (envelope, _), outcome in zip(messages, outcomes, strict=True):
             if outcome == RENEWED:
                 clear_revoked(self._app, envelope.id)
@@ -79,7 +70,7 @@ class MessageWriter:
             push = self.as_push(message, due)
             for id_ in attempt.ids(message.id):
                 own = replace(push, payload=message.pack(id_), id=id_, mark=attempt.mark)
-                if self._stored.queue.calls.replace_own(own):
+                if self._open_queue().calls.replace_own(own):
                     return
             # Only possible if another tool wrote an entry with this id and without a call name.
             raise InvalidValueError(

@@ -42,6 +42,9 @@ MAX_STATE: Final = 40
 _ROUND: Final = 20
 """Records of one round trip."""
 
+_NAMES: Final = {"task": "name", "queue": "queue", "worker": "worker", "parent": "parent_id", "group": "group_id"}
+"""Fields of a ResultRecord, and their names in the backend."""
+
 _START: Final = re.compile(rb'\{"status": ?"([A-Z_]{1,40})"')
 
 EMBED = 2
@@ -125,21 +128,10 @@ def _record(id_: str, text: bytes) -> ResultRecord | None:
     found = _document(text)
     if found is None or not isinstance(found.get("status"), str):
         return None
+    names: dict[str, Any] = {ours: _name(found.get(name)) for ours, name in _NAMES.items()}
     children = found.get("children")
-    name, queue, worker, parent, group = (
-        _name(found.get(field)) for field in ("name", "queue", "worker", "parent_id", "group_id")
-    )
-    return ResultRecord(
-        id_,
-        found["status"][:MAX_STATE],
-        _time(found.get("date_done")),
-        name,
-        queue,
-        worker,
-        parent,
-        group,
-        tuple(_links(id_, children)) if isinstance(children, list) else (),
-    )
+    links = tuple(_links(id_, children)) if isinstance(children, list) else ()
+    return ResultRecord(id_, found["status"][:MAX_STATE], _time(found.get("date_done")), links=links, **names)
 
 
 def _document(text: bytes) -> Mapping[str, Any] | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from redis_queue.admission.flow_rules import Flow
@@ -28,6 +28,14 @@ MAX_DELIVERIES: Final = 1000
 NAMESPACE: Final = "redis_queue_"
 
 OnStoreError = Literal["raise", "broker"]
+
+Part = TypeVar("Part")
+
+
+def part_of(app: Celery, kind: Callable[[Celery], Part], name: str) -> Part:
+    """Return what *app* keeps as *name*, made by *kind* at the first call."""
+    found: Part | None = vars(app).get(f"{NAMESPACE}{name}")
+    return found or vars(app).setdefault(f"{NAMESPACE}{name}", kind(app))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +154,8 @@ class CelerySettings:
         KeepFailures.parse(self.keep_failures)
         read_flows(self.flow)
         read_uniques(self.unique)
-        for name, text in (("prefix", self.prefix), ("delay_queue", self.delay_queue)):
-            if not isinstance(text, str) or not text.isprintable():
+        for name in ("prefix", "delay_queue"):
+            if not isinstance(text := getattr(self, name), str) or not text.isprintable():
                 raise ConfigurationError(f"{NAMESPACE}{name}={text!r}: must be printable characters")
         _check_whole("dispatch_batch", self.dispatch_batch, CHUNK)
         _check_whole("max_deliveries", self.max_deliveries, MAX_DELIVERIES)
@@ -156,12 +164,8 @@ class CelerySettings:
         _check_seconds("dispatch_interval", self.dispatch_interval, 0.1, 60)
         _check_seconds("dispatch_lease", self.dispatch_lease, 2, 3600)
         _check_seconds("task_lease", self.task_lease, 2, 3600)
-        for name, value in (
-            ("dispatch", self.dispatch),
-            ("atomic_fetch", self.atomic_fetch),
-            ("monitor", self.monitor),
-        ):
-            if not isinstance(value, bool):
+        for name in ("dispatch", "atomic_fetch", "monitor"):
+            if not isinstance(value := getattr(self, name), bool):
                 raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: must be True or False")
         if self.management_url is not None:
             _check_http("management_url", self.management_url)
@@ -225,32 +229,28 @@ class CelerySettings:
 
 def read_flows(value: Any) -> dict[str, Flow]:
     """Return the flows that the setting ``redis_queue_flow`` describes; raises ConfigurationError."""
-    if not isinstance(value, Mapping):
-        raise ConfigurationError(
-            f"{NAMESPACE}flow={value!r}: must be a mapping such as {{'queue:mail': {{'limit': 10}}}}"
-        )
-    found: dict[str, Flow] = {}
-    for name, given in value.items():
-        try:
-            found[check_flow_name(name)] = Flow.of(given)
-        except InvalidValueError as error:
-            raise ConfigurationError(f"{NAMESPACE}flow[{name!r}]: {error}") from None
-    return found
+    return _read_each("flow", value, check_flow_name, Flow.of, "{'queue:mail': {'limit': 10}}")
 
 
 def read_uniques(value: Any) -> dict[str, Unique]:
     """Return the unique tasks that the setting ``redis_queue_unique`` describes; raises ConfigurationError."""
+    return _read_each(
+        "unique", value, lambda name: field_of(name, ""), Unique.of, "{'shop.sync': {'key': '{shop_id}'}}"
+    )
+
+
+def _read_each(
+    setting: str, value: Any, check: Callable[[Any], Any], read: Callable[[Any], Part], example: str
+) -> dict[str, Part]:
     if not isinstance(value, Mapping):
-        raise ConfigurationError(
-            f"{NAMESPACE}unique={value!r}: must be a mapping such as {{'shop.sync': {{'key': '{{shop_id}}'}}}}"
-        )
-    found: dict[str, Unique] = {}
+        raise ConfigurationError(f"{NAMESPACE}{setting}={value!r}: must be a mapping such as {example}")
+    found: dict[str, Part] = {}
     for name, given in value.items():
         try:
-            field_of(name, "")
-            found[name] = Unique.of(given)
+            check(name)
+            found[name] = read(given)
         except InvalidValueError as error:
-            raise ConfigurationError(f"{NAMESPACE}unique[{name!r}]: {error}") from None
+            raise ConfigurationError(f"{NAMESPACE}{setting}[{name!r}]: {error}") from None
     return found
 
 

@@ -13,16 +13,15 @@ from urllib.parse import parse_qsl, quote, urlencode
 from kombu.utils.imports import symbol_by_name
 from redis.credentials import CredentialProvider
 
-from redis_queue.catalog import AnyQueue, Catalog
-from redis_queue.celery.settings import CelerySettings
+from redis_queue.catalog import Catalog
+from redis_queue.celery.settings import CelerySettings, part_of
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import ConfigurationError
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.codec import JSON, Codec
 from redis_queue.store.connection import Client, connect
-from redis_queue.store.keys import FlowKeys, Kind
+from redis_queue.store.keys import FlowKeys
 from redis_queue.store.records import Clock, server_clock
-from redis_queue.store.registry import Known
 from redis_queue.store.settings import Settings
 from redis_queue.store.urls import scheme_of
 
@@ -90,10 +89,7 @@ class Store:
     @classmethod
     def of(cls, app: Celery) -> Store:
         """Return the store of *app*, created at the first call."""
-        store: Store | None = app.__dict__.get("redis_queue_store")
-        if store is None:
-            store = app.__dict__["redis_queue_store"] = cls(app)
-        return store
+        return part_of(app, cls, "store")
 
     def queue(self, name: str) -> RedisQueue:
         """Return the RedisQueue *name*."""
@@ -101,30 +97,16 @@ class Store:
 
     def delay_queue(self) -> DelayQueue:
         """Return the DelayQueue whose entries are task calls."""
-        return DelayQueue(self.delay_queue_name, self.client, settings=self._settings("delay", self.delay_queue_name))
-
-    def known(self) -> list[Known]:
-        """Return every queue in the registry of the prefix."""
-        return self.catalog.known()
-
-    def open(self, known: Known) -> AnyQueue:
-        """Return a queue of the registry, with its registered settings."""
-        return self.catalog.open(known)
-
-    def _settings(self, kind: Kind, name: str) -> Settings:
-        for known in self.known():
-            if (known.kind, known.name) == (kind, name):
-                return self._with(known.max_deliveries, known.shards)
-        return self._with(Settings().max_deliveries, self.settings.shards)
-
-    def _with(self, max_deliveries: int, shards: int) -> Settings:
-        return Settings(
+        wanted = ("delay", self.delay_queue_name)
+        known = next((row for row in self.catalog.known() if (row.kind, row.name) == wanted), None)
+        settings = Settings(
             prefix=self.prefix,
             lease=self.settings.dispatch_lease,
-            max_deliveries=max_deliveries,
-            shards=shards,
+            max_deliveries=Settings().max_deliveries if known is None else known.max_deliveries,
+            shards=self.settings.shards if known is None else known.shards,
             max_body=MAX_BODY,
         )
+        return DelayQueue(self.delay_queue_name, self.client, settings=settings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from redis_queue.admission.flows import Flows
 from redis_queue.admission.owners import Owners
@@ -20,7 +20,7 @@ from redis_queue.celery.message.headers import retry_id
 from redis_queue.celery.message.task_entry import Conditions, TaskConditions, TaskEntry
 from redis_queue.celery.message_store import EntryRemoval, MessageWriter
 from redis_queue.celery.results import mark_revoked
-from redis_queue.celery.settings import CelerySettings
+from redis_queue.celery.settings import CelerySettings, part_of
 from redis_queue.celery.store import ATTRIBUTE, Store
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError
@@ -32,7 +32,11 @@ if TYPE_CHECKING:
     from celery import Celery
     from typing_extensions import Unpack
 
-CACHED: Final = "redis_queue_stored_tasks"
+
+def has_leases(app: Celery) -> bool:
+    """Tell whether *app* has DurableTasks with leases."""
+    found: Any = vars(app).get(ATTRIBUTE)
+    return found is not None and found.leases
 
 
 def delayed_of(app: Celery) -> StoredTasks | None:
@@ -53,10 +57,8 @@ class StoredTasks:
     @classmethod
     def of(cls, app: Celery) -> StoredTasks:
         """Return the StoredTasks of *app*, always the same; its DurableTasks if it has them."""
-        found: StoredTasks | None = vars(app).get(ATTRIBUTE) or vars(app).get(CACHED)
-        if found is None:
-            found = vars(app)[CACHED] = StoredTasks(app)
-        return found
+        found: StoredTasks | None = vars(app).get(ATTRIBUTE)
+        return found or part_of(app, StoredTasks, "stored_tasks")
 
     @LazyProperty
     def settings(self) -> CelerySettings:
@@ -81,7 +83,7 @@ class StoredTasks:
     @LazyProperty
     def writer(self) -> MessageWriter:
         """Writer of messages into the DelayQueue."""
-        return MessageWriter(self.app, self)
+        return MessageWriter(self.app, lambda: self.queue)
 
     @LazyProperty
     def flow(self) -> Flows:

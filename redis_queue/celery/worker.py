@@ -19,7 +19,6 @@ from redis_queue.celery.intake import IntakeStep
 from redis_queue.celery.kombu.internals import lacking, versions
 from redis_queue.celery.kombu.keys import lease_of
 from redis_queue.celery.leases.connections import (
-    LIMIT,
     active_defaults,
     disabled_settings,
     low_visibility_timeout,
@@ -31,7 +30,7 @@ from redis_queue.celery.monitor.step import MonitorStep
 from redis_queue.celery.queues.names import known_queues
 from redis_queue.celery.settings import NAMESPACE
 from redis_queue.celery.store import Store
-from redis_queue.celery.stored_tasks import delayed_of
+from redis_queue.celery.stored_tasks import delayed_of, has_leases
 from redis_queue.errors import ConfigurationError, StoreError, UnsupportedServerError
 from redis_queue.store.connection import check_server
 from redis_queue.store.redis_errors import redact
@@ -127,7 +126,7 @@ def check_flows(app: Celery) -> None:
     if not policy.all() and not unique.all():
         return
     # First: without leases, acks_late is off, which the checks of tasks would report instead.
-    if LIMIT not in vars(app) or delayed_of(app) is None:
+    if not has_leases(app) or delayed_of(app) is None:
         raise ConfigurationError("flow control needs DurableTasks(app) with delays and leases")
     policy.check()
     unique.check()
@@ -157,7 +156,7 @@ def warn_of_flows(app: Celery) -> None:
 def describe(app: Celery, *, dispatches: bool) -> str:
     """Return one line that describes what the extension does in a worker of *app*."""
     store = Store.of(app)
-    delays, leases = delayed_of(app) is not None, LIMIT in vars(app)
+    delays, leases = delayed_of(app) is not None, has_leases(app)
     parts = [f"store {redact(store.url)}", f"delays {_on(delays)}"]
     if delays:
         parts += [f"delay queue {store.delay_queue_name}", f"dispatching {_on(dispatches)}"]

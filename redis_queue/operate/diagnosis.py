@@ -17,9 +17,10 @@ from redis_queue.basics.times import span_text
 from redis_queue.celery.admission.admission import task_id_of
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import InFlightKeys
-from redis_queue.celery.leases.connections import LIMIT, disabled_settings, low_visibility_timeout
+from redis_queue.celery.leases.connections import disabled_settings, low_visibility_timeout
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.queues.open import connected, on_redis
+from redis_queue.celery.stored_tasks import has_leases
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.doctor import Finding
 from redis_queue.doctor import examine as examine_redis
@@ -112,7 +113,7 @@ def _lease_settings(app: Any) -> Iterator[Finding]:
     """Check that with leases, tasks of a killed worker are redelivered."""
     if low := low_visibility_timeout(app):
         yield warning(*low)
-    for name in disabled_settings(app) if LIMIT in vars(app) else ():
+    for name in disabled_settings(app) if has_leases(app) else ():
         yield warning(f"{name} is off: a task whose worker is killed is lost", f"leave {name} out, or set it to True")
 
 

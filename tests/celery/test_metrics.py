@@ -30,8 +30,7 @@ def test_fifty_delayed_tasks_count_as_fifty_punctual_dispatches() -> None:
         def value(name: str, **labels: str) -> float | None:
             return registry.get_sample_value(f"redis_queue_{name}", {"queue": "scheduled", **labels})
 
-        with fleet.worker() as worker:
-            worker.wait_for_output("ready.")
+        with fleet.worker().ready() as worker:
             delayed = fleet.delayed()
             for _ in range(50):
                 send(delayed, 0.5)

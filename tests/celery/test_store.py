@@ -304,7 +304,7 @@ class TestQueues:
         store.queue("lines").put("x")
         push_task(store.delay_queue(), "shop.remind")
 
-        assert [(known.kind, known.name) for known in store.known()] == [("delay", "later"), ("queue", "lines")]
+        assert [(known.kind, known.name) for known in store.catalog.known()] == [("delay", "later"), ("queue", "lines")]
         assert RedisQueue("lines", client, prefix="shop").stats().ready == 1
         assert DelayQueue("later", client, prefix="shop").stats().due == 1
 
@@ -320,7 +320,7 @@ class TestQueues:
 
         delayed = store.delay_queue()
         assert (delayed.settings.shards, delayed.settings.max_deliveries) == (3, 7)
-        opened = {known.name: store.open(known) for known in store.known()}
+        opened = {known.name: store.catalog.open(known) for known in store.catalog.known()}
         assert isinstance(opened["lines"], RedisQueue)
         assert isinstance(opened["scheduled"], DelayQueue)
         assert opened["lines"].settings.max_deliveries == 2

@@ -20,6 +20,7 @@ import redis
 from celery import Celery
 
 from redis_queue import RedisQueue
+from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.leases.leases import Counters
 from redis_queue.cli import metrics
 from redis_queue.monitor.model import Series, Tally
@@ -89,7 +90,7 @@ def test_a_terminal_gets_no_control_characters(redis_server: RedisServer, client
 
 def test_an_app_has_its_leases_too(run_in_app: Run, app: Celery, client: redis.Redis) -> None:
     with app.connection() as connection:
-        Counters.of(connection.default_channel).add("lost", 7)
+        Counters(client_of(connection.default_channel), "").add("lost", 7)
     done = run_in_app("metrics", "--once")
     assert "redis_queue_leases_lost_total 7.0" in done.stdout
 

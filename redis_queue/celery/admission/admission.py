@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import random
@@ -141,19 +140,10 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
-    """The keys of the line of idle workers and of its listener, and the channel of one worker."""
-
-    line: bytes
-    listener: bytes
-    channel: str
-
-
-@dataclass(frozen=True, slots=True)
 class Wanted:
     """What a worker wants of flows: up to *limit* messages, *at_once* if others are idle; it settles *settled*.
 
-    *on_settled* gets the tags that were not in flight, *on_taken* a Taken; both get an exception if Redis refused.
+    *on_settled* gets the tags that were not in flight, or an exception if Redis refused; *on_taken* gets the messages.
     """
 
     limit: int
@@ -174,10 +164,20 @@ class Move:
     step: int
     header: FlowHeader
 
-    @property
-    def element(self) -> bytes:
-        """The message as the list of its group has it."""
-        return self.header.element(self.task_id, self.item)
+    def arguments(self, record: bytes, *, last: bool) -> dict[str, Argument]:
+        """Return the arguments of the script that lets it wait in place of its *record*; *last*: behind its group."""
+        return {
+            "now": 0,
+            "tag": self.tag,
+            "record": record,
+            "last": int(last),
+            "step": self.step,
+            "queue": self.queue,
+            "task": self.header.task,
+            "of_task": self.header.of_task,
+            "of_queue": self.header.of_queue,
+            "message": self.header.element(self.task_id, self.item),
+        }
 
 
 def task_id_of(payload: Any) -> str:
@@ -228,32 +228,36 @@ class Admission:
         held = len(state.reserved_requests) + received
         return Capacity(free=processes - held, room=window - held, window=window)
 
-    def take(self, connection: AsyncConnection, idle: Idle, queues: Sequence[str], wanted: Wanted) -> tuple[str, Call]:
-        """Return the first part of the delivery tags, and the call that settles and takes what is *wanted*."""
+    def take(
+        self,
+        connection: AsyncConnection,
+        queues: Sequence[str],
+        wanted: Wanted,
+        on_taken: Callable[[Taken | Exception], None],
+        *,
+        line: tuple[bytes, bytes],
+        channel: str,
+    ) -> tuple[str, Call]:
+        """Return the first part of the delivery tags, and the call that settles and takes what is *wanted*.
+
+        *line* are the keys of the line of idle workers and of its listener, *channel* is that of this worker.
+        """
         tag = f"{MARK}{os.urandom(12).hex()}-"
-        keys = self.keys.of(self._take, line=idle.line, listener=idle.listener)
+        keys = self.keys.of(self._take, line=line[0], listener=line[1])
         named = (part for queue in queues for part in (queue, route_of(queue)))
-        numbers = (wanted.limit, wanted.at_once)
-        options = (
-            0,
-            *numbers,
-            tag,
-            idle.channel,
-            random.randrange(TURNS),
-            len(wanted.settled),
-            self.keys.in_flight.lease_ms,
-        )
+        turn, lease = random.randrange(TURNS), self.keys.in_flight.lease_ms
+        options = (0, wanted.limit, wanted.at_once, tag, channel, turn, len(wanted.settled), lease)
 
         def answered(reply: Any) -> None:
             if isinstance(reply, Exception):
                 wanted.on_settled(reply)
-                wanted.on_taken(reply)
+                on_taken(reply)
                 return
             taken = Taken.of(reply)
             self.left, self.signals, self.peers = taken.left, taken.signals, taken.peers
             self.next_at = time.monotonic() + taken.next_in
             wanted.on_settled(taken.missing)
-            wanted.on_taken(taken)
+            on_taken(taken)
 
         arguments: tuple[Argument, ...] = (len(keys), *keys, *options, *wanted.settled, *named)
         return tag, connection.script(self._take, arguments, answered)
@@ -262,9 +266,8 @@ class Admission:
         """Return the call that moves a message, which was fetched from a list, to those that wait."""
         self.in_use = True
         record = b"[" + move.item + b", " + route_of(move.queue).encode() + b"]"
-        keys, header = self.keys.of(self._restore), move.header
-        group = (move.step, move.queue, header.task, header.of_task, header.of_queue)
-        arguments: tuple[Argument, ...] = (len(keys), *keys, 0, move.tag, record, 1, *group, move.element)
+        keys, named = self.keys.of(self._restore), move.arguments(record, last=True)
+        arguments = (len(keys), *keys, *(named[name] for name in self._restore.arguments))
         return connection.script(self._restore, arguments, on_reply)
 
     def watch(self, queues: Sequence[str], on_change: Callable[[], None], check: Callable[[Any], Any]) -> Call:
@@ -287,8 +290,8 @@ class Admission:
         cursor: Any = 0
         while True:
             cursor, rows = client.hscan(self.keys.flows.held.decode(), cursor, count=SCAN)
-            tags = list(rows)
-            found += self._not_in_flight(client, list(map(_text, tags)))
+            tags = [tag.decode(errors="replace") if isinstance(tag, bytes) else str(tag) for tag in rows]
+            found += self._not_in_flight(client, tags)
             if not int(cursor):
                 # A scan may return a tag twice, which would free two places.
                 return list(dict.fromkeys(found))
@@ -296,12 +299,12 @@ class Admission:
     def _not_in_flight(self, client: redis.Redis, tags: list[str]) -> list[str]:
         own = self.keys.in_flight.index
         for index in (own, *self.keys.flows.indexes):
-            # A user of the store may lack the permission for keys of a broker, and then it is none.
-            with contextlib.suppress(*([] if index == own else [redis.exceptions.NoPermissionError])):
+            try:
                 scores = client.zmscore(index, tags) if tags else []
-                tags = [tag for tag, score in zip(tags, scores, strict=True) if score is None]
+            except redis.exceptions.NoPermissionError:
+                if index == own:
+                    raise
+                # Workers of another broker may have them.
+                return []
+            tags = [tag for tag, score in zip(tags, scores, strict=True) if score is None]
         return tags
-
-
-def _text(tag: Any) -> str:
-    return tag.decode(errors="replace") if isinstance(tag, bytes) else str(tag)

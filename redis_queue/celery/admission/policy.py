@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from redis_queue.admission.flow_rules import Flow
 from redis_queue.admission.flows import OF_QUEUE
@@ -13,55 +13,41 @@ from redis_queue.basics.key_template import KeyTemplate, arguments, check_key, n
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.options import did_you_mean
 from redis_queue.celery.message.headers import FlowHeader
-from redis_queue.celery.settings import NAMESPACE, CelerySettings
+from redis_queue.celery.settings import NAMESPACE, CelerySettings, part_of
 from redis_queue.errors import ConfigurationError, InvalidValueError
 
 if TYPE_CHECKING:
     from celery import Celery
-    from typing_extensions import Self
 
 logger = logger_of(__name__)
 
 Option = TypeVar("Option")
 
 
-class TaskPolicy(Generic[Option]):
+class TaskOptions(Generic[Option]):
     """The option *name* of the tasks of *app*, of type *kind*: *configured* in a setting, or given at the decorator."""
-
-    _attribute: ClassVar[str]
 
     def __init__(self, app: Celery, name: str, kind: type[Option], configured: Mapping[str, Option]) -> None:
         self._app = app
         self._name = name
         self._kind = kind
         self._configured = configured
-        self._contradictions: set[str] = set()
         self._keys = TaskKeys(app)
+        self._contradictions: set[str] = set()
 
-    @classmethod
-    def of(cls, app: Celery) -> Self:
-        """Return the policy of *app*, created at the first call. Raises ConfigurationError for invalid settings."""
-        found: Self | None = vars(app).get(cls._attribute)
-        if found is None:
-            found = vars(app)[cls._attribute] = cls(app)  # type: ignore[call-arg]
-        return found
-
-    def of_task(self, name: str) -> Option | None:
-        """Return the option of the task *name*; that of the setting has precedence.
-
-        Raises ConfigurationError for an option of another type.
-        """
-        configured = self._configured.get(name)
-        own = getattr(self._app.tasks.get(name), self._name, None)
+    def of_task(self, task: str) -> Option | None:
+        """Return the option of *task*; the setting has precedence. Raises ConfigurationError for another type."""
+        configured = self._configured.get(task)
+        own = getattr(self._app.tasks.get(task), self._name, None)
         if own is None:
             return configured
         if not isinstance(own, self._kind):
-            raise ConfigurationError(f"task {name}: {self._name}={own!r}: must be a redis_queue.{self._kind.__name__}")
-        if configured is not None and configured != own and name not in self._contradictions:
-            self._contradictions.add(name)
+            raise ConfigurationError(f"task {task}: {self._name}={own!r}: must be a redis_queue.{self._kind.__name__}")
+        if configured is not None and configured != own and task not in self._contradictions:
+            self._contradictions.add(task)
             logger.warning(
                 "task %s: %s%s has precedence over %s= of its decorator",
-                name,
+                task,
                 NAMESPACE,
                 self._name,
                 self._name,
@@ -70,19 +56,22 @@ class TaskPolicy(Generic[Option]):
         return configured or own
 
     def all(self) -> dict[str, Option]:
-        """Return the options of all queues and tasks that have one."""
+        """Return the options of all tasks that have one, and those of queues."""
         found = {name: self.of_task(name) for name in [*self._configured, *self._app.tasks]}
         return {name: option for name, option in found.items() if option is not None}
 
 
-class FlowPolicy(TaskPolicy[Flow]):
+class FlowPolicy(TaskOptions[Flow]):
     """The flows of *app*: of ``redis_queue_flow``, and of its tasks."""
-
-    _attribute = "redis_queue_flow_policy"
 
     def __init__(self, app: Celery) -> None:
         super().__init__(app, "flow", Flow, CelerySettings.of(app).flows)
         self._has_queues = any(name.startswith(OF_QUEUE) for name in self._configured)
+
+    @classmethod
+    def of(cls, app: Celery) -> FlowPolicy:
+        """Return the policy of *app*, created at the first call. Raises ConfigurationError for invalid settings."""
+        return part_of(app, cls, "flow_policy")
 
     def may_apply(self, task: str) -> bool:
         """Tell whether calls of *task* may belong to a flow."""
@@ -156,13 +145,16 @@ def check_known(what: str, name: str, known: Sequence[str]) -> None:
         raise ConfigurationError(f"{what}: {did_you_mean(name, known)}")
 
 
-class UniquePolicy(TaskPolicy[Unique]):
+class UniquePolicy(TaskOptions[Unique]):
     """The unique tasks of *app*: of ``redis_queue_unique``, and those with ``unique=`` at their decorators."""
-
-    _attribute = "redis_queue_unique_policy"
 
     def __init__(self, app: Celery) -> None:
         super().__init__(app, "unique", Unique, CelerySettings.of(app).uniques)
+
+    @classmethod
+    def of(cls, app: Celery) -> UniquePolicy:
+        """Return the policy of *app*, created at the first call. Raises ConfigurationError for invalid settings."""
+        return part_of(app, cls, "unique_policy")
 
     def check(self) -> None:
         """Raise ConfigurationError for an unknown task, or one that cannot be unique in this way."""

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +18,8 @@ from redis_queue.basics.waits import Backoff
 from redis_queue.catalog import put_back_each
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.outcome import Dispatched, DispatchReport
+from redis_queue.celery.kombu.internals import around
+from redis_queue.celery.settings import part_of
 from redis_queue.celery.store import ATTRIBUTE, Store
 from redis_queue.errors import RedisQueueError, StoreUnavailableError
 from redis_queue.store.redis_errors import is_outage, redact
@@ -28,9 +31,6 @@ logger = logger_of(__name__)
 
 PUTBACK: Final = "tasks.putback.putback"
 DELAY_DISPATCH: Final = "tasks.delay_dispatch.delay_dispatch"
-
-_PERIODIC: Final = "redis_queue_periodic_dispatch"
-"""Attribute of an app that holds its PeriodicDispatch."""
 
 PUTBACK_EVERY: Final = 300.0
 DISPATCH_EVERY: Final = 1.0
@@ -72,7 +72,6 @@ class PeriodicDispatch:
     """The dispatcher of one process; it keeps its connections from run to run."""
 
     def __init__(self, app: Celery) -> None:
-        self.pid = os.getpid()
         self._lock = threading.Lock()
         self._queue = Store.of(app).delay_queue()
         self._spreads = Store.of(app).settings.overdue_policy.policy == "spread"
@@ -95,11 +94,7 @@ class PeriodicDispatch:
     @classmethod
     def of(cls, app: Celery) -> PeriodicDispatch:
         """Return that of *app* in this process, made at its first use."""
-        found: PeriodicDispatch | None = vars(app).get(_PERIODIC)
-        if found is None or found.pid != os.getpid():
-            found = cls(app)
-            setattr(app, _PERIODIC, found)
-        return found
+        return part_of(app, cls, f"periodic_dispatch_{os.getpid()}")
 
 
 def register_putback(app: Celery) -> Any:
@@ -160,10 +155,10 @@ def _wait_in_outages(sender: Any, **_: Any) -> None:
     scheduler, stopped = sender.scheduler, sender._is_shutdown
     if ATTRIBUTE not in vars(scheduler.app):
         return
-    send, backoff = scheduler.apply_async, Backoff(first=0.2)
+    backoff = Backoff(first=0.2)
     log = OutageLog(logger, "beat cannot send", "beat sends again", action="beat_waits")
 
-    def apply_async(entry: Any, *args: Any, **options: Any) -> Any:
+    def apply_async(send: Callable[..., Any], entry: Any, *args: Any, **options: Any) -> Any:
         while True:
             try:
                 found = send(entry, *args, **options)
@@ -180,4 +175,4 @@ def _wait_in_outages(sender: Any, **_: Any) -> None:
                 log.end()
                 return found
 
-    scheduler.apply_async = apply_async
+    around(scheduler, "apply_async", apply_async)

@@ -17,7 +17,7 @@ from redis_queue.celery.dispatch.delivery import Batch
 from redis_queue.celery.dispatch.outcome import Dispatched, DispatchOutcome
 from redis_queue.celery.message.entry import Message, read_readable
 from redis_queue.celery.message.packing import PHRASES
-from redis_queue.celery.settings import CelerySettings, Overdue
+from redis_queue.celery.settings import CelerySettings
 from redis_queue.delay.model import Claimed
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import StoreError
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 FRESH: Final = 1.0
 """Seconds for which a due entry is not yet overdue."""
-
-Take = Callable[[int, float], Dispatched]
-"""Dispatches at most so many entries that fell due within so many seconds (0: at any time)."""
 
 Result = TypeVar("Result")
 
@@ -54,8 +51,8 @@ class Dispatcher:
         self._batch = check_limit(settings.dispatch_batch if batch is None else batch, CHUNK, name="batch")
         self._broker = BrokerConnection(app, queue.client)
         self._claims = Claims(queue, self._batch)
-        self._overdue = OverduePolicy(queue, settings.overdue_policy)
-        self._claims_ahead = settings.overdue_policy.policy == "run"
+        self._overdue = settings.overdue_policy
+        self._allowance = Allowance(self._overdue.amount)
 
     def run(self, budget: float = 30.0, *, due: bool = False) -> Dispatched:
         """Dispatch batch after batch until nothing is due or *budget* seconds have passed.
@@ -64,7 +61,7 @@ class Dispatcher:
         broker is away; nothing is lost then.
         """
         total, stop_at = Dispatched(), time.monotonic() + budget
-        self._claims.may_claim_ahead = self._claims_ahead
+        self._claims.may_claim_ahead = self._overdue.policy == "run"
         try:
             while time.monotonic() < stop_at:
                 done = self.run_once(due=due)
@@ -90,10 +87,29 @@ class Dispatcher:
         self._broker.close()
 
     def _dispatch(self, broker: Broker) -> Dispatched:
-        return self._overdue.dispatch(lambda limit, within: self._take(broker, limit, within), self._batch)
+        """Dispatch a batch; overdue entries as the setting ``redis_queue_overdue`` says."""
+        policy, amount = self._overdue.policy, self._overdue.amount
+        if policy == "skip":
+            self._queue.moves.bury_overdue(amount, reason=f"overdue by more than {amount:g} s")
+        return self._spread(broker) if policy == "spread" else self._take(broker, self._batch, 0)
+
+    def _spread(self, broker: Broker) -> Dispatched:
+        done = self._take(broker, self._batch, FRESH)
+        allowed = self._allowance.take(self._batch)
+        if allowed:
+            late = self._take(broker, allowed, 0)
+            taken = late.sent + late.failed
+            self._allowance.spend(taken)
+            # If the allowance is used up, the rest has to wait.
+            spent = allowed < self._batch and taken >= allowed
+            done = replace(done + late, more=done.more or (late.more and not spent))
+        return replace(done, next_in=min(max(done.next_in, 0.1), FRESH))
 
     def _take(self, broker: Broker, limit: int, within: float) -> Dispatched:
-        """Move entries whose lists are known; deliver the others."""
+        """Move up to *limit* entries that fell due *within* some seconds (0: at any time), and whose lists are known.
+
+        The others are delivered.
+        """
         if not broker.shares_store:
             return self._deliver(broker, limit, within)
         lists = broker.lists_of_queues()
@@ -170,34 +186,6 @@ class Claims:
         return Claim(self._queue.moves.claim_batch(limit, within=within), at)
 
 
-class OverduePolicy:
-    """Apply ``redis_queue_overdue`` to the dispatches of one dispatcher."""
-
-    def __init__(self, queue: DelayQueue, overdue: Overdue) -> None:
-        self._queue = queue
-        self._overdue = overdue
-        self._allowance = Allowance(overdue.amount)
-
-    def dispatch(self, take: Take, batch: int) -> Dispatched:
-        """Dispatch up to *batch* entries by *take*; overdue entries as the policy says."""
-        policy, amount = self._overdue.policy, self._overdue.amount
-        if policy == "skip":
-            self._queue.moves.bury_overdue(amount, reason=f"overdue by more than {amount:g} s")
-        return self._spread(take, batch) if policy == "spread" else take(batch, 0)
-
-    def _spread(self, take: Take, batch: int) -> Dispatched:
-        done = take(batch, FRESH)
-        allowed = self._allowance.take(batch)
-        if allowed:
-            late = take(allowed, 0)
-            taken = late.sent + late.failed
-            self._allowance.spend(taken)
-            # If the allowance is used up, the rest has to wait.
-            spent = allowed < batch and taken >= allowed
-            done = replace(done + late, more=done.more or (late.more and not spent))
-        return replace(done, next_in=min(max(done.next_in, 0.1), FRESH))
-
-
 class Allowance:
     """How many overdue entries may be sent now, at *rate* per second."""
 
@@ -236,10 +224,8 @@ class BrokerConnection:
 
         Raises kombu's OperationalError if the broker is away.
         """
-        try:
+        with contextlib.suppress(BrokerUnavailableError):
             return self._use(work)
-        except BrokerUnavailableError:
-            pass
         try:
             return self._use(work)
         except BrokerUnavailableError as away:

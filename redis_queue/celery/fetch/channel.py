@@ -82,31 +82,23 @@ class FetchingChannel(Channel):
     _fetch: Fetch | None = None
     #: Tags of consumers without acknowledgements.
     _no_ack: frozenset[str] = frozenset()
-    #: Whether Redis refused a command of atomic fetch.
+    #: Whether Redis refused a command of atomic fetch: then this channel consumes as kombu does.
     _refused = False
-    #: Whether the next single message is one of a flow if others wait as well.
+    #: Whether it is the turn of flows: their messages are handed on first, and are one more of an odd number.
     _flows_first = False
-    #: Whether to fetch now although most of the window is in use.
+    #: Whether a batch was settled since the last fetch: the next one asks for whatever there is room for.
     _fills_up = False
     #: When to call :meth:`settle`, on the monotonic clock.
     settles_at = math.inf
     #: When messages of flows that still wait for a process return to the store, on the monotonic clock.
     _returns_at = math.inf
 
-    @LazyProperty
-    def _received(self) -> deque[FetchedMessage]:
-        """Fetched messages that are not handed on yet."""
-        return deque()
-
-    @LazyProperty
-    def _durations(self) -> dict[str | None, float]:
-        """Seconds that handing on the last message of a task took; a solo pool runs the task meanwhile."""
-        return {}
-
-    @LazyProperty
-    def _runs(self) -> dict[str | None, float]:
-        """Seconds from the handing on of the last message of a task of a flow until its end."""
-        return {}
+    #: Fetched messages that are not handed on yet.
+    _received = LazyProperty[deque[FetchedMessage]](lambda _: deque())
+    #: Seconds that handing on the last message of a task took; a solo pool runs the task meanwhile.
+    _durations = LazyProperty[dict[str | None, float]](lambda _: {})
+    #: Seconds from the handing on of the last message of a task of a flow until its end.
+    _runs = LazyProperty[dict[str | None, float]](lambda _: {})
 
     @property
     def fetches(self) -> bool:
@@ -156,8 +148,7 @@ class FetchingChannel(Channel):
         """Ask for messages if there may be any and the worker has room for them; called before each poll."""
         with self._ended_by_errors():
             fetch = self._fetch or self._start_fetching()
-            admission = self._admission
-            capacity = self._capacity()
+            admission, capacity = self._admission, self._capacity()
             if admission.left and capacity.is_worth_asking:
                 fetch.is_due = True
             if fetch.is_due and not fetch.is_asking:
@@ -165,9 +156,9 @@ class FetchingChannel(Channel):
                 if admission.competes:
                     # More taken ahead would keep the processes from messages of flows, and these from others.
                     if self._fills_up or capacity.is_worth_asking:
-                        self._ask(fetch, min(room, capacity.room))
+                        self._exchange(fetch, min(room, capacity.room), capacity)
                 elif room > 0 and (self._fills_up or not self._is_busy() or 2 * room >= self.qos.prefetch_count):
-                    self._ask(fetch, room)
+                    self._exchange(fetch, room, capacity)
                 elif room > 0:
                     # More room may come: half a window is asked for at once, less with the next batch to settle.
                     self._settle_by(time.monotonic() + DELAY)
@@ -335,7 +326,8 @@ class FetchingChannel(Channel):
                 fetch.wake_up()
         raise Empty
 
-    def _ask(self, fetch: Fetch, room: int) -> None:
+    def _exchange(self, fetch: Fetch, room: int, capacity: Capacity) -> None:
+        """Ask for up to *room* messages: from lists, and as many as *capacity* allows of flows."""
         queues = self._queue_cycle.consume(len(self.active_queues))
         if not queues or room <= 0:
             return
@@ -347,7 +339,6 @@ class FetchingChannel(Channel):
         ]
         self._fills_up = False
         wanted = None
-        capacity = self._capacity()
         of_flows = max(0, min(room, capacity.room))
         if self._admission.competes:
             if fetch.lists_had_messages:
@@ -358,9 +349,9 @@ class FetchingChannel(Channel):
         if self._admission.in_use:
             at_once = max(0, min(of_flows, self._admission.capacity(len(self._received)).free))
             wanted = Wanted(of_flows, at_once, *self._settlement.with_places(), self._take_in_of_flows)
-        fetch.ask(
+        fetch.exchange(
             lists,
-            len(queues),
+            queues,
             room,
             self._take_in,
             turns=not isinstance(self._queue_cycle, priority_cycle),
@@ -431,10 +422,7 @@ class FetchingChannel(Channel):
         self._returns_at = time.monotonic() + GIVE_BACK
         self._poller.look_at(self._returns_at)
         # Lists and flows are asked at once: those for which there is no room would keep their places in vain.
-        for _ in range(len(self._received) - self._room()):
-            with contextlib.suppress(OSError, redis.RedisError):
-                self.qos.put_back(self._received[-1].delivery_tag)
-                self._received.pop()
+        self._put_back(list(self._received)[max(0, self._room()) :])
 
     def _waits(self, message: FetchedMessage) -> bool:
         """Tell whether a message of a flow waits for a process: Celery would keep it, and its place, behind a task."""
@@ -447,11 +435,7 @@ class FetchingChannel(Channel):
         if time.monotonic() < self._returns_at:
             return
         self._returns_at = math.inf
-        waiting = [message for message in self._received if self._waits(message)]
-        with contextlib.suppress(OSError, redis.RedisError):
-            for message in reversed(waiting):
-                self.qos.put_back(message.delivery_tag)
-                self._received.remove(message)
+        self._put_back([message for message in self._received if self._waits(message)])
 
     def _put_into_backlog(self, message: FetchedMessage, item: bytes, header: FlowHeader) -> None:
         """Let a message of a flow wait for admission: a dispatcher or a stock worker has put it into a list."""
@@ -465,10 +449,13 @@ class FetchingChannel(Channel):
 
     def _return_foreign(self) -> None:
         """Return the messages of queues that are not consumed any longer."""
-        foreign = [message for message in self._received if message.queue not in self._active_queues]
+        self._put_back([message for message in self._received if message.queue not in self._active_queues])
+
+    def _put_back(self, messages: list[FetchedMessage]) -> None:
+        """Return received *messages* to their queues; after an error the rest is handed on."""
         with contextlib.suppress(OSError, redis.RedisError):
             # The first one of them comes first again.
-            for message in reversed(foreign):
+            for message in reversed(messages):
                 self.qos.put_back(message.delivery_tag)
                 self._received.remove(message)
 

@@ -15,13 +15,13 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
 
 import redis
 
 from redis_queue.admission.flows import route_of
-from redis_queue.celery.admission.admission import Admission, Idle, Taken, Wanted, tag_of
+from redis_queue.celery.admission.admission import Admission, Taken, Wanted, tag_of
 from redis_queue.store.async_connection import AsyncConnection, Call
 from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import as_unavailable
@@ -99,44 +99,39 @@ class Fetch:
         self._line: tuple[bytes, bytes] | None = None
         self._pinged = False
         self._ping_at = time.monotonic() + self._longest_look
-        self.commands = AsyncConnection(client)
-        try:
+        with ExitStack() as after_errors:
+            self.commands = AsyncConnection(client)
+            after_errors.callback(self.commands.close)
             self.wakeups = AsyncConnection(client)
-        except BaseException:
-            self.commands.close()
-            raise
-        try:
+            after_errors.callback(self.wakeups.close)
             self.wakeups.call("HELLO", RESP2)
             self._id = self.wakeups.call("CLIENT", "ID")
             # Without the permission, better fail now than when the first list is empty.
             self.commands.call("CLIENT", "TRACKING", "OFF")
             for channel in (INVALIDATED, self._channel):
                 self.wakeups.call("SUBSCRIBE", channel)
-        except BaseException:
-            self.close()
-            raise
+            after_errors.pop_all()
 
-    def ask(
+    def exchange(
         self,
         lists: Sequence[MessageList],
-        width: int,
+        queues: Sequence[str],
         limit: int,
         take: Callable[[Fetched], None],
         *,
         turns: bool,
-        before: Sequence[Call] = (),
-        wanted: Wanted | None = None,
+        before: Sequence[Call],
+        wanted: Wanted | None,
     ) -> None:
-        """Ask for up to *limit* messages of *lists*, in this order, *width* of them for each priority.
+        """Make the calls *before*, stop listening, and ask for messages, in one round trip.
 
-        *take* gets the messages once they have arrived. With *turns*, the lists of one priority take turns. The calls
-        *before* are sent first, what is *wanted* of flows is taken last. Lists that were empty a moment ago are
-        left out while messages of flows wait.
+        Up to *limit* come from *lists*, in this order, one for each of *queues* and each priority. *take* gets them
+        once they have arrived. With *turns*, the lists of one priority take turns. What is *wanted* of flows is taken
+        last; while messages of flows wait, lists that were empty a moment ago are not asked.
         """
-        line = self._line_of(lists)
+        line = self._line_of(queues)
         calls = [*before, *self._stop_listening(line)]
         since, tag = time.monotonic(), f"{os.urandom(12).hex()}-"
-        queues = [row.queue for row in lists[:width]]
 
         def answered(reply: Any) -> None:
             self.asked = None
@@ -164,7 +159,7 @@ class Fetch:
         if self._looks_into_lists(since, wanted):
             keys = self._admission.keys.of(self._script, line=line[0], listener=line[1])
             lease = self._admission.keys.in_flight.lease_ms
-            options = (0, limit, tag, self._channel, int(self._missed), int(turns), width, lease)
+            options = (0, limit, tag, self._channel, int(self._missed), int(turns), len(queues), lease)
             # kombu's format: exchange and routing key follow the message.
             named = (part for row in lists for part in (row.key, route_of(row.queue)))
             calls.append(self.commands.script(self._script, (len(keys), *keys, *options, *named), answered))
@@ -193,9 +188,9 @@ class Fetch:
     def _take_of_flows(self, line: tuple[bytes, bytes], queues: Sequence[str], wanted: Wanted) -> Call:
         since, alone = time.monotonic(), self.asked is None
 
-        def taken(reply: Any) -> None:
+        def taken(reply: Taken | Exception) -> None:
             self.asked_flows = None
-            if not isinstance(reply, Taken):
+            if isinstance(reply, Exception):
                 check(reply)
             elif not reply.messages and alone:
                 # There may be some in lists.
@@ -210,8 +205,7 @@ class Fetch:
                 messages = [(queues[number], item, tag_of(tag, n)) for n, (number, item) in rows]
                 wanted.on_taken(Fetched(since, reply.score, messages))
 
-        idle = Idle(*line, self._channel)
-        tag, call = self._admission.take(self.commands, idle, queues, replace(wanted, on_taken=taken))
+        tag, call = self._admission.take(self.commands, queues, wanted, taken, line=line, channel=self._channel)
         self.asked_flows = Asked(tag, wanted.limit)
         return call
 
@@ -293,9 +287,8 @@ class Fetch:
         # Not all at the same time.
         self.look_at = time.monotonic() + min(seconds, self._longest_look) * random.uniform(0.8, 1)
 
-    def _line_of(self, lists: Sequence[MessageList]) -> tuple[bytes, bytes]:
-        queues = sorted({row.queue for row in lists})
-        name = hashlib.sha1("\n".join(queues).encode(), usedforsecurity=False).hexdigest()
+    def _line_of(self, queues: Sequence[str]) -> tuple[bytes, bytes]:
+        name = hashlib.sha1("\n".join(sorted(queues)).encode(), usedforsecurity=False).hexdigest()
         return self._keys.line(name), self._keys.listener(name)
 
     def _leaving(self, line: tuple[bytes, bytes]) -> Call:

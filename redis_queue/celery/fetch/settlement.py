@@ -6,7 +6,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Sequence, Set
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import redis
 
@@ -28,25 +28,19 @@ DELAY: Final = 0.005
 """Most seconds between an acknowledgement and its batch, while the worker's event loop runs."""
 
 
-class Holder(Protocol):
-    """What renews the leases of messages until their records are removed."""
-
-    def release(self, tags: list[str], *, lost: list[str]) -> None:
-        """Renew the leases of *tags* no longer; those of *lost* were lost before."""
-
-
 class Settlement:
     """Collects delivery tags of atomic fetch; one script removes the records of a batch, and its reply is read later.
 
     A tag stays here, and its lease is renewed, until Redis has confirmed it: a batch without a reply is sent again on
     the next connection. Each fetch makes new tags, so a late or repeated batch touches no message of another worker.
+    *release(tags, lost=tags)* ends the renewal of leases; those of *lost* were lost before.
     """
 
-    def __init__(self, keys: AdmissionKeys, holder: Holder) -> None:
+    def __init__(self, keys: AdmissionKeys, release: Callable[..., None]) -> None:
         # Those with a place in a flow free it.
         scripts = {False: load("broker/settle"), True: load("admission/settle")}
         self._scripts = {places: (script, keys.of(script)) for places, script in scripts.items()}
-        self._holder = holder
+        self._release = release
         self._waiting: list[str] = []
         self._since = math.inf
         self._sent: list[list[str]] = []
@@ -161,7 +155,7 @@ class Settlement:
         gone = {tag.decode(errors="replace") for tag in missing}
         lost = [tag for tag in batch if tag in gone and tag not in self._repeated]
         self._repeated.difference_update(batch)
-        self._holder.release(batch, lost=lost)
+        self._release(batch, lost=lost)
         # Afterwards: a renewal that missed a record, told by another thread, would count as a loss in between.
         self._tags.difference_update(batch)
 
@@ -230,21 +224,7 @@ class InFlightRecords:
 
     def return_waiting(self, move: Move, record: bytes, *, last: bool) -> bool:
         """Let a message wait for admission again, in place of its *record*; False if the record has changed."""
-        return bool(
-            _call(
-                self._restore_waiting,
-                now=0,
-                tag=move.tag,
-                record=record,
-                last=int(last),
-                step=move.step,
-                queue=move.queue,
-                task=move.header.task,
-                of_task=move.header.of_task,
-                of_queue=move.header.of_queue,
-                message=move.element,
-            )
-        )
+        return bool(_call(self._restore_waiting, **move.arguments(record, last=last)))
 
     def settle(self, tags: list[str]) -> list[bytes]:
         """Remove the records of *tags*; return those that had none, if Redis permits scripts."""

@@ -1,13 +1,15 @@
 """What atomic fetch uses of kombu and Celery beyond their public interfaces, and whether the installed ones have it.
 
 Everything that is private, or whose parameters matter, is listed here, and checked by its shape when a worker starts.
-With another kombu or Celery a worker consumes as without atomic fetch: never half.
+With another kombu or Celery a worker consumes as without atomic fetch: never half. Steps of workers replace methods of
+their objects by :func:`around`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import celery
@@ -89,6 +91,11 @@ CLASS_ATTRIBUTES: Final[dict[Any, tuple[str, ...]]] = {
     redis.MultiChannelPoller: ("eventflags", "fds"),
     redis.Transport: ("Channel", "driver_type"),
 }
+
+
+def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
+    """Let *call* stand for the method *name* of one object of Celery or kombu; its first argument is that method."""
+    setattr(owner, name, partial(call, getattr(owner, name)))
 
 
 def lacking() -> list[str]:

@@ -11,8 +11,10 @@ from kombu.transport import get_transport_cls
 from kombu.transport.redis import Channel, SentinelChannel
 
 from redis_queue.celery.kombu.connection import add_timeouts
+from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.kombu.keys import LEASE_OPTION, lease_of
 from redis_queue.celery.store import Store
+from redis_queue.celery.stored_tasks import has_leases
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.redis_errors import redact
 
@@ -25,9 +27,6 @@ SWEEP_LIMIT: Final = "unacked_restore_limit"
 
 LONG: Final = Channel.visibility_timeout
 """Visibility timeout of kombu in seconds, unless an app sets it."""
-
-LIMIT: Final = "delivery_limit"
-"""Attribute of an app with leases that holds its DeliveryLimit."""
 
 SAFE: Final = {
     "task_acks_late": "CELERY_ACKS_LATE",
@@ -43,7 +42,7 @@ def prepare_connections(app: Celery) -> None:
     kombu restores them on each connection that consumes, even for replies to a ping, by the clock of its host.
     """
     for name in ("connection_for_read", "connection_for_write"):
-        setattr(app, name, _prepared(app, getattr(app, name)))
+        around(app, name, functools.partial(_prepared, app))
 
 
 def check_broker(app: Celery) -> None:
@@ -64,7 +63,7 @@ def check_broker(app: Celery) -> None:
 def low_visibility_timeout(app: Celery) -> tuple[str, str] | None:
     """Return what is wrong, and what to do, if *app* has leases and a visibility timeout below kombu's default."""
     with app.connection_for_read() as connection:
-        if LIMIT not in vars(app) or connection.transport.driver_type != "redis":
+        if not has_leases(app) or connection.transport.driver_type != "redis":
             return None
         timeout = visibility_timeout_of(connection.transport_options)
     if timeout >= LONG:
@@ -87,18 +86,14 @@ def worker_connection(app: Celery, heartbeat: float | None) -> Any:
     return connection
 
 
-def _prepared(app: Celery, connect: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(connect)
-    def connection(*args: Any, **kwargs: Any) -> Any:
-        found = connect(*args, **kwargs)
-        if found.get_transport_cls().driver_type == "redis":
-            options = found.transport_options
-            options[LEASE_OPTION] = Store.of(app).settings.task_lease_seconds
-            add_timeouts(found, lease_of(options, visibility_timeout_of(options)))
-            options[SWEEP_LIMIT] = 0
-        return found
-
-    return connection
+def _prepared(app: Celery, connect: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    found = connect(*args, **kwargs)
+    if found.get_transport_cls().driver_type == "redis":
+        options = found.transport_options
+        options[LEASE_OPTION] = Store.of(app).settings.task_lease_seconds
+        add_timeouts(found, lease_of(options, visibility_timeout_of(options)))
+        options[SWEEP_LIMIT] = 0
+    return found
 
 
 def visibility_timeout_of(options: Mapping[str, Any]) -> float:

@@ -19,6 +19,7 @@ from redis_queue.celery.fetch.settlement import InFlightRecords, Settlement
 from redis_queue.celery.kombu.connection import client_of, options_of
 from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.leases.keeper_process import KeeperProcess
+from redis_queue.celery.settings import part_of
 from redis_queue.errors import ConfigurationError, RedisQueueError
 from redis_queue.keeper.protocol import RenewalTime, pack, write_line
 from redis_queue.keeper.renewal import LeaseIndex, Renewer
@@ -36,8 +37,6 @@ TRUSTED: Final = 0.9
 
 PATIENCE: Final = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0}
 """Timeouts in seconds for a reader, so that a scrape ends."""
-
-_READER: Final = "redis_queue_lease_counters"
 
 
 @dataclass(slots=True)
@@ -94,7 +93,7 @@ class WorkerLeases:
         self._records = InFlightRecords(self._client, self.admission.keys)
         self._held: dict[str, HeldMessage] = {}
         #: The messages that are to be settled; their leases are held until they are.
-        self.settlement = Settlement(self.admission.keys, self)
+        self.settlement = Settlement(self.admission.keys, self.release)
         #: Fetches whose replies were lost with their connections.
         self.unread: list[Asked] = []
         #: Whether nothing calls the channels of the worker any more but the ends of its tasks.
@@ -105,12 +104,8 @@ class WorkerLeases:
         self.lost = 0
         self._keeper = KeeperProcess(greeting, index.lease, held=self._lines, on_lost=self._note_renewal)
 
-    def hold(self, tag: str, since: float, score: float) -> None:
-        """Renew the lease of *tag* from now on; it began at *since* (monotonic clock), *score* by Redis."""
-        self.hold_all([tag], since, score)
-
-    def hold_all(self, tags: list[str], since: float, score: float) -> None:
-        """Renew the leases of *tags*, which one fetch took, from now on."""
+    def hold(self, tags: list[str], since: float, score: float) -> None:
+        """Renew the leases of *tags* from now on; they began at *since* (monotonic clock), *score* by Redis."""
         held = [HeldMessage(since, score) for _ in tags]
         self._held.update(zip(tags, held, strict=True))
         if self._keeper.write(b"".join(write_line(tag, score) for tag in tags)):
@@ -262,11 +257,6 @@ class Counters:
         self._client = client
         self._key = BrokerKeys(broker_prefix).counters
 
-    @classmethod
-    def of(cls, channel: Any) -> Counters:
-        """Return the counters in the broker of kombu's *channel*."""
-        return cls(client_of(channel), channel.global_keyprefix or "")
-
     def add(self, name: Name, amount: int = 1) -> None:
         """Count *amount* more; never raises."""
         try:
@@ -286,12 +276,14 @@ def read_counters(app: Celery) -> LeaseCounters | None:
 
     Raises the errors of kombu and redis-py if the broker is away.
     """
-    found: Counters | None = vars(app).get(_READER)
-    if found is None:
-        with app.connection_for_read(transport_options=PATIENCE) as connection:
-            if connection.transport.driver_type != "redis":
-                return None
-            # Not the default channel, which retries for as long as a worker would.
-            found = Counters.of(connection.channel())
-        setattr(app, _READER, found)
-    return found.read()
+    found = part_of(app, _counters_of, "lease_counters")
+    return None if found is None else found.read()
+
+
+def _counters_of(app: Celery) -> Counters | None:
+    with app.connection_for_read(transport_options=PATIENCE) as connection:
+        if connection.transport.driver_type != "redis":
+            return None
+        # Not the default channel, which retries for as long as a worker would.
+        channel = connection.channel()
+        return Counters(client_of(channel), channel.global_keyprefix or "")

@@ -20,10 +20,12 @@ from celery.worker.request import Request
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import END_OF_CALENDAR_MS
-from redis_queue.celery.leases.connections import LIMIT
+from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import Attempt, counted_id, is_redelivered, sibling_id
+from redis_queue.celery.settings import part_of
 from redis_queue.celery.store import Store
+from redis_queue.celery.stored_tasks import has_leases
 from redis_queue.delay.model import Push
 from redis_queue.errors import RedisQueueError
 from redis_queue.store.codec import read_document
@@ -69,6 +71,11 @@ class DeliveryLimit:
         # Delivery tags of tasks whose last start is not counted any more.
         self._spared: set[str] = set()
 
+    @classmethod
+    def of(cls, app: Celery) -> DeliveryLimit:
+        """Return the limit of *app*, created at the first call."""
+        return part_of(app, cls, "delivery_limit")
+
     def starts(self, task_id: str) -> list[dict[str, Any]]:
         """Return where and when the task was started again: ``host`` and ``at`` (seconds since the epoch)."""
         return [_read_start(row) for row in self._store.client.lrange(self._key(task_id), 0, -1)]
@@ -98,7 +105,7 @@ class DeliveryLimit:
             if mine is not None and client.lrem(key, -1, mine):
                 self._spared.add(tag)
 
-    def of(self, task: Any) -> int:
+    def most(self, task: Any) -> int:
         """Return how often *task* may be started."""
         return getattr(task, "max_deliveries", None) or self._store.settings.max_deliveries
 
@@ -110,7 +117,7 @@ class DeliveryLimit:
             logger.warning("cannot count deliveries: %s", error, extra={"action": "deliveries_unknown"})
             return None
         # Without starts, it may only have waited in a worker that was stopped.
-        return found if found and len(found) + 1 >= self.of(task) else None
+        return found if found and len(found) + 1 >= self.most(task) else None
 
     def bury(self, consumer: Any, message: Any, task: Any, starts: list[dict[str, Any]]) -> bool:
         """Make *message* a dead letter, mark its task as failed, and settle the message.
@@ -172,28 +179,14 @@ class DeliveryLimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        limit = limit_of(consumer.app)
+        self._limit, self._consumer = DeliveryLimit.of(consumer.app), consumer
+        self._cancelled: list[Any] = []
         # Not only close(): a solo pool runs its task first, and SIGKILL may follow SIGTERM.
         signals.worker_shutting_down.connect(self.told_to_stop, weak=False, sender=consumer.hostname)
-        worker = consumer.controller
-        if soft := getattr(worker, "wait_for_soft_shutdown", None):
-
-            def told_then_soft() -> Any:
-                self.told_to_stop()
-                return soft()
-
+        if hasattr(consumer.controller, "wait_for_soft_shutdown"):
             # A cold shutdown begins with it, and cancels the tasks before it sends the signal.
-            worker.wait_for_soft_shutdown = told_then_soft
-        self._limit, self._consumer = limit, consumer
-        self._cancelled: list[Any] = []
-        lost = consumer.on_connection_error_after_connected
-
-        def lost_connection(error: Exception) -> None:
-            if consumer.app.conf.worker_cancel_long_running_tasks_on_connection_loss:
-                self._cancelled += state.active_requests
-            lost(error)
-
-        consumer.on_connection_error_after_connected = lost_connection
+            around(consumer.controller, "wait_for_soft_shutdown", self._stop_softly)
+        around(consumer, "on_connection_error_after_connected", self._lose_connection)
 
     def intake(self, handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return *handle*, which gets no message that may not be started again: that one becomes a dead letter."""
@@ -228,6 +221,15 @@ class DeliveryLimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
         cancelled, self._cancelled = self._cancelled, []
         if cancelled:
             self._spare(cancelled)
+
+    def _lose_connection(self, lose: Callable[[Exception], Any], error: Exception) -> Any:
+        if self._consumer.app.conf.worker_cancel_long_running_tasks_on_connection_loss:
+            self._cancelled += state.active_requests
+        return lose(error)
+
+    def _stop_softly(self, stop: Callable[[], Any]) -> Any:
+        self.told_to_stop()
+        return stop()
 
     def told_to_stop(self, **_: Any) -> None:
         """Let the starts of the tasks that the worker runs not count; no-op if it was called before."""
@@ -297,15 +299,9 @@ def _stamp(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
-def limit_of(app: Celery) -> DeliveryLimit:
-    """Return the limit of *app*, which has leases."""
-    found: DeliveryLimit = vars(app)[LIMIT]
-    return found
-
-
 def _counted(app: Celery, delivery_info: Any) -> DeliveryLimit | None:
     """Return the limit that counts a message with *delivery_info*: a redelivered one, of an app with leases."""
-    return vars(app).get(LIMIT) if is_redelivered(delivery_info) else None
+    return DeliveryLimit.of(app) if is_redelivered(delivery_info) and has_leases(app) else None
 
 
 def count_starts() -> None:

@@ -29,7 +29,7 @@ from redis_queue.store.redis_errors import as_unavailable
 logger = logger_of(__name__)
 
 SWEEPS: Final = 6
-"""Sweeps for expired messages per lease; those of kombu are 100 s apart."""
+"""Sweeps for expired messages per lease, at least; those of kombu are 100 s apart."""
 
 SWEEP: Final = 60.0
 """Most seconds between two sweeps."""
@@ -49,25 +49,14 @@ class LeasedQoS(QoS):
     def _records(self) -> InFlightRecords:
         return InFlightRecords(client_of(self.channel), self.leases.admission.keys)
 
-    @LazyProperty
-    def _fetched(self) -> set[str]:
-        """Tags of fetched messages that are not settled yet; they are recorded already."""
-        return set()
-
-    @LazyProperty
-    def _settled_early(self) -> set[str]:
-        """Tags of messages that were settled before their tasks started, and will be acknowledged."""
-        return set()
-
-    @LazyProperty
-    def _at_start(self) -> set[str]:
-        """Tags of messages that are acknowledged when their tasks start, and have to be settled at once."""
-        return set()
-
-    @LazyProperty
-    def _outliving(self) -> set[str]:
-        """Tags of tasks that still run after their connection was lost."""
-        return set()
+    #: Tags of fetched messages that are not settled yet; they are recorded already.
+    _fetched = LazyProperty[set[str]](lambda _: set())
+    #: Tags of messages that were settled before their tasks started, and will be acknowledged.
+    _settled_early = LazyProperty[set[str]](lambda _: set())
+    #: Tags of messages that are acknowledged when their tasks start, and have to be settled at once.
+    _at_start = LazyProperty[set[str]](lambda _: set())
+    #: Tags of tasks that still run after their connection was lost.
+    _outliving = LazyProperty[set[str]](lambda _: set())
 
     def append(self, message: Any, delivery_tag: str) -> None:
         """Record a message that was taken, unless its fetch has recorded it."""
@@ -78,12 +67,12 @@ class LeasedQoS(QoS):
         record = dumps([message._raw, delivery["exchange"], delivery["routing_key"]])
         score = self._records.add(delivery_tag, record)
         virtual.QoS.append(self, message, delivery_tag)
-        self.leases.hold(delivery_tag, since, score)
+        self.leases.hold([delivery_tag], since, score)
 
     def record(self, tags: list[str], since: float, score: float) -> None:
         """Hold the leases of fetched messages, which Redis recorded at *score*; they will be appended."""
         self._fetched.update(tags)
-        self.leases.hold_all(tags, since, score)
+        self.leases.hold(tags, since, score)
 
     def put_back(self, delivery_tag: str) -> None:
         """Return a fetched message, which becomes the next one of its queue."""
@@ -289,12 +278,11 @@ def running_tags() -> set[str]:
     # An exit code, which may be 0.
     if state.should_terminate is not None and state.should_terminate is not False:
         return set()
-    running = [request for request in tuple(state.active_requests) if not request.acknowledged]
-    return {request.message.delivery_tag for request in running if not _will_be_cancelled(request)}
-
-
-def _will_be_cancelled(request: Any) -> bool:
-    return bool(request.task.app.conf.worker_cancel_long_running_tasks_on_connection_loss)
+    return {
+        request.message.delivery_tag
+        for request in tuple(state.active_requests)
+        if not request.acknowledged and not request.task.app.conf.worker_cancel_long_running_tasks_on_connection_loss
+    }
 
 
 def lease_channels(

@@ -25,6 +25,7 @@ from redis_queue.celery.admission.admission import Admission, AdmissionKeys, has
 from redis_queue.celery.admission.policy import FlowPolicy
 from redis_queue.celery.admission.sender import uses_admission
 from redis_queue.celery.kombu import internals
+from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.leases.connections import check_broker, worker_connection
 from redis_queue.celery.leases.leases import Name, WorkerLeases
@@ -66,33 +67,9 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._ticks: set[Callable[[], Any]] = set()
         check_broker(consumer.app)
         self._fetching = Store.of(consumer.app).settings.atomic_fetch and _can_fetch()
-
-        connect = consumer.connect
         Refusals(consumer)
-
-        def leased(heartbeat: float | None = None) -> Any:
-            connection = consumer.ensure_connected(worker_connection(consumer.app, heartbeat))
-            self._lease(consumer, connection)
-            return connection
-
-        def connect_leased() -> Any:
-            hub = consumer.hub
-            before = set()
-            if hub is not None:
-                # The poller of the connection before would tick on.
-                hub.on_tick -= self._ticks
-                before = set(hub.on_tick)
-            # kombu looks for expired messages, by the clock of this host, as soon as it is connected, and long before
-            # this step starts.
-            consumer.connection_for_read = leased
-            try:
-                return connect()
-            finally:
-                del consumer.connection_for_read
-                self._ticks = set() if hub is None else hub.on_tick - before
-
         self._loop_calls = _LoopCalls(consumer)
-        consumer.connect = connect_leased
+        around(consumer, "connect", self._connect)
         consumer.redis_queue_leases = self
 
     @property
@@ -146,21 +123,43 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if self.leases is not None:
             self.leases.counters.add(name)
 
-    def _lease(self, consumer: Any, connection: Any) -> None:
-        """Hold the messages of *connection* under leases."""
+    def _connect(self, connect: Callable[[], Any]) -> Any:
+        """Connect by *connect*, and hold the messages of the connection under leases."""
+        consumer, hub = self._consumer, self._consumer.hub
+        before = set()
+        if hub is not None:
+            # The poller of the connection before would tick on.
+            hub.on_tick -= self._ticks
+            before = set(hub.on_tick)
+        # kombu looks for expired messages, by the clock of this host, as soon as it is connected, and long before this
+        # step starts.
+        consumer.connection_for_read = self._leased_connection
+        try:
+            return connect()
+        finally:
+            del consumer.connection_for_read
+            self._ticks = set() if hub is None else hub.on_tick - before
+
+    def _leased_connection(self, heartbeat: float | None = None) -> Any:
+        connection = self._consumer.ensure_connected(worker_connection(self._consumer.app, heartbeat))
+        self._lease(connection)
+        return connection
+
+    def _lease(self, connection: Any) -> None:
         if connection.transport.driver_type != "redis":
             logger.info("the broker is not Redis: it needs no leases", extra={"action": "leases_not_needed"})
             return
         if self.leases is None:
-            self.leases = WorkerLeases(connection, self.tell_loss, self._admission(consumer, connection))
+            self.leases = WorkerLeases(connection, self.tell_loss, self._admission(connection))
         lease_channels(connection.transport, self.leases, fetching=self._fetching)
+        consumer = self._consumer
         if self._fetching and consumer.hub is not None:
             # After a lost connection it is not kombu's current event loop any more, and no time would be kept.
             connection.transport.cycle.use_hub(consumer.hub)
 
-    def _admission(self, consumer: Any, connection: Any) -> Admission:
+    def _admission(self, connection: Any) -> Admission:
         """Return the admission to the worker, and tell Redis the flows of the app, if they are in its broker."""
-        store = Store.of(consumer.app)
+        consumer, store = self._consumer, Store.of(self._consumer.app)
         keys = AdmissionKeys(InFlightKeys.of(connection.default_channel), store.flow_keys)
         # With a store of its own, StoreConsumer finds out.
         here = store.settings.url is None
@@ -199,8 +198,8 @@ class _LoopCalls:
         self._waiting: dict[object, Callable[[], Any]] = {}
         # Acknowledgements use the second one since Celery 5.7.
         for name in ("call_soon", "call_soon_ack"):
-            if (soon := getattr(consumer, name, None)) is not None:
-                setattr(consumer, name, partial(self._call, soon))
+            if hasattr(consumer, name):
+                around(consumer, name, self._call)
 
     def end(self) -> None:
         """Make all calls that the loop has not made."""
@@ -253,29 +252,25 @@ class Refusals:
         )
         self._ready_at = math.inf
         self._next_at = -math.inf
-        consumer.blueprint.start = self._guarded(consumer.blueprint.start)
-        consumer.on_ready = self._noted(consumer.on_ready)
-        ensure_connected = consumer.ensure_connected
-        consumer.ensure_connected = lambda connection: ensure_connected(_impatient(connection))
+        around(consumer.blueprint, "start", self._start)
+        around(consumer, "on_ready", self._end_outage)
+        around(consumer, "ensure_connected", _ensure_connected)
         # It says at each attempt that running tasks cannot be acknowledged any more; with leases they are.
         warnings.filterwarnings("ignore", r"\s*In Celery 5\.1 .*\son connection loss", CPendingDeprecationWarning)
         for name in CHATTER:
             get_logger(f"celery.worker.consumer.{name}").addFilter(self._is_news)
 
-    def _guarded(self, start: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def guarded(consumer: Any) -> Any:
-            # Not before: meanwhile Celery has closed the connection, so tasks that end now are settled by the next one.
-            self._pause()
-            try:
-                return start(consumer)
-            except Exception as error:
-                refusal = as_unavailable(error)
-                if refusal is None:
-                    raise
-                self._note(refusal)
-                raise BrokerRefusesError(str(refusal)) from error
-
-        return guarded
+    def _start(self, start: Callable[[Any], Any], consumer: Any) -> Any:
+        # Not before: meanwhile Celery has closed the connection, so tasks that end now are settled by the next one.
+        self._pause()
+        try:
+            return start(consumer)
+        except Exception as error:
+            refusal = as_unavailable(error)
+            if refusal is None:
+                raise
+            self._note(refusal)
+            raise BrokerRefusesError(str(refusal)) from error
 
     def _note(self, error: Exception) -> None:
         now = time.monotonic()
@@ -292,13 +287,10 @@ class Refusals:
             maybe_shutdown()
             time.sleep(min(left, STEP))
 
-    def _noted(self, on_ready: Callable[[], Any]) -> Callable[[], Any]:
-        def ready() -> Any:
-            self._ready_at = time.monotonic()
-            self._outage.end()
-            return on_ready()
-
-        return ready
+    def _end_outage(self, on_ready: Callable[[], Any]) -> Any:
+        self._ready_at = time.monotonic()
+        self._outage.end()
+        return on_ready()
 
     def _is_news(self, record: logging.LogRecord) -> bool:
         """Tell whether *record* says more than the one line about the outage."""
@@ -307,18 +299,19 @@ class Refusals:
         return not told and not any(isinstance(value, BrokerRefusesError) for value in args)
 
 
-def _impatient(connection: Any) -> Any:
+def _ensure_connected(ensure_connected: Callable[[Any], Any], connection: Any) -> Any:
     """Let *connection* raise a refusal at once: kombu would pause inside the event loop, for up to 30 s at a time."""
-    ensure_connection = connection._ensure_connection
+    around(connection, "_ensure_connection", _ensure_connection)
+    return ensure_connected(connection)
 
-    def ensured(on_error: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-        def check(error: Exception, interval: float) -> None:
-            if refuses_for_now(error):
-                raise error
-            if on_error is not None:
-                on_error(error, interval)
 
-        return ensure_connection(check, *args, **kwargs)
+def _ensure_connection(
+    ensure: Callable[..., Any], on_error: Callable[..., Any] | None = None, *args: Any, **kwargs: Any
+) -> Any:
+    def check(error: Exception, interval: float) -> None:
+        if refuses_for_now(error):
+            raise error
+        if on_error is not None:
+            on_error(error, interval)
 
-    connection._ensure_connection = ensured
-    return connection
+    return ensure(check, *args, **kwargs)

@@ -13,6 +13,7 @@ from celery import bootsteps
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import END_OF_CALENDAR_MS
 from redis_queue.basics.waits import Backoff
+from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.message.headers import SENT
 from redis_queue.celery.monitor.activity import Activity, OnFailure
 from redis_queue.celery.monitor.commands import register
@@ -156,13 +157,11 @@ class MonitorStep(bootsteps.StartStopStep):  # type: ignore[misc]
             _note_discards(consumer, self._failures)
         self._activity = Activity(consumer.hostname, queue_of, on_failure)
         self._snapshots = Snapshots(consumer, self._activity)
-        update = consumer.update_strategies
+        around(consumer, "update_strategies", partial(self._update_strategies, consumer.app))
 
-        def update_strategies() -> None:
-            with noted_requests(consumer.app.tasks.values(), self._activity):
-                update()
-
-        consumer.update_strategies = update_strategies
+    def _update_strategies(self, app: Celery, update: Callable[[], None]) -> None:
+        with noted_requests(app.tasks.values(), self._activity):
+            update()
 
     def start(self, consumer: Any) -> None:
         """Start the thread; after a lost connection, it still runs."""
@@ -215,24 +214,20 @@ def _ignore(request: Any, exc_info: Any, seconds: float | None) -> None:
 
 def _note_discards(consumer: Any, log: FailureLog) -> None:
     """Let *log* note each message that *consumer* discards, before it is settled."""
-    consumer.on_unknown_task = _noted(consumer.on_unknown_task, log, "unregistered")
-    consumer.on_invalid_task = _noted(consumer.on_invalid_task, log, "unreadable")
-    discard, refuse = consumer.on_unknown_message, consumer.on_decode_error
 
-    def on_unknown_message(body: Any, message: Any) -> Any:
+    def on_bad_task(kind: FailureKind, discard: Callable[..., Any], body: Any, message: Any, exc: BaseException) -> Any:
+        log.note_message(kind, message, exc)
+        return discard(body, message, exc)
+
+    def on_unknown_message(discard: Callable[..., Any], body: Any, message: Any) -> Any:
         log.note_message("unreadable", message, "neither the headers nor the body name a task")
         return discard(body, message)
 
-    def on_decode_error(message: Any, exc: BaseException) -> Any:
+    def on_decode_error(discard: Callable[..., Any], message: Any, exc: BaseException) -> Any:
         log.note_message("unreadable", message, exc)
-        return refuse(message, exc)
+        return discard(message, exc)
 
-    consumer.on_unknown_message, consumer.on_decode_error = on_unknown_message, on_decode_error
-
-
-def _noted(original: Callable[..., Any], log: FailureLog, kind: FailureKind) -> Callable[..., Any]:
-    def handle(body: Any, message: Any, exc: BaseException) -> Any:
-        log.note_message(kind, message, exc)
-        return original(body, message, exc)
-
-    return handle
+    around(consumer, "on_unknown_task", partial(on_bad_task, "unregistered"))
+    around(consumer, "on_invalid_task", partial(on_bad_task, "unreadable"))
+    around(consumer, "on_unknown_message", on_unknown_message)
+    around(consumer, "on_decode_error", on_decode_error)

@@ -93,10 +93,8 @@ class StoreChannel(FetchingChannel):
 class StoreQoS(LeasedQoS):
     """Keeps what its worker has when a connection is lost; an error of the store does not reach Celery."""
 
-    @LazyProperty
-    def _begun(self) -> set[str]:
-        """Tags of messages that a pool without processes has got, which runs them in any case."""
-        return set()
+    #: Tags of messages that a pool without processes has got, which runs them in any case.
+    _begun = LazyProperty[set[str]](lambda _: set())
 
     def begin(self, delivery_tag: str) -> None:
         """Note that a pool of threads or greenlets has got a message."""

@@ -15,15 +15,13 @@ from redis.sentinel import SentinelConnectionPool
 
 from redis_queue.celery.kombu.connection import LEAST, add_timeouts
 from redis_queue.celery.kombu.keys import LEASE_OPTION
+from redis_queue.celery.leases.qos import SWEEPS
 from redis_queue.celery.store import Store
 from redis_queue.celery.store_consumer.channel import ERRORS
 from redis_queue.keeper.renewal import socket_timeout
 
 if TYPE_CHECKING:
     from celery import Celery
-
-SWEEPS: Final = 6
-"""Looks for expired leases per lease, at least."""
 
 LONGEST_SWEEP: Final = 10.0
 """Most seconds between two such looks, the default of kombu."""
@@ -32,7 +30,7 @@ WAIT: Final = 0.5
 """Most seconds between two looks whether the worker has room."""
 
 CLOSING: Final = 10.0
-"""Most seconds that a worker waits for the thread."""
+"""Most seconds that a worker waits for a thread of its connection to the store."""
 
 
 def store_connection(app: Celery) -> Any:

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import redis
 from celery.bootsteps import RUN
@@ -24,7 +24,7 @@ from redis_queue.celery.leases.qos import lease_channels
 from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.store import Store
 from redis_queue.celery.store_consumer.channel import ERRORS, WorkerView, store_mixins
-from redis_queue.celery.store_consumer.connection import DrainThread, HubGuard, store_connection
+from redis_queue.celery.store_consumer.connection import CLOSING, DrainThread, HubGuard, store_connection
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.redis_errors import RedisErrors, redact
@@ -37,24 +37,8 @@ LONGEST_PAUSE: Final = 2.0
 QUIET: Final = 30.0
 """Seconds without an error after which the next one is logged, and the pauses begin with the shortest again."""
 
-CLOSING: Final = 10.0
-"""Most seconds that a worker waits for the thread that looks for the store."""
-
 KEEP: Final = 1.0
 """Seconds without messages of flows after which the prefetch count is that of Celery again."""
-
-
-class Loop(Protocol):
-    """What calls a connection back: the event loop of the worker, or a thread."""
-
-    def pause(self) -> None:
-        """Call nothing until :meth:`go_on`."""
-
-    def go_on(self) -> None:
-        """Call back again."""
-
-    def close(self) -> None:
-        """Call nothing any more."""
 
 
 class StoreConsumer:
@@ -69,7 +53,8 @@ class StoreConsumer:
         self._leases: LeaseStep = consumer.redis_queue_leases
         self._store = Store.of(consumer.app)
         self._connection: Any = None
-        self._loop: Loop | None = None
+        # What calls the connection back: the event loop of the worker, or a thread.
+        self._loop: HubGuard | DrainThread | None = None
         self._share: BrokerShare | None = None
         self._stopped = threading.Event()
         self._watch: threading.Thread | None = None
@@ -210,7 +195,7 @@ class StoreConsumer:
         self._leases.declare(admission.keys.flows)
         return True
 
-    def _run(self, connection: Any) -> Loop:
+    def _run(self, connection: Any) -> HubGuard | DrainThread:
         hub = self._consumer.hub
         if hub is None:
             return DrainThread(connection, self._lose)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from celery import bootsteps
@@ -15,10 +16,11 @@ from redis_queue.basics.waits import Background, Backoff
 from redis_queue.celery.admission.admission import has_place
 from redis_queue.celery.admission.policy import FlowPolicy
 from redis_queue.celery.admission.sender import FlowSender
+from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader
-from redis_queue.celery.store_consumer.consumer import StoreConsumer
+from redis_queue.celery.store_consumer.consumer import LONGEST_PAUSE, StoreConsumer
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
 
@@ -28,9 +30,6 @@ if TYPE_CHECKING:
 logger = logger_of(__name__)
 
 STOPPING = (bootsteps.CLOSE, bootsteps.TERMINATE)
-
-LONGEST_PAUSE: Final = 2.0
-"""Most seconds between two attempts."""
 
 MOST_HELD: Final = 1000
 """Most messages by which the prefetch count is raised while they wait for the store."""
@@ -50,7 +49,7 @@ class StoreConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]
         consumer.connection_errors = (*consumer.connection_errors, *Transport.connection_errors)
         self._passing = PassingMessages(consumer.app)
         for name in ("add_task_queue", "cancel_task_queue"):
-            setattr(consumer, name, self._with_sync(getattr(consumer, name)))
+            around(consumer, name, self._change_queues)
 
     def start(self, consumer: Any) -> None:  # noqa: ARG002 - what Celery calls
         """Take messages of flows."""
@@ -89,13 +88,10 @@ class StoreConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
         return on_message
 
-    def _with_sync(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def change(*args: Any, **options: Any) -> Any:
-            found = method(*args, **options)
-            self._store_consumer.sync()
-            return found
-
-        return change
+    def _change_queues(self, change: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        found = change(*args, **options)
+        self._store_consumer.sync()
+        return found
 
 
 class FlowInbox:
@@ -109,55 +105,43 @@ class FlowInbox:
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
         self._sender = FlowSender(consumer.app)
-        self._arrived = threading.Condition()
-        self._messages: deque[tuple[Any, FlowHeader, Callable[[Any], Any]]] = deque()
+        self._background = Background()
+        self._lock = threading.Lock()
         self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
         self._is_away = False
-        self._held = 0
+        # Messages that are not moved yet, and by how many of them the prefetch count is raised.
+        self._waiting, self._held = 0, 0
 
     def add(self, message: Any, header: FlowHeader, handle: Callable[[Any], Any]) -> None:
         """Move *message* soon; *handle* gets it if it cannot be moved."""
-        with self._arrived:
-            self._messages.append((message, header, handle))
+        with self._lock:
+            self._waiting += 1
             if self._is_away:
                 self._hold(1)
-            if self._thread is None:
-                self._stopped = threading.Event()
-                self._thread = threading.Thread(
-                    target=self._work, args=(self._stopped,), name="redis-queue-flow-inbox", daemon=True
-                )
-                self._thread.start()
-            self._arrived.notify()
+            self._background.run(partial(self._process, self._stopped, message, header, handle))
 
     def stop(self) -> None:
         """Move nothing any more: the broker delivers the messages again."""
-        with self._arrived:
+        with self._lock:
             self._stopped.set()
-            self._messages.clear()
-            self._thread, self._is_away, self._held = None, False, 0
-            self._arrived.notify_all()
+            self._stopped = threading.Event()
+            self._is_away, self._waiting, self._held = False, 0, 0
 
-    def _work(self, stopped: threading.Event) -> None:
-        while True:
-            with self._arrived:
-                while not self._messages and not stopped.is_set():
-                    self._arrived.wait()
-                if stopped.is_set():
-                    return
-                message, header, handle = self._messages[0]
-            done = self._move(message, header, stopped)
-            with self._arrived:
-                if stopped.is_set():
-                    return
-                self._messages.popleft()
-                if self._held:
-                    self._held -= 1
-                    self._consumer.qos.decrement_eventually()
-            if done:
-                self._consumer.call_soon_ack(message.ack_log_error, logger, self._consumer.connection_errors)
-            else:
-                self._consumer.call_soon(handle, message)
+    def _process(
+        self, stopped: threading.Event, message: Any, header: FlowHeader, handle: Callable[[Any], Any]
+    ) -> None:
+        done = stopped.is_set() or self._move(message, header, stopped)
+        with self._lock:
+            if stopped.is_set():
+                return
+            self._waiting -= 1
+            if self._held:
+                self._held -= 1
+                self._consumer.qos.decrement_eventually()
+        if done:
+            self._consumer.call_soon_ack(message.ack_log_error, logger, self._consumer.connection_errors)
+        else:
+            self._consumer.call_soon(handle, message)
 
     def _move(self, message: Any, header: FlowHeader, stopped: threading.Event) -> bool:
         """Move *message*; False if that is impossible."""
@@ -177,11 +161,11 @@ class FlowInbox:
                 return True
 
     def _note_away(self, error: Exception) -> None:
-        with self._arrived:
+        with self._lock:
             if self._is_away:
                 return
             self._is_away = True
-            self._hold(len(self._messages))
+            self._hold(self._waiting)
         logger.warning("tasks of flows wait in the worker: %s", error, extra={"action": "flow_store_away"})
 
     def _hold(self, count: int) -> None:

@@ -18,7 +18,7 @@ from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import InvalidValueError
 from tests.support.celery.fetching import Taker, connected, wait_until_idle
-from tests.support.celery.flows import KEYS, QUEUE, counts, flow_app, taken
+from tests.support.celery.flows import KEYS, QUEUE, counts, flow_app, taken, taking_flows
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -66,12 +66,10 @@ def define(app: Celery, kind: str, flow: Flow) -> None:
 
 class TestLimit:
     def test_no_more_messages_are_taken_than_places_are_free(self, server: RedisServer, client: redis.Redis) -> None:
-        with flow_app(server, {f"queue:{QUEUE}": {"limit": 3}}) as app, connected(server) as connection:
+        with taking_flows(server, {f"queue:{QUEUE}": {"limit": 3}}, processes=100) as (app, taker):
             send(app, *((str(number),) for number in range(5)))
             assert not client.exists(QUEUE)
             assert counts(client) == {"waiting": {"queue:flows": 5}}
-            taker = Taker(connection, [QUEUE], 100)
-            taker.leases.processes = 100
             assert taken(taker) == [["0"], ["1"], ["2"]]
             assert counts(client) == {"running": {"queue:flows": 3}, "waiting": {"queue:flows": 2}, "held": 3}
             taker.messages.pop(0).ack()
@@ -86,8 +84,7 @@ class TestLimit:
         self, app: Celery, connection: Any, client: redis.Redis
     ) -> None:
         send(app, ("a", 1), ("a", 2), ("b", 1), ("a", 3), ("b", 2), task="sync")
-        taker = Taker(connection, [QUEUE], 100)
-        taker.leases.processes = 100
+        taker = Taker(connection, [QUEUE], 100, processes=100)
         got = []
         for _ in range(3):
             now = taken(taker)
@@ -110,8 +107,7 @@ class TestLimit:
         task = app.tasks["one"]
         for args, kwargs in (((), {}), (("b", 1), {}), (("a", 2), {}), ((), {"number": 3, "key": "a"})):
             task.apply_async(args, kwargs)
-        taker = Taker(connection, [QUEUE], 100)
-        taker.leases.processes = 100
+        taker = Taker(connection, [QUEUE], 100, processes=100)
         got = []
         for _ in range(3):
             got.append(taken(taker))
@@ -120,11 +116,9 @@ class TestLimit:
         assert counts(client) == {}
 
     def test_the_limits_of_task_and_queue_both_hold(self, server: RedisServer, client: redis.Redis) -> None:
-        with flow_app(server, {f"queue:{QUEUE}": {"limit": 2}}) as app, connected(server) as connection:
+        with taking_flows(server, {f"queue:{QUEUE}": {"limit": 2}}, processes=100) as (app, taker):
             send(app, ("a",), ("b",), ("c",), task="sync")
             send(app, ("x",), ("y",))
-            taker = Taker(connection, [QUEUE], 100)
-            taker.leases.processes = 100
             got = []
             for _ in range(3):
                 got += taken(taker)
@@ -134,18 +128,15 @@ class TestLimit:
             assert counts(client) == {}
 
     def test_a_worker_takes_no_more_than_it_can_start(self, server: RedisServer, client: redis.Redis) -> None:
-        with flow_app(server, {f"queue:{QUEUE}": {"limit": 50}}) as app, connected(server) as connection:
+        with taking_flows(server, {f"queue:{QUEUE}": {"limit": 50}}, processes=4) as (app, taker):
             send(app, *((str(number),) for number in range(20)))
-            taker = Taker(connection, [QUEUE], 100)
-            taker.leases.processes = 4
             assert len(taker.take(4)) == 4
             assert counts(client)["running"] == {"queue:flows": 4}
 
     def test_priorities_come_first(self, server: RedisServer) -> None:
-        with flow_app(server, {f"queue:{QUEUE}": {"limit": 1}}) as app, connected(server) as connection:
+        with taking_flows(server, {f"queue:{QUEUE}": {"limit": 1}}) as (app, taker):
             for number, priority in enumerate([9, 0, 3, 0]):
                 send(app, ("", number), priority=priority)
-            taker = Taker(connection, [QUEUE], 100)
             got = []
             for _ in range(4):
                 got += taken(taker)
@@ -173,9 +164,8 @@ class TestLimit:
         spent = {}
         for seconds in (0.0, 1000.0):
             monkeypatch.setattr("redis_queue.celery.fetch.fetch.LISTS_WITHIN", seconds)
-            with flow_app(server) as app, connected(server) as connection:
+            with taking_flows(server, prefetch=1) as (app, taker):
                 send(app, *(("k", number) for number in range(20)), task="sync")
-                taker = Taker(connection, [QUEUE], 1)
                 taker.leases.admission.in_use = True
                 assert taken(taker)
                 before = scripts()
@@ -230,10 +220,8 @@ class TestLimit:
 
 class TestRate:
     def test_starts_are_spread_by_the_clock_of_redis(self, server: RedisServer, client: redis.Redis) -> None:
-        with flow_app(server, {f"queue:{QUEUE}": {"rate": "20/s", "burst": 2}}) as app, connected(server) as connection:
+        with taking_flows(server, {f"queue:{QUEUE}": {"rate": "20/s", "burst": 2}}, processes=100) as (app, taker):
             send(app, *((str(number),) for number in range(8)))
-            taker = Taker(connection, [QUEUE], 100)
-            taker.leases.processes = 100
             taker.take(8)
             index: Any = client.zrange("unacked_index", 0, -1, withscores=True)
             times = sorted(score for _, score in index)
@@ -245,11 +233,8 @@ class TestRate:
             assert 6 * 0.05 - 0.01 < times[-1] - times[0] < 3
 
     def test_each_key_has_its_own_rate(self, server: RedisServer, client: redis.Redis) -> None:
-        flows = {"work": {"rate": "1/h", "key": "{key}"}}
-        with flow_app(server, flows) as app, connected(server) as connection:
+        with taking_flows(server, {"work": {"rate": "1/h", "key": "{key}"}}, processes=100) as (app, taker):
             send(app, ("a", 1), ("a", 2), ("b", 1), ("c", 1), ("c", 2))
-            taker = Taker(connection, [QUEUE], 100)
-            taker.leases.processes = 100
             taker.take(3)
             taker.settle()
             assert taken(taker) == []
@@ -262,13 +247,10 @@ class TestRate:
 
 class TestTurns:
     def test_keys_take_turns(self, server: RedisServer) -> None:
-        flows = {f"queue:{QUEUE}": {"fair": "{key}"}}
-        with flow_app(server, flows) as app, connected(server) as connection:
+        with taking_flows(server, {f"queue:{QUEUE}": {"fair": "{key}"}}, processes=4) as (app, taker):
             send(app, *(("big", number) for number in range(300)))
             for key in "bcdefghij":
                 send(app, *((key, number) for number in range(10)))
-            taker = Taker(connection, [QUEUE], 100)
-            taker.leases.processes = 4
             order: list[str] = []
             while len(order) < 390:
                 order += [key for key, _ in taken(taker)]
@@ -277,10 +259,8 @@ class TestTurns:
             assert last < 10 * 10 + 4
 
     def test_a_key_that_sends_one_by_one_does_not_pass_the_others(self, server: RedisServer) -> None:
-        flows = {f"queue:{QUEUE}": {"fair": "{key}"}}
-        with flow_app(server, flows) as app, connected(server) as connection:
+        with taking_flows(server, {f"queue:{QUEUE}": {"fair": "{key}"}}) as (app, taker):
             send(app, *(("big", number) for number in range(40)))
-            taker = Taker(connection, [QUEUE], 100)
             order = []
             for _ in range(20):
                 send(app, ("small", 0))
@@ -289,10 +269,8 @@ class TestTurns:
             assert order.count("big") >= 8
 
     def test_a_key_that_comes_back_does_not_pass_the_others(self, server: RedisServer) -> None:
-        flows = {f"queue:{QUEUE}": {"fair": "{key}", "limit": 1}}
-        with flow_app(server, flows) as app, connected(server) as connection:
+        with taking_flows(server, {f"queue:{QUEUE}": {"fair": "{key}", "limit": 1}}) as (app, taker):
             send(app, *(("big", number) for number in range(20)), ("small", 0))
-            taker = Taker(connection, [QUEUE], 100)
             order: list[str] = []
             while len(order) < 20:
                 now = [key for key, _ in taken(taker)]
@@ -304,12 +282,10 @@ class TestTurns:
             assert 0 < order.count("small") <= 8
 
     def test_weights(self, server: RedisServer, client: redis.Redis) -> None:
-        flows = {f"queue:{QUEUE}": {"fair": "{key}", "weights": {"gold": 3}}}
-        with flow_app(server, flows) as app, connected(server) as connection:
+        with taking_flows(server, {f"queue:{QUEUE}": {"fair": "{key}", "weights": {"gold": 3}}}) as (app, taker):
             declare(app, client)
             for key in ("gold", "iron"):
                 send(app, *((key, number) for number in range(40)))
-            taker = Taker(connection, [QUEUE], 100)
             order = []
             for _ in range(40):
                 order += [key for key, _ in taken(taker)]
@@ -318,10 +294,8 @@ class TestTurns:
 
     def test_tasks_without_the_argument_share_a_turn(self, server: RedisServer, client: redis.Redis) -> None:
         flows = {f"queue:{QUEUE}": {"fair": "{tenant}", "limit_each": 1}}
-        with flow_app(server, flows) as app, connected(server) as connection:
+        with taking_flows(server, flows, processes=100) as (app, taker):
             send(app, ("a",), ("b",))
-            taker = Taker(connection, [QUEUE], 100)
-            taker.leases.processes = 100
             assert taken(taker) == [["a"], ["b"]]
             assert counts(client)["running"] == {"queue:flows": 2}
 
@@ -332,8 +306,7 @@ class TestPause:
         flows.pause(f"queue:{QUEUE}")
         send(app, ("plain",))
         send(app, ("of a flow",), task="sync")
-        taker = Taker(connection, [QUEUE], 100)
-        taker.leases.processes = 2
+        taker = Taker(connection, [QUEUE], 100, processes=2)
         assert taken(taker) == []
         assert (client.llen(QUEUE), counts(client)) == (1, {"waiting": {"queue:flows": 1, "sync": 1}})
         # Only a wake-up helps.
@@ -346,8 +319,7 @@ class TestPause:
         send(app, ("a",), task="sync")
         flows.pause("sync")
         send(app, ("plain",))
-        taker = Taker(connection, [QUEUE], 100)
-        taker.leases.processes = 10
+        taker = Taker(connection, [QUEUE], 100, processes=10)
         assert taken(taker) == [["plain"]]
         flows.resume("sync")
         taker.take(2)
@@ -434,8 +406,7 @@ class TestRedelivery:
         while not client.exists(QUEUE):
             dispatcher.run()
         dispatcher.close()
-        taker = Taker(connection, [QUEUE], 10)
-        taker.leases.processes = 10
+        taker = Taker(connection, [QUEUE], 10, processes=10)
         assert taken(taker) == [["a", 1]]
         taker.settle()
         assert taken(taker) == [["a", 2]]

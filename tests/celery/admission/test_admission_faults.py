@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import redis
 
+from redis_queue.celery.admission.admission import Admission, AdmissionKeys
+from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.script_files import load
 from tests.support.celery.fetching import Taker, connected, wait_until_idle
-from tests.support.celery.flows import KEYS, QUEUE, counts, flow_app, taken
+from tests.support.celery.flows import KEYS, QUEUE, counts, flow_app, taken, taking_flows
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -31,13 +33,11 @@ def drain(taker: Taker, count: int) -> list[Any]:
 
 
 def test_a_new_limit_reaches_all_keys_that_wait(server: RedisServer, client: redis.Redis) -> None:
-    with flow_app(server) as app, connected(server) as connection:
+    with taking_flows(server, processes=100) as (app, taker):
         flows = StoredTasks.of(app).flow
         flows.set("sync", limit=0)
         for number in range(700):
             app.tasks["sync"].delay(f"k{number}")
-        taker = Taker(connection, [QUEUE], 100)
-        taker.leases.processes = 100
         assert taken(taker) == []
         flows.set("sync", limit=1)
         drain(taker, 700)
@@ -45,7 +45,7 @@ def test_a_new_limit_reaches_all_keys_that_wait(server: RedisServer, client: red
 
 
 def test_each_of_many_tasks_gets_its_turn(server: RedisServer) -> None:
-    with flow_app(server, {f"queue:{QUEUE}": {"limit": 1}}) as app, connected(server) as connection:
+    with taking_flows(server, {f"queue:{QUEUE}": {"limit": 1}}) as (app, taker):
         for number in range(120):
             name = f"task{number}"
             app.tasks["work"].app.conf.redis_queue_flow[name] = {"limit": 5}
@@ -53,15 +53,12 @@ def test_each_of_many_tasks_gets_its_turn(server: RedisServer) -> None:
         for number in range(120):
             for _ in range(3):
                 app.send_task(f"task{number}", (number,))
-        taker = Taker(connection, [QUEUE], 100)
         seen = {row[0] for row in drain(taker, 300)}
         assert len(seen) > 110
 
 
 def test_a_script_that_redis_does_not_know_mixes_up_no_tags(server: RedisServer, client: redis.Redis) -> None:
-    with flow_app(server, {f"queue:{QUEUE}": {"limit": 50}}) as app, connected(server) as connection:
-        taker = Taker(connection, [QUEUE], 100)
-        taker.leases.processes = 3
+    with taking_flows(server, {f"queue:{QUEUE}": {"limit": 50}}, processes=3) as (app, taker):
         taker.leases.admission.in_use = True
         wait_until_idle(taker)
         client.script_flush()
@@ -95,10 +92,9 @@ def test_a_worker_that_took_a_message_lets_another_one_listen(server: RedisServe
 
 
 def test_places_taken_by_no_message_are_found(server: RedisServer, client: redis.Redis) -> None:
-    with flow_app(server, {f"queue:{QUEUE}": {"limit": 1}}) as app, connected(server) as connection:
+    with taking_flows(server, {f"queue:{QUEUE}": {"limit": 1}}) as (app, taker):
         for number in range(2):
             app.tasks["work"].delay("k", number)
-        taker = Taker(connection, [QUEUE], 100)
         assert taken(taker) == [["k", 0]]
         # A stock worker has settled it.
         client.delete("unacked", "unacked_index")
@@ -110,11 +106,9 @@ def test_places_taken_by_no_message_are_found(server: RedisServer, client: redis
 
 
 def test_messages_that_come_back_together_keep_their_order(server: RedisServer, client: redis.Redis) -> None:
-    with flow_app(server, {f"queue:{QUEUE}": {"limit": 20}}) as app, connected(server) as connection:
+    with taking_flows(server, {f"queue:{QUEUE}": {"limit": 20}}, processes=12) as (app, taker):
         for number in range(12):
             app.tasks["work"].delay("k", number)
-        taker = Taker(connection, [QUEUE], 100)
-        taker.leases.processes = 12
         assert len(taken(taker)) == 12
         # Their worker died long ago.
         tags: Any = client.zrange("unacked_index", 0, -1)
@@ -132,12 +126,10 @@ def test_messages_that_come_back_together_keep_their_order(server: RedisServer, 
 
 
 def test_a_full_redis_is_drained_and_changed(server: RedisServer, client: redis.Redis) -> None:
-    with flow_app(server, {f"queue:{QUEUE}": {"limit": 2}}) as app, connected(server) as connection:
+    with taking_flows(server, {f"queue:{QUEUE}": {"limit": 2}}, processes=2) as (app, taker):
         flows = StoredTasks.of(app).flow
         for number in range(20):
             app.tasks["work"].delay("k", number)
-        taker = Taker(connection, [QUEUE], 100)
-        taker.leases.processes = 2
         assert len(taken(taker)) == 2
         client.config_set("maxmemory", "1")
         flows.pause(f"queue:{QUEUE}")
@@ -168,15 +160,14 @@ def test_apps_with_other_prefixes_in_the_broker_have_their_own_flows(server: Red
     ):
         plain.tasks["work"].delay("plain")
         prefixed.tasks["work"].delay("prefixed")
-        taker = Taker(connection, [QUEUE], 100)
-        taker.leases.processes = 10
+        taker = Taker(connection, [QUEUE], 100, processes=10)
         assert taken(taker) == [["plain"]]
         assert StoredTasks.of(prefixed).flow.list()[0].waiting == 1
         assert client.exists(FlowKeys("redis_queue", "b:").backlog) == 1
 
 
 def test_hostile_keys_stop_no_worker(server: RedisServer, client: redis.Redis) -> None:
-    with flow_app(server) as app, connected(server) as connection:
+    with taking_flows(server, processes=5) as (app, taker):
         root = KEYS.config.decode().removesuffix("config")
         for name in ("x", "0\0", "9\0flows\0\0\0\0\0", "0\0flows\0nothing"):
             client.zadd(f"{root}open:{QUEUE}", {name: 0})
@@ -185,26 +176,33 @@ def test_hostile_keys_stop_no_worker(server: RedisServer, client: redis.Redis) -
         client.hset(KEYS.config.decode(), mapping={"sync": "x y z", f"queue:{QUEUE}": "- - nan inf -5 1e9 - k"})
         client.hset(KEYS.held.decode(), "flow-x", "nothing")
         app.tasks["sync"].delay("a")
-        taker = Taker(connection, [QUEUE], 100)
-        taker.leases.processes = 5
         assert taken(taker) == [["a"]]
         taker.settle()
 
 
 def test_workers_of_another_broker_keep_their_places(server: RedisServer, client: redis.Redis) -> None:
-    with flow_app(server, {f"queue:{QUEUE}": {"limit": 1}}) as app, connected(server) as connection:
-        taker = Taker(connection, [QUEUE], 100)
+    with taking_flows(server, {f"queue:{QUEUE}": {"limit": 1}}) as (app, taker):
         client.hset(KEYS.held.decode(), mapping={"flow-there-001": "0\0flows\0\0\0", "flow-gone-001": "0\0flows\0\0\0"})
         client.zadd(f"{KEYS.taken}unacked_index", {"flow-there-001": 1})
         assert app
         assert taker.leases.admission.orphans(client) == ["flow-gone-001"]
 
 
+def test_who_may_not_read_another_index_frees_no_place(server: RedisServer, client: redis.Redis) -> None:
+    keys = AdmissionKeys(InFlightKeys(KEYS.indexes[1], "unacked", "ends"), KEYS)
+    client.hset(KEYS.held.decode(), "flow-there-001", "0\0flows\0\0\0")
+    client.zadd("unacked_index", {"flow-there-001": 1})
+    client.acl_setuser("flows", True, nopass=True, keys=[KEYS.pattern], commands=["+hscan", "+zmscore"])
+    with redis.Redis(unix_socket_path=str(server.socket), username="flows", password="any") as user:
+        assert Admission(keys, lambda: 1).orphans(user) == []
+
+
 def test_a_place_that_many_cannot_use_goes_to_one_that_can(server: RedisServer, client: redis.Redis) -> None:
-    with flow_app(server, {f"queue:{QUEUE}": {"limit": 1, "key": "{number}"}}) as app, connected(server) as connection:
+    with taking_flows(server, {f"queue:{QUEUE}": {"limit": 1, "key": "{number}"}}, prefetch=300, processes=300) as (
+        app,
+        taker,
+    ):
         flows = StoredTasks.of(app).flow
-        taker = Taker(connection, [QUEUE], 300)
-        taker.leases.processes = 300
         app.tasks["sync"].delay("first", 7)
         assert taken(taker) == [["first", 7]]
         # As many as one look at a place finds, and more, wait for it; the keys of all but the last are busy.
@@ -234,24 +232,21 @@ def test_a_place_that_many_cannot_use_goes_to_one_that_can(server: RedisServer, 
     ids=["weight", "not a number", "weights", "count"],
 )
 def test_values_of_other_programs_lose_no_message(server: RedisServer, client: redis.Redis, spoil: Any) -> None:
-    flows = {f"queue:{QUEUE}": {"fair": "{key}", "limit": 50, "weights": {"a": 3}}}
-    with flow_app(server, flows) as app, connected(server) as connection:
+    with taking_flows(server, {f"queue:{QUEUE}": {"fair": "{key}", "limit": 50, "weights": {"a": 3}}}) as (app, taker):
         for number in range(3):
             app.tasks["work"].delay("a", number)
         spoil(client)
-        taker = Taker(connection, [QUEUE], 100)
         drain(taker, 3)
         assert not client.exists("unacked")
 
 
 @pytest.mark.parametrize("key", ["oldest", "backlog", "rates", "running", "owners", "owner_ends", "replaced", "owned"])
 def test_keys_of_other_types_lose_no_message(server: RedisServer, client: redis.Redis, key: str) -> None:
-    with flow_app(server, {f"queue:{QUEUE}": {"limit": 50}}) as app, connected(server) as connection:
+    with taking_flows(server, {f"queue:{QUEUE}": {"limit": 50}}) as (app, taker):
         app.tasks["work"].delay("a", 1)
         before = client.dump(getattr(KEYS, key))
         client.delete(getattr(KEYS, key))
         client.set(getattr(KEYS, key), "of another program")
-        taker = Taker(connection, [QUEUE], 100)
         with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
             taken(taker)
         client.delete(getattr(KEYS, key))

@@ -41,7 +41,7 @@ def check(connection: Any, database: int) -> None:
             taken = b"{redis_queue:flow}:taken:"
             now = client.time()[0]
             client.zadd(taken + b"unacked_index", {"tag": now})
-            leases.hold("tag", time.monotonic(), now)
+            leases.hold(["tag"], time.monotonic(), now)
             ends = taken + b"redis_queue:lease_ends:unacked_index"
             wait_until(lambda: client.zscore(ends, "tag"), description="the keeper to renew")
             assert sorted(client.keys()) == sorted([ends, taken + b"unacked_index"])

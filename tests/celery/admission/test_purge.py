@@ -31,7 +31,7 @@ from tests.support.actions import references_of
 from tests.support.celery.brokers import Broker
 from tests.support.celery.fetching import Taker, connected
 from tests.support.celery.flow_names import WORK
-from tests.support.celery.flows import KEYS, QUEUE, Fleet, counts, flow_app, taken
+from tests.support.celery.flows import KEYS, QUEUE, Fleet, counts, flow_app, taken, taking_flows
 from tests.support.celery.uniques import app_of, outdate, owned, owners, send, taking, traces
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
@@ -138,12 +138,6 @@ def purged(app: Celery, queue: str = QUEUE, limit: int = MANY) -> int:
     return sum(purge(app, queue, limit))
 
 
-def many(taker: Taker) -> Taker:
-    """Let *taker* have many processes."""
-    taker.leases.processes = 100
-    return taker
-
-
 @pytest.mark.parametrize("paused", [(), (f"queue:{QUEUE}", "work")], ids=["running", "paused"])
 def test_nothing_of_the_queue_is_left_and_others_are_untouched(
     app: Celery, server: RedisServer, client: redis.Redis, paused: tuple[str, ...]
@@ -151,7 +145,7 @@ def test_nothing_of_the_queue_is_left_and_others_are_untouched(
     flow = StoredTasks.of(app).flow
     flow.declare(StoredTasks.of(app).settings.flows)
     with connected(server) as connection:
-        taker = many(Taker(connection, [QUEUE, OTHER], 100))
+        taker = Taker(connection, [QUEUE, OTHER], 100, processes=100)
         fill(app)
         fill(app, OTHER)
         # Some run, and the others wait for a turn, for a place, or for a rate.
@@ -199,8 +193,7 @@ def test_nothing_of_the_queue_is_left_and_others_are_untouched(
 
 
 def test_a_message_in_flight_keeps_its_place_until_its_end(server: RedisServer, client: redis.Redis) -> None:
-    with flow_app(server, LIMITED) as app, connected(server) as connection:
-        taker = many(Taker(connection, [QUEUE], 100))
+    with taking_flows(server, LIMITED, processes=100) as (app, taker):
         for number in range(3):
             app.tasks["work"].apply_async(("a", number))
         assert taken(taker) == [["a", 0]]

@@ -43,6 +43,7 @@ from tests.support.celery.uniques import (
     owned,
     owners,
     send,
+    settle_all,
     taking,
     traces,
 )
@@ -98,8 +99,7 @@ class TestDuplicate:
         assert counts(client) == {"waiting": {"queue:flows": 3}}
         assert taken(taker) == [[7, "c"]]
         assert taker.messages[0].headers["id"] == first
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
     def test_a_replaced_delayed_call_has_a_new_time(self, app: Celery, taker: Taker, client: redis.Redis) -> None:
         stored = StoredTasks.of(app)
@@ -110,11 +110,9 @@ class TestDuplicate:
         assert task.id == first
         assert (task.due_at - datetime.now(timezone.utc)).total_seconds() > 3000
         assert not client.exists(KEYS.replaced), "what was replaced in the store leaves nothing"
-        stored.run_now(first)
-        dispatch(app)
+        dispatch(app, first)
         assert taken(taker) == [[7, "19"]]
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
     def test_a_replaced_delayed_call_that_was_sent_to_another_broker_does_not_run(
         self, app: Celery, taker: Taker, client: redis.Redis
@@ -131,11 +129,9 @@ class TestDuplicate:
         assert header is not None
         FlowSender(app).send(message, QUEUE, header, is_new=False)
         assert taken(taker) == []
-        stored.run_now(first)
-        dispatch(app)
+        dispatch(app, first)
         assert taken(taker) == [[7, "b"]]
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
     @pytest.mark.parametrize("now_first", [True, False])
     def test_delayed_and_immediate_calls_replace_each_other(
@@ -146,11 +142,9 @@ class TestDuplicate:
         assert send(app, "latest", 7, "b", **delays[1]) == first
         got = taken(taker)
         taker.settle()
-        StoredTasks.of(app).run_now(first)
-        dispatch(app)
+        dispatch(app, first)
         assert [*got, *taken(taker)] == [[7, "b"]]
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
     def test_a_call_that_runs_is_not_replaced(self, server: RedisServer) -> None:
         with app_of(server, redis_queue_unique={"plain": {"on_conflict": "replace"}}) as app, taking(server) as taker:
@@ -168,16 +162,14 @@ class TestEnd:
         second = send(app, "start", 7)
         assert first != second == send(app, "start", 7)
         assert taken(taker) == [[7], [7]]
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
     def test_until_it_ends(self, app: Celery, taker: Taker, client: redis.Redis) -> None:
         first = send(app, "end", 7)
         assert taken(taker) == [[7]]
         assert owned(app) == {("end", "order:7"): "running"}
         assert send(app, "end", 7) == first
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
         assert send(app, "end", 7) != first
 
     def test_for_a_time(self, app: Celery, taker: Taker, client: redis.Redis) -> None:
@@ -196,8 +188,7 @@ class TestEnd:
             assert owned(app) == {(task, "order:7"): "waiting"}
             assert send(app, task, 7) == first
             assert taken(taker) == [[7]]
-            taker.settle()
-            assert not traces(client)
+            settle_all(taker, client)
 
     def test_a_returned_message_does_not_take_the_key_of_another_one(self, app: Celery, taker: Taker) -> None:
         send(app, "start", 7, "a")
@@ -228,8 +219,7 @@ class TestEnd:
 
     def test_a_revoke_frees_the_key_of_a_delayed_task_that_was_sent(self, app: Celery, taker: Taker) -> None:
         first = send(app, "end", 7, "revoked", countdown=60)
-        StoredTasks.of(app).run_now(first)
-        dispatch(app)
+        dispatch(app, first)
         app.control.revoke(first)
         assert send(app, "end", 7, "new") != first
         assert taken(taker) == [[7, "new"]]
@@ -245,8 +235,7 @@ class TestEnd:
         assert taken(taker) == [[7]]
         app.control.revoke(first)
         assert send(app, "end", 7) == first
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
     def test_a_revoke_leaves_a_task_for_which_others_wait_to_a_worker(self, server: RedisServer) -> None:
         # The worker that discards it tells the chord.
@@ -287,8 +276,7 @@ class TestEnd:
         assert owners(app).get("end", "order:7") is None
         assert send(app, "end", 7) != first
         assert taken(taker) == [[7], [7]]
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
 
 class TestBrokenSender:
@@ -333,11 +321,9 @@ class TestBrokenSender:
         monkeypatch.setattr(Owners, "acquire", slow)
         assert send(app, "end", 7, "slow", countdown=countdown) == other[0]
         for task in StoredTasks.of(app).list():
-            StoredTasks.of(app).run_now(task.id)
-        dispatch(app)
+            dispatch(app, task.id)
         assert taken(taker) == [[7, "quick"]]
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
     def test_what_it_was_to_replace_runs(self, server: RedisServer, client: redis.Redis) -> None:
         for late in (True, False):
@@ -379,16 +365,13 @@ class TestReplacement:
     def test_killed_between_store_and_confirmation(
         self, app: Celery, taker: Taker, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, moved: bool
     ) -> None:
-        stored = StoredTasks.of(app)
         first = send(app, "latest", 7, "a", countdown=60)
         if moved:
-            stored.run_now(first)
-            dispatch(app)
+            dispatch(app, first)
         interrupt(monkeypatch, KilledError, UNCONFIRMED, lambda: send(app, "latest", 7, "b", countdown=60))
         outdate(client, "latest", "order:7")
         assert send(app, "end", 99) != first
-        stored.run_now(first)
-        dispatch(app)
+        dispatch(app, first)
         got = [args for args in taken(taker) if args != [99]]
         assert len(got) == 1
         assert got[0][0] == 7
@@ -409,8 +392,7 @@ class TestReplacement:
             {(MessageWriter, "store"): fail},
             lambda: send(app, "latest", 7, "b", countdown=60),
         )
-        StoredTasks.of(app).run_now(first)
-        dispatch(app)
+        dispatch(app, first)
         assert taken(taker) in ([[7, "a"]], [[7, "b"]])
         taker.settle()
         assert not owned(app)
@@ -437,8 +419,7 @@ class TestReplacement:
             lambda: app.tasks["latest"].apply_async((7, "b"), retry=False),
         )
         assert taken(taker) == [[7, "b"]]
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
     def test_taken_before_it_is_confirmed(
         self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
@@ -446,8 +427,7 @@ class TestReplacement:
         with app_of(server, redis_queue_unique={"plain": {"on_conflict": "replace"}}) as app, taking(server) as taker:
             first = send(app, "plain", 1)
             interrupt(monkeypatch, KilledError, UNCONFIRMED, lambda: send(app, "plain", 2, countdown=60))
-            StoredTasks.of(app).run_now(first)
-            dispatch(app)
+            dispatch(app, first)
             assert len(taken(taker)) == 1
             taker.settle()
             assert not taken(taker)
@@ -460,8 +440,7 @@ class TestReplacement:
         confirm = Owners.confirm
 
         def late(self: Owners, *args: Any, **options: Any) -> bool:
-            StoredTasks.of(app).run_now(StoredTasks.of(app).list()[0].id)
-            dispatch(app)
+            dispatch(app, StoredTasks.of(app).list()[0].id)
             assert taken(taker) == [[7]]
             return confirm(self, *args, **options)
 
@@ -469,8 +448,7 @@ class TestReplacement:
             patch.setattr(Owners, "confirm", late)
             send(app, task, 7, countdown=60)
         assert not StoredTasks.of(app).count(), "it is not sent again"
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
     def test_cancelled_meanwhile(self, app: Celery, client: redis.Redis) -> None:
         field = field_of("latest", "order:7")
@@ -531,8 +509,7 @@ class TestEndsOfKeys:
             first = send(app, "plain", countdown=86_400)
             (waiting,) = owners(app).list()
             assert waiting.until - datetime.now(timezone.utc) > timedelta(hours=23)
-            StoredTasks.of(app).run_now(first)
-            dispatch(app)
+            dispatch(app, first)
             assert taken(taker) == [[]]
             (running,) = owners(app).list()
             assert running.until - datetime.now(timezone.utc) < timedelta(seconds=200)
@@ -543,8 +520,7 @@ class TestEndsOfKeys:
         interrupt(monkeypatch, KilledError, UNCONFIRMED, lambda: send(app, "end", 7, countdown=60))
         outdate(client, "end", "order:7")
         (task,) = StoredTasks.of(app).list()
-        StoredTasks.of(app).run_now(task.id)
-        dispatch(app)
+        dispatch(app, task.id)
         assert taken(taker) == []
         assert not traces(client)
 
@@ -560,8 +536,7 @@ class TestEndsOfKeys:
     def test_the_id_of_protocol_1_is_kept(self, server: RedisServer, client: redis.Redis) -> None:
         with app_of(server, task_protocol=1) as app, taking(server) as taker:
             first = send(app, "end", 7, countdown=60)
-            StoredTasks.of(app).run_now(first)
-            dispatch(app)
+            dispatch(app, first)
             assert len(taker.take(1)) == 1
             assert send(app, "end", 7) == first
 
@@ -594,8 +569,7 @@ class TestOtherBroker:
             dispatch(app)
         assert FlowSender(app).send(envelope, QUEUE, header, is_new=False)
         assert taken(taker) == [[7, "new" if task == "latest" else "old"]]
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
 
 class TestCanvas:
@@ -619,8 +593,7 @@ class TestCanvas:
             assert sorted(map(str, taken(taker))) == sorted(
                 map(str, ([7, "first"], [7, "chain"], [7, "chord"], [2], [7, "link"]))
             )
-            taker.settle()
-            assert not traces(client)
+            settle_all(taker, client)
 
     def test_the_last_task_of_a_chain_counts(self, app: Celery, taker: Taker) -> None:
         first = send(app, "end", 7)

@@ -39,6 +39,7 @@ from tests.support.celery.uniques import (
     owned,
     owners,
     send,
+    settle_all,
     taking,
     traces,
 )
@@ -130,16 +131,13 @@ class TestStart:
     def test_all_that_was_to_replace_it_is_dropped(
         self, app: Celery, taker: Taker, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        stored = StoredTasks.of(app)
         first = send(app, "latest", 7, "a", countdown=60)
-        stored.run_now(first)
-        dispatch(app)
+        dispatch(app, first)
         interrupt(monkeypatch, KilledError, UNCONFIRMED, lambda: send(app, "latest", 7, "b", countdown=60))
         outdate(client, "latest", "order:7")
         assert owners(app).acquire(LATEST, "abc", task_id="x", ttl_ms=DAY_MS, replaces=True).replaces
         assert taken(taker) == [[7, "a"]]
-        stored.run_now(first)
-        dispatch(app)
+        dispatch(app, first)
         assert taken(taker) == [[7, "a"]]
 
     def test_what_it_was_to_replace_is_dropped(
@@ -148,12 +146,10 @@ class TestStart:
         with app_of(server) as app, taking(server) as taker, connected(server) as connection:
             first = send(app, "latest", 7, "a", queue="other")
             interrupt(monkeypatch, KilledError, UNCONFIRMED, lambda: send(app, "latest", 7, "b", countdown=60))
-            StoredTasks.of(app).run_now(first)
-            dispatch(app)
+            dispatch(app, first)
             assert taken(taker) == [[7, "b"]]
             assert taken(Taker(connection, ["other"], 100)) == []
-            taker.settle()
-            assert not traces(client)
+            settle_all(taker, client)
 
 
 class TestSettlement:
@@ -300,8 +296,7 @@ class TestRevoke:
         assert len(owned(app)) == 2
         app.control.revoke("x")
         assert not StoredTasks.of(app).count()
-        taker.settle()
-        assert not traces(client)
+        settle_all(taker, client)
 
     def test_a_dead_letter_frees_its_key(self, app: Celery) -> None:
         first = send(app, "end", 7, countdown=60)
@@ -324,8 +319,7 @@ class TestRevoke:
     ) -> None:
         first = send(app, "latest", 7, "a", countdown=60)
         if sent_before:
-            StoredTasks.of(app).run_now(first)
-            dispatch(app)
+            dispatch(app, first)
         interrupt(monkeypatch, KilledError, UNCONFIRMED, lambda: send(app, "latest", 7, "b", countdown=60))
         assert StoredTasks.of(app).cancel(first)
         assert not owned(app)
@@ -356,8 +350,7 @@ class TestRevoke:
         cancel = {(Calls, "cancel_unique"): refuse}
         interrupt(monkeypatch, StoreUnavailableError, cancel, lambda: StoredTasks.of(app).cancel(first))
         assert owned(app) == {("end", "order:7"): "delayed"}
-        StoredTasks.of(app).run_now(first)
-        dispatch(app)
+        dispatch(app, first)
         assert taken(taker) == [[7]]
 
     def test_without_the_app(self, app: Celery, client: redis.Redis) -> None:
@@ -384,8 +377,7 @@ class TestSecondCopy:
         assert [task.id for task in StoredTasks.of(app).list()] == [first]
         assert send(app, task, 7) == first
         taker.settle()
-        StoredTasks.of(app).run_now(first)
-        dispatch(app)
+        dispatch(app, first)
         assert taken(taker) == [[7]]
         taker.settle()
         assert not owned(app)
@@ -454,8 +446,7 @@ class TestSecondCopy:
             retry(app, one)
             found[0].result()
         taker.settle()
-        StoredTasks.of(app).run_now(first)
-        dispatch(app)
+        dispatch(app, first)
         assert taken(taker) == [[7]]
         assert not owned(app)
 
@@ -484,8 +475,7 @@ class TestRetry:
             taker.settle()
             send(app, "latest", 7, "other")
             for entry in StoredTasks.of(app).list():
-                StoredTasks.of(app).run_now(entry.id)
-            dispatch(app)
+                dispatch(app, entry.id)
             assert sorted(taken(taker)) == [[7, "chain"], [7, "other"]]
             assert [len(message.payload[2]["chain"] or ()) for message in taker.messages].count(1) == 1
 
@@ -510,8 +500,7 @@ class TestRetry:
                 assert client.hget(KEYS.owner_ids.decode(), first)
                 # Nobody else runs meanwhile.
                 assert send(app, task, 7) == first
-                StoredTasks.of(app).run_now(first)
-                dispatch(app)
+                dispatch(app, first)
             assert taken(taker) == [[7]]
             taker.settle()
             assert not owned(app)

@@ -113,8 +113,7 @@ def test_a_pause_outlives_the_workers(make: Make) -> None:
         app.conf.redis_queue_flow = {SYNC: {"limit": 1, "key": "{key}"}}
         sent.append(app.send_task(SYNC, kwargs={"key": "y"}).id)
         for name in ("a", "b"):
-            with fleet.worker(name, "-Q", f"{QUEUE},other-{name}") as worker:
-                worker.wait_for_output("ready.")
+            with fleet.worker(name, "-Q", f"{QUEUE},other-{name}").ready():
                 # What goes to another queue runs.
                 app.send_task(WORK, ("other",), queue=f"other-{name}")
                 wait_until(

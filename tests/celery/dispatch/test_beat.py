@@ -39,6 +39,14 @@ def periodic_tasks(app: Celery) -> set[str]:
     return {name for name in app.tasks if name.startswith("tasks.")}
 
 
+@pytest.fixture
+def app(redis_url: str) -> Celery:
+    """An app with a store."""
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.redis_queue_url = redis_url
+    return app
+
+
 class TestSchedule:
     def test_puts_back_every_five_minutes_and_dispatches_every_second(self) -> None:
         tasks = {entry["task"]: entry for entry in beat_schedule().values()}
@@ -57,8 +65,7 @@ class TestSchedule:
 
 
 class TestInstall:
-    def test_registers_both_tasks_and_adds_them_to_the_schedule(self) -> None:
-        app = Celery("shop", broker="memory://", set_as_current=False)
+    def test_registers_both_tasks_and_adds_them_to_the_schedule(self, app: Celery) -> None:
         app.conf.beat_schedule = {"report": {"task": "shop.report", "schedule": 60}}
 
         add_beat_entries(app, queue="ticks")
@@ -67,8 +74,7 @@ class TestInstall:
         assert set(app.conf.beat_schedule) == {"report", *beat_schedule()}
         assert app.conf.beat_schedule["redis-queue-putback"]["options"]["queue"] == "ticks"
 
-    def test_keeps_user_entries_with_the_same_names(self) -> None:
-        app = Celery("shop", broker="memory://", set_as_current=False)
+    def test_keeps_user_entries_with_the_same_names(self, app: Celery) -> None:
         mine = {"task": DELAY_DISPATCH, "schedule": 0.2}
         app.conf.beat_schedule = {"redis-queue-delay-dispatch": mine}
 
@@ -76,8 +82,8 @@ class TestInstall:
 
         assert app.conf.beat_schedule["redis-queue-delay-dispatch"] == mine
 
-    def test_does_not_change_the_tasks_of_other_apps(self) -> None:
-        app, other = (Celery("shop", broker="memory://", set_as_current=False) for _ in range(2))
+    def test_does_not_change_the_tasks_of_other_apps(self, app: Celery) -> None:
+        other = Celery("shop", broker="memory://", set_as_current=False)
 
         add_beat_entries(app)
 
@@ -85,9 +91,7 @@ class TestInstall:
 
 
 class TestTasks:
-    def test_have_names_and_return_their_results(self, redis_url: str, client: redis.Redis) -> None:
-        app = Celery("shop", broker="memory://", set_as_current=False)
-        app.conf.redis_queue_url = redis_url
+    def test_have_names_and_return_their_results(self, app: Celery, client: redis.Redis) -> None:
         putback, dispatch = register_putback(app), register_delay_dispatch(app)
         assert (putback.name, dispatch.name) == (PUTBACK, DELAY_DISPATCH)
         assert (putback.ignore_result, dispatch.ignore_result) == (True, True)
@@ -101,9 +105,7 @@ class TestTasks:
             "queue:lines": {"returned": 0, "dead": 0, "promoted": 0},
         }
 
-    def test_close_their_connections(self, redis_url: str, client: redis.Redis) -> None:
-        app = Celery("shop", broker="memory://", set_as_current=False)
-        app.conf.redis_queue_url = redis_url
+    def test_close_their_connections(self, app: Celery, client: redis.Redis) -> None:
         putback, dispatch = register_putback(app), register_delay_dispatch(app)
         Store.of(app).delay_queue().push({})
         for number in range(10):

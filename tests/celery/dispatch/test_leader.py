@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import pytest
 import redis
@@ -16,6 +15,7 @@ from celery import Celery
 from redis_queue.celery import DispatchLoop, DurableTasks
 from redis_queue.celery.dispatch.loop import new_name
 from redis_queue.store.keys import Keys
+from tests.support.celery.dispatch import running
 from tests.support.wait import wait_until
 
 LONG = 3600
@@ -37,17 +37,6 @@ def make(redis_url: str, client: redis.Redis) -> Iterator[Make]:
             return DispatchLoop(app, kind="worker@")
 
         yield make
-
-
-@contextmanager
-def running(loop: DispatchLoop) -> Iterator[None]:
-    thread = threading.Thread(target=loop.run)
-    thread.start()
-    try:
-        yield
-    finally:
-        loop.stop()
-        thread.join()
 
 
 def of_dead_process() -> str:

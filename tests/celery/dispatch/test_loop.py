@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import redis
 
@@ -11,6 +9,7 @@ from redis_queue import DelayQueue
 from redis_queue.celery import Dispatcher, DispatchLoop, DurableTasks
 from redis_queue.celery.dispatch.outcome import Dispatched
 from tests.support.celery.brokers import Broker, ManualClock
+from tests.support.celery.dispatch import running
 from tests.support.wait import wait_until
 
 pytestmark = [
@@ -31,13 +30,8 @@ def test_entries_of_a_dead_dispatcher_are_sent_without_the_beat_task(
     past.advance(-120)
     assert [entry.id for entry in DelayQueue("scheduled", redis_url, clock=past).claim()] == [result.id]
     loop = DispatchLoop(app)
-    thread = threading.Thread(target=loop.run)
-    thread.start()
-    try:
+    with running(loop):
         wait_until(lambda: loop.total.sent == 1, description="the entry to be sent")
-    finally:
-        loop.stop()
-        thread.join()
     assert broker.take_ids(app.conf.task_default_queue) == [result.id]
 
 
@@ -55,14 +49,9 @@ def test_broken_shard_does_not_block_other_shards(
     for id_ in ids:
         assert delayed.run_now(id_)
     loop = DispatchLoop(app)
-    thread = threading.Thread(target=loop.run)
-    thread.start()
-    try:
+    with running(loop):
         wait_until(lambda: loop.total.sent == len(ids - broken), description="the others to be sent")
         wait_until(lambda: "cannot" in caplog.text and "another Redis type" in caplog.text, description="a warning")
-    finally:
-        loop.stop()
-        thread.join()
     assert set(broker.take_ids(app.conf.task_default_queue)) == ids - broken
 
 
@@ -80,11 +69,6 @@ def test_run_that_ends_at_its_time_limit_is_followed_by_another_at_once(
     for id_ in ids:
         assert delayed.run_now(id_)
     loop = DispatchLoop(app)
-    thread = threading.Thread(target=loop.run)
-    thread.start()
-    try:
+    with running(loop):
         wait_until(lambda: loop.total.sent == len(ids), description="all to be sent without a pause of an interval")
-    finally:
-        loop.stop()
-        thread.join()
     assert set(broker.take_ids(app.conf.task_default_queue)) == ids

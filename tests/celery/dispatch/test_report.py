@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import redis
@@ -19,6 +16,7 @@ from redis_queue.celery.dispatch.outcome import Dispatched, DispatchReport
 from redis_queue.delay.dispatch_log import Dispatches
 from redis_queue.store.keys import Keys
 from tests.support.celery.brokers import Broker, ManualClock
+from tests.support.celery.dispatch import running
 from tests.support.wait import wait_until
 
 KEYS = Keys("redis_queue", "delay", "scheduled", 0)
@@ -26,34 +24,30 @@ one_place = pytest.mark.parametrize("broker", ["redis"], indirect=True)
 PLACES = ["redis", "another redis", "rabbitmq"]
 
 
-@contextmanager
-def running(*loops: DispatchLoop) -> Iterator[None]:
-    threads = [threading.Thread(target=loop.run) for loop in loops]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.stop()
-        for thread in threads:
-            thread.join()
+@pytest.fixture
+def delayed(broker: Broker, redis_url: str, client: redis.Redis) -> DurableTasks:
+    """The delayed tasks of an app on the broker."""
+    return DurableTasks(broker.app(redis_queue_url=redis_url), leases=False)
+
+
+def send_due(delayed: DurableTasks) -> str:
+    """Store a task that is due now; return its id."""
+    result = delayed.app.send_task("shop.remind", countdown=60)
+    assert delayed.run_now(result.id)
+    return str(result.id)
 
 
 @pytest.mark.parametrize("broker", PLACES, indirect=True)
 class TestEachDispatcher:
-    def test_loop_counts_sent_entries_and_is_listed(self, broker: Broker, redis_url: str, client: redis.Redis) -> None:
-        app = broker.app(redis_queue_url=redis_url)
-        delayed = DurableTasks(app, leases=False)
-        queue = delayed.queue
-        loop = DispatchLoop(app)
+    def test_loop_counts_sent_entries_and_is_listed(self, delayed: DurableTasks) -> None:
+        queue, loop = delayed.queue, DispatchLoop(delayed.app)
         with running(loop):
             wait_until(
                 lambda: [row.name for row in queue.dispatch_log.dispatchers()] == [loop.name],
                 description="the dispatcher to be listed",
             )
             for _ in range(5):
-                app.send_task("shop.remind", countdown=0.05)
+                delayed.app.send_task("shop.remind", countdown=0.05)
             wait_until(lambda: queue.dispatch_log.totals().sent == 5, description="all entries to be counted")
             (row,) = queue.dispatch_log.dispatchers()
             assert row.leads
@@ -66,49 +60,36 @@ class TestEachDispatcher:
         assert minute.worst_seconds <= minute.late_seconds <= 5 * minute.worst_seconds
         assert queue.dispatch_log.dispatchers() == [], "expected a stopped dispatcher to be removed"
 
-    def test_beat_task_counts_sent_entries_and_is_listed(
-        self, broker: Broker, redis_url: str, client: redis.Redis
-    ) -> None:
-        app = broker.app(redis_queue_url=redis_url)
-        delayed = DurableTasks(app, leases=False)
-        result = app.send_task("shop.remind", countdown=60)
-        assert delayed.run_now(result.id)
-        assert dispatch_due(app) == {"sent": 1, "failed": 0}
+    def test_beat_task_counts_sent_entries_and_is_listed(self, delayed: DurableTasks) -> None:
+        send_due(delayed)
+        assert dispatch_due(delayed.app) == {"sent": 1, "failed": 0}
         assert delayed.queue.dispatch_log.totals().sent == 1
         (row,) = delayed.queue.dispatch_log.dispatchers()
         assert (row.name.endswith(":task"), row.leads, row.sent) == (True, False, 1)
 
-    def test_lateness_is_counted_from_the_due_time(self, broker: Broker, redis_url: str, client: redis.Redis) -> None:
-        app = broker.app(redis_queue_url=redis_url)
-        delayed = DurableTasks(app, leases=False)
-        result = app.send_task("shop.remind", countdown=60)
-        past = ManualClock()
-        assert delayed.reschedule(result.id, eta=past.after(-300))
-        done = Dispatcher(app, delayed.queue).run()
+    def test_lateness_is_counted_from_the_due_time(self, delayed: DurableTasks) -> None:
+        assert delayed.reschedule(send_due(delayed), eta=ManualClock().after(-300))
+        done = Dispatcher(delayed.app, delayed.queue).run()
         assert done.lateness.total == 1
         assert 299 < done.lateness.seconds == done.worst < 310
 
 
 @one_place
-def test_delivered_and_published_entries_are_counted_like_moved_ones(broker: Broker, client: redis.Redis) -> None:
-    app = broker.app()
-    delayed = DurableTasks(app, leases=False)
-    ids = [app.send_task("shop.remind", countdown=60).id]
+def test_delivered_and_published_entries_are_counted_like_moved_ones(delayed: DurableTasks) -> None:
+    ids = [send_due(delayed)]
     # The destination is known only after the entry has been read.
     ids += [delayed.queue.push({"task": "shop.remind"}, delay=60) for _ in range(2)]
     past = ManualClock()
     for id_ in ids:
         assert delayed.reschedule(id_, eta=past.after(-100))
-    done = Dispatcher(app, delayed.queue).run()
+    done = Dispatcher(delayed.app, delayed.queue).run()
     assert (done.sent, done.lateness.total) == (3, 3)
     assert 99 * 3 < done.lateness.seconds < 110 * 3
 
 
 @one_place
-def test_follower_is_listed_too(broker: Broker, redis_url: str, client: redis.Redis) -> None:
-    app = broker.app()
-    queue = DurableTasks(app, leases=False).queue
-    loops = DispatchLoop(app), DispatchLoop(app)
+def test_follower_is_listed_too(delayed: DurableTasks) -> None:
+    queue, loops = delayed.queue, (DispatchLoop(delayed.app), DispatchLoop(delayed.app))
     with running(*loops):
         wait_until(lambda: len(queue.dispatch_log.dispatchers()) == 2, description="both dispatchers to be listed")
         assert sorted(row.leads for row in queue.dispatch_log.dispatchers()) == [False, True]
@@ -116,11 +97,8 @@ def test_follower_is_listed_too(broker: Broker, redis_url: str, client: redis.Re
 
 
 @one_place
-def test_redriven_entries_are_counted(broker: Broker, client: redis.Redis) -> None:
-    app = broker.app()
-    delayed = DurableTasks(app)
-    result = app.send_task("shop.remind", countdown=60)
-    delayed.run_now(result.id)
+def test_redriven_entries_are_counted(delayed: DurableTasks) -> None:
+    send_due(delayed)
     (entry,) = delayed.queue.claim()
     delayed.queue.nack(entry, dead=True)
     assert delayed.redrive() == 1
@@ -159,33 +137,25 @@ class TestTime:
 
 @one_place
 def test_failed_write_stops_no_dispatch_and_is_logged_once(
-    broker: Broker, client: redis.Redis, caplog: pytest.LogCaptureFixture
+    delayed: DurableTasks, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = broker.app()
-    delayed = DurableTasks(app, leases=False)
     client.set(KEYS.minutes, "not a hash")
     with caplog.at_level(logging.WARNING):
         for number in range(3):
-            result = app.send_task("shop.remind", countdown=60)
-            assert delayed.run_now(result.id)
-            assert dispatch_due(app) == {"sent": 1, "failed": 0}, number
+            send_due(delayed)
+            assert dispatch_due(delayed.app) == {"sent": 1, "failed": 0}, number
     assert [vars(record)["action"] for record in caplog.records if "counts" in record.message] == ["note_failed"]
     client.delete(KEYS.minutes)
-    result = app.send_task("shop.remind", countdown=60)
-    assert delayed.run_now(result.id)
-    dispatch_due(app)
+    send_due(delayed)
+    dispatch_due(delayed.app)
     assert delayed.queue.dispatch_log.totals().sent == 4, "expected unwritten counts to be kept"
 
 
 @pytest.mark.parametrize("broker", ["another redis"], indirect=True)
-def test_dispatcher_reports_an_unavailable_broker(client: redis.Redis, redis_url: str, broker: Broker) -> None:
-    app = broker.app(redis_queue_url=redis_url)
-    delayed = DurableTasks(app, leases=False)
-    result = app.send_task("shop.remind", countdown=60)
-    app.conf.broker_url = app.conf.broker_write_url = "redis://127.0.0.1:1/0"
-    assert delayed.run_now(result.id)
-    loop = DispatchLoop(app)
-    with running(loop):
+def test_dispatcher_reports_an_unavailable_broker(delayed: DurableTasks) -> None:
+    send_due(delayed)
+    delayed.app.conf.broker_url = delayed.app.conf.broker_write_url = "redis://127.0.0.1:1/0"
+    with running(DispatchLoop(delayed.app)):
         wait_until(
             lambda: any(row.error for row in delayed.queue.dispatch_log.dispatchers()),
             description="the error to be listed",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from kombu.exceptions import OperationalError
 
 from redis_queue.celery import DispatchLoop, DurableTasks
 from redis_queue.store.scripts import SILENT_ATTEMPTS
+from tests.support.celery.dispatch import running
 from tests.support.proxy import FaultProxy
 from tests.support.wait import wait_until
 
@@ -57,19 +56,6 @@ class TestPublish:
         assert self.publish(app, proxy) == SILENT_ATTEMPTS
 
 
-@contextmanager
-def dispatching(app: Celery) -> Iterator[DispatchLoop]:
-    """Run a dispatch loop in a thread."""
-    loop = DispatchLoop(app)
-    thread = threading.Thread(target=loop.run)
-    thread.start()
-    try:
-        yield loop
-    finally:
-        loop.stop()
-        thread.join()
-
-
 def listeners(client: redis.Redis) -> set[Any]:
     """Return the ids of the connections with a subscription."""
     return {row["id"] for row in client.client_list(_type="pubsub")}
@@ -83,7 +69,7 @@ class TestWakeUpConnection:
         DurableTasks(app, leases=False)
         others = listeners(client)
         proxy.mute_next(matching=b"SUBSCRIBE")
-        with dispatching(app):
+        with running(DispatchLoop(app)):
             first = wait_until(lambda: listeners(client) - others, description="the first subscription")
             assert proxy.pending_drops == 0
             wait_until(lambda: listeners(client) - others - first, timeout=10, description="a new subscription instead")
@@ -93,7 +79,7 @@ class TestWakeUpConnection:
         app.conf.redis_queue_dispatch_interval = 1.0
         DurableTasks(app, leases=False)
         others = listeners(client)
-        with dispatching(app):
+        with running(DispatchLoop(app)):
             first = wait_until(lambda: listeners(client) - others, description="the subscription")
             before = pings(client)
             wait_until(lambda: pings(client) >= before + 2, description="two pings")

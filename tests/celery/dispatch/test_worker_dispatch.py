@@ -47,8 +47,7 @@ def test_no_thread_but_the_first_imports_modules() -> None:
     with RedisServer(tcp=True) as store, store.client() as client:
         # Only the dispatcher looks up a host.
         fleet = Fleet(store, client, f"redis+socket://{store.socket}", "delaying")
-        with fleet.worker(pool="prefork", app="tests.support.celery.watching_app") as worker:
-            worker.wait_for_output("ready.")
+        with fleet.worker(pool="prefork", app="tests.support.celery.watching_app").ready() as worker:
             send(fleet.delayed(), 0.1)
             fleet.wait_for(1)
             assert IMPORTED not in worker.output
@@ -57,8 +56,7 @@ def test_no_thread_but_the_first_imports_modules() -> None:
 class TestOnTime:
     def test_each_task_runs_once_and_not_early_and_nothing_remains(self, fleet: Fleet) -> None:
         delayed = fleet.delayed()
-        with fleet.worker() as worker:
-            worker.wait_for_output("ready.")
+        with fleet.worker().ready() as worker:
             results = [send(delayed, number * 0.05) for number in range(1, 41)]
             ran = fleet.wait_for(40)
             assert Counter(row["id"] for row in ran) == Counter(result.id for result in results)
@@ -75,8 +73,7 @@ class TestOnTime:
     def test_tasks_stored_without_a_worker_run_when_one_starts(self, fleet: Fleet) -> None:
         delayed = fleet.delayed()
         ids = [send(delayed, 0.01).id for _ in range(5)]
-        with fleet.worker() as worker:
-            worker.wait_for_output("ready.")
+        with fleet.worker().ready():
             assert sorted(row["id"] for row in fleet.wait_for(5)) == sorted(ids)
 
     @pytest.mark.parametrize(
@@ -89,8 +86,7 @@ class TestOnTime:
     )
     def test_any_pool_dispatches_and_stops_within_a_second(self, fleet: Fleet, pool: str) -> None:
         delayed = fleet.delayed()
-        with fleet.worker(pool=pool) as worker:
-            worker.wait_for_output("ready.")
+        with fleet.worker(pool=pool).ready() as worker:
             send(delayed, 0.1)
             fleet.wait_for(1)
             wait_until(lambda: leader(fleet.client), description="a leader")
@@ -101,16 +97,14 @@ class TestOnTime:
 
     def test_a_retry_waits_in_the_store(self, fleet: Fleet) -> None:
         delayed = fleet.delayed()
-        with fleet.worker() as worker:
-            worker.wait_for_output("ready.")
+        with fleet.worker().ready():
             result = delayed.app.send_task(STUBBORN, (2, 0.1))
             assert result.get(timeout=60) == 2
 
     def test_earlier_task_wakes_a_sleeping_dispatcher(self, fleet: Fleet) -> None:
         fleet.settings["redis_queue_dispatch_interval"] = 60.0
         delayed = fleet.delayed()
-        with fleet.worker() as worker:
-            worker.wait_for_output("ready.")
+        with fleet.worker().ready():
             wait_until(lambda: leader(fleet.client), description="a leader")
             send(delayed, 3600)
             begin = time.monotonic()
@@ -125,8 +119,7 @@ class TestWithoutDispatch:
         if how == "setting":
             fleet.settings["redis_queue_dispatch"] = False
         delayed = fleet.delayed()
-        with fleet.worker(*(["--without-dispatch"] if how == "option" else [])) as worker:
-            worker.wait_for_output("ready.")
+        with fleet.worker(*(["--without-dispatch"] if how == "option" else [])).ready() as worker:
             send(delayed, 0.01)
             direct = delayed.app.send_task("tests.note")
             fleet.wait_for(1)
@@ -160,8 +153,7 @@ class TestFaults:
             send(delayed, 0.1)
             if at_start:
                 store.kill()
-            with fleet.worker() as worker:
-                worker.wait_for_output("ready.")
+            with fleet.worker().ready() as worker:
                 if not at_start:
                     fleet.wait_for(1)
                     store.kill()
@@ -176,8 +168,7 @@ class TestFaults:
             fleet = Fleet(store, client, other.url, "delaying")
             fleet.settings["redis_queue_dispatch_interval"] = 0.2
             delayed = fleet.delayed()
-            with fleet.worker() as worker:
-                worker.wait_for_output("ready.")
+            with fleet.worker().ready() as worker:
                 send(delayed, 0.1)
                 fleet.wait_for(1)
                 other.kill()

@@ -22,7 +22,7 @@ from kombu.messaging import Consumer
 
 from redis_queue.celery.kombu import connection as kombu_connection
 from tests.support.celery import kombu_consumer
-from tests.support.celery.fetching import Taker, connected, publish
+from tests.support.celery.fetching import Taker, connected, fetch_of, publish, publish_all
 from tests.support.celery.leasing import Leasing
 from tests.support.celery.leasing_names import MEASURE, MEASURED, WAIT
 from tests.support.paths import ROOT
@@ -138,8 +138,7 @@ class TestFetch:
             for number in range(4):
                 publish(other, number)
             # It is notified and, before reading that, asks Redis: both replies are in one read of the socket.
-            fetch = taker.channel._fetch
-            assert fetch is not None
+            fetch = fetch_of(taker)
             fetch.wakeups.ping()
             wait_until(
                 lambda: {b"pong", b"invalidate"} <= set(re.findall(b"pong|invalidate", peek(fetch.wakeups.socket))),
@@ -158,8 +157,7 @@ class TestFetch:
         url = f"redis+socket://worker:pw@{server.socket}"
         with Connection(url) as connection, caplog.at_level(logging.WARNING):
             taker = Taker(connection, ["q"], 2)
-            for number in range(3):
-                publish(connection, number)
+            publish_all(connection, 3)
             assert taker.take(2) == [0, 1]
             assert client.hlen("unacked") == 2
             assert client.llen("q") == 1
@@ -175,8 +173,7 @@ class TestFetch:
 
     def test_takes_no_more_than_the_worker_wants(self, server: RedisServer, client: redis.Redis) -> None:
         with connected(server) as connection:
-            for number in range(5):
-                publish(connection, number)
+            publish_all(connection, 5)
             taker = Taker(connection, ["q"], 2)
             assert taker.take(2) == [0, 1]
             with pytest.raises(TimeoutError):
@@ -262,11 +259,8 @@ class TestFetch:
     def test_continues_after_its_connections_were_cut(
         self, server: RedisServer, client: redis.Redis, kind: str
     ) -> None:
-        leasing = Leasing(
-            server, client, f"redis+socket://{server.socket}", settings={"redis_queue_atomic_fetch": True}
-        )
-        with leasing.worker("one", pool="threads") as one:
-            one.wait_for_output("ready.")
+        leasing = Leasing(server, client, settings={"redis_queue_atomic_fetch": True})
+        with leasing.worker("one", pool="threads").ready() as one:
             leasing.end_task("one")
             leasing.send(WAIT)
             leasing.wait_for_ends(1)
@@ -305,8 +299,7 @@ def test_fifty_lost_connections_repeat_no_task_and_leave_nothing_open(server: Re
                 ids += [leasing.send(WAIT).id for _ in range(4)]
                 leasing.wait_for_starts(len(ids) - 3)
                 client.client_kill_filter(_type=("normal", "pubsub")[cut % 2], skipme=True)
-                for _ in range(4):
-                    leasing.end_task("one")
+                leasing.end_task("one", 4)
                 wait_until(lambda: losses() > cut, description="the worker to notice")  # noqa: B023
                 leasing.wait_for_ends(len(ids))
                 if cut == 4:
@@ -338,8 +331,7 @@ def test_a_forked_child_does_not_keep_its_connections_open(server: RedisServer, 
         taker = Taker(connection, ["q"], 1)
         publish(connection, 1)
         taker.take(1)
-        fetch = taker.channel._fetch
-        assert fetch is not None
+        fetch = fetch_of(taker)
         ends = [end.fileno() for end in (fetch.commands.socket, fetch.wakeups.socket)]
         child = os.fork()
         if not child:

@@ -15,7 +15,7 @@ from redis_queue.celery.fetch.fetch import Fetch
 from redis_queue.celery.kombu import connection as kombu_connection
 from redis_queue.store.script_files import load
 from redis_queue.store.scripts import load_scripts
-from tests.support.celery.fetching import Taker, connected, drained, publish, wait_until_idle
+from tests.support.celery.fetching import Taker, connected, drained, publish, publish_all, wait_until_idle
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.store.server_states import STATES
@@ -244,8 +244,7 @@ def test_messages_of_a_lost_reply_are_returned_in_order_on_the_next_connection(
 ) -> None:
     load_scripts(client)
     with FaultProxy(str(redis_server.socket)) as proxy, Connection(proxy.url) as connection:
-        for number in range(5):
-            publish(connection, number)
+        publish_all(connection, 5)
         taker = Taker(connection, ["q"], 3)
         proxy.drop_next_reply(matching=b"EVALSHA")
         with pytest.raises(connection.connection_errors):

@@ -14,7 +14,7 @@ from kombu.entity import Queue
 from redis_queue.celery.fetch.channel import TURN
 from redis_queue.celery.fetch.fetch import Fetch
 from redis_queue.celery.fetch.poller import FetchingPoller
-from tests.support.celery.fetching import Taker, connected, publish
+from tests.support.celery.fetching import Taker, connected, fetch_of, publish, publish_all
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -26,8 +26,7 @@ def held(taker: Taker) -> int:
 
 def with_long_tasks(connection: Any, count: int) -> Taker:
     """Return the consumer of *count* messages, numbers from 0, which take longer than a turn each."""
-    for number in range(count):
-        publish(connection, number)
+    publish_all(connection, count)
     taker = Taker(connection, ["q"], prefetch=count)
     make_long(taker)
     return taker
@@ -48,8 +47,7 @@ def make_long(taker: Taker) -> None:
 
 def test_fetched_messages_are_handed_on_in_one_turn(redis_server: RedisServer, client: redis.Redis) -> None:
     with connected(redis_server) as connection:
-        for number in range(4):
-            publish(connection, number)
+        publish_all(connection, 4)
         taker = Taker(connection, ["q"], prefetch=4)
         wait_until(lambda: connection.drain_events(timeout=1) or taker.got, description="the first")
         assert (taker.got, held(taker), client.zcard("unacked_index")) == ([0, 1, 2, 3], 0, 4)
@@ -95,18 +93,17 @@ def test_more_messages_are_asked_for_before_the_last_is_handed_on(
     redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_hand: list[int] = []
-    ask = Fetch.ask
+    ask = Fetch.exchange
 
     def asked(self: Fetch, *arguments: Any, **options: Any) -> None:
         in_hand.append(held(taker))
         ask(self, *arguments, **options)
 
     with connected(redis_server) as connection:
-        for number in range(16):
-            publish(connection, number)
+        publish_all(connection, 16)
         taker = Taker(connection, ["q"], prefetch=8)
         make_long(taker)
-        monkeypatch.setattr(Fetch, "ask", asked)
+        monkeypatch.setattr(Fetch, "exchange", asked)
 
         def all_came() -> bool:
             connection.drain_events(timeout=1)
@@ -151,8 +148,7 @@ def test_reply_after_the_last_queue_was_cancelled_is_not_an_error(
 
 def test_messages_of_a_cancelled_queue_are_returned_in_order(redis_server: RedisServer, client: redis.Redis) -> None:
     with connected(redis_server) as connection:
-        for number in range(4):
-            publish(connection, number)
+        publish_all(connection, 4)
         publish(connection, "other", "p")
         taker = Taker(connection, ["q", "p"], prefetch=5)
         make_long(taker)
@@ -203,8 +199,7 @@ def test_looks_without_a_wake_up_find_messages(redis_server: RedisServer, client
         taker.settle()
         with pytest.raises(TimeoutError):
             connection.drain_events(timeout=0.5)
-        fetch = taker.channel._fetch
-        assert fetch is not None
+        fetch = fetch_of(taker)
         # A wake-up that is lost.
         fetch.commands.call("CLIENT", "TRACKING", "OFF")
         publish(connection, "second")

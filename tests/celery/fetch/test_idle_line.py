@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from redis_queue.celery.fetch import fetch as fetches
-from redis_queue.celery.fetch.fetch import LOOK, Fetch
-from tests.support.celery.fetching import Taker, connected, is_idle, publish, wait_until_idle
+from redis_queue.celery.fetch.fetch import LOOK
+from tests.support.celery.fetching import Taker, connected, fetch_of, is_idle, publish, wait_until_idle
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -62,13 +62,6 @@ class Idle:
         assert channel is not None
         open_ones = (taker for taker in self.takers if taker.channel._fetch is not None)
         return next(taker for taker in open_ones if fetch_of(taker)._channel == channel.decode())
-
-
-def fetch_of(taker: Taker) -> Fetch:
-    """Return its Fetch."""
-    found = taker.channel._fetch
-    assert found is not None
-    return found
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from kombu.connection import Connection
 
 from redis_queue.celery.fetch.settlement import MOST
 from redis_queue.store.scripts import load_scripts
-from tests.support.celery.fetching import Taker, connected, publish
+from tests.support.celery.fetching import Taker, connected, fetch_of, publish, publish_all
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -26,8 +26,7 @@ def calls(client: redis.Redis) -> int:
 
 def filled(connection: Any, count: int) -> Taker:
     """Return a consumer that has received *count* messages."""
-    for number in range(count):
-        publish(connection, number)
+    publish_all(connection, count)
     taker = Taker(connection, ["q"], prefetch=count)
     taker.take(count)
     return taker
@@ -101,14 +100,15 @@ class TestBatches:
     ) -> None:
         with connected(redis_server) as connection:
             taker = filled(connection, 3)
-            release = taker.leases.release
+            settlement = taker.leases.settlement
+            release = settlement._release
 
             def drop(tags: list[str], *, lost: list[str]) -> None:
                 # Otherwise the report of a renewal that missed them, read by another thread, would count as a loss.
                 assert all(tag in taker.leases.settlement for tag in tags)
                 release(tags, lost=lost)
 
-            monkeypatch.setattr(taker.leases, "release", drop)
+            monkeypatch.setattr(settlement, "_release", drop)
             taker.settle()
             assert taker.leases.held == {}
 
@@ -120,8 +120,7 @@ class TestLostConnections:
         load_scripts(client)
         with Connection(proxied.url) as connection:
             taker = filled(connection, 5)
-            fetch = taker.channel._fetch
-            assert fetch is not None
+            fetch = fetch_of(taker)
             for message in taker.messages:
                 message.ack()
             if answered:

@@ -53,8 +53,7 @@ def leasing_on(kind: str) -> Iterator[Leasing]:
 
 @pytest.mark.parametrize("kind", ["unix", "tcp", "tls"])
 def test_keeper_takes_little_memory(kind: str) -> None:
-    with leasing_on(kind) as leasing, leasing.worker("one") as one:
-        one.wait_for_output("ready.")
+    with leasing_on(kind) as leasing, leasing.worker("one").ready() as one:
         leasing.send(WAIT)
         leasing.wait_for_leases(1)
         ((tag, since),) = leasing.held().items()

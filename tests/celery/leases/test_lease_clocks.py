@@ -41,9 +41,8 @@ def now(leasing: Leasing) -> int:
 def test_a_long_task_runs_once(tmp_path: Path, offset: int) -> None:
     with ClockServer(tmp_path) as store, store.client() as client:
         store.set_clock(offset)
-        leasing = Leasing(store, client, f"redis+socket://{store.socket}")
-        with leasing.busy("one"), leasing.worker("two") as two:
-            two.wait_for_output("ready.")
+        leasing = Leasing(store, client)
+        with leasing.busy("one"), leasing.worker("two").ready():
             wait_for_lease_at(leasing, now(leasing) + 2 * TIMEOUT)
             leasing.end_task("one")
             leasing.wait_for_ends(1)
@@ -62,7 +61,7 @@ def skew_of(worker: CeleryProcess) -> float:
 def test_only_the_messages_of_a_killed_worker_are_delivered_again(killed: str) -> None:
     with RedisServer() as store, store.client() as client:
         settings = {"worker_prefetch_multiplier": WINDOW}
-        leasing = Leasing(store, client, f"redis+socket://{store.socket}", settings=settings)
+        leasing = Leasing(store, client, settings=settings)
         ids = [leasing.send(WAIT).id for _ in range(5 * WINDOW)]
         with (
             leasing.worker("ahead", pool="prefork", environment=clock_off_by(SKEW)) as ahead,

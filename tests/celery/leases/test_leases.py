@@ -18,6 +18,7 @@ import redis
 from celery import Celery
 from kombu.exceptions import OperationalError
 
+from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.leases import keeper_process, leases
 from redis_queue.celery.leases.leases import Counters, LeaseCounters, WorkerLeases, read_counters
 from redis_queue.errors import ConfigurationError
@@ -63,7 +64,7 @@ def test_lease_of_a_message_whose_settlement_is_not_confirmed_is_not_lost(begin:
     leases = begin()
     leases.settlement.add("settled")
     # Neither has a record; the keeper reports them in this order.
-    leases.hold_all(["settled", "gone"], time.monotonic(), time.time())
+    leases.hold(["settled", "gone"], time.monotonic(), time.time())
     wait_until(lambda: not leases.holds("gone"), description="the lost lease")
     assert (leases.holds("settled"), leases.lost) == (True, 1)
     leases.drop("settled")
@@ -150,7 +151,7 @@ def test_a_new_keeper_renews_more_messages_than_its_pipe_holds(begin: Begin, cli
     assert process is not None
     process.send_signal(signal.SIGSTOP)
     for tag in tags:
-        begun.hold(tag, time.monotonic(), now)
+        begun.hold([tag], time.monotonic(), now)
     process.kill()
     # Nothing is written after the lines for the new keeper, and they are more than it may leave unread later.
     wait_until(lambda: client.zcount("unacked_index", 0, now) == 0, description="all leases to be renewed")
@@ -193,7 +194,7 @@ def test_missing_counters_are_zero_and_reading_writes_nothing(redis_server: Redi
 def test_counters_are_read_under_the_prefix_of_the_broker(redis_server: RedisServer, client: redis.Redis) -> None:
     app = app_on(redis_server, global_keyprefix="shop-")
     with app.connection() as connection:
-        counted = Counters.of(connection.default_channel)
+        counted = Counters(client_of(connection.default_channel), "shop-")
     counted.add("lost")
     counted.add("restored", 3)
     counted.add("restored")

@@ -17,7 +17,7 @@ from kombu.connection import Connection
 
 from redis_queue.celery import DurableTasks, MaxDeliveriesExceededError
 from redis_queue.celery.leases.leases import read_counters
-from redis_queue.celery.leases.poison import DeliveryLimit, DeliveryLimitStep, limit_of
+from redis_queue.celery.leases.poison import DeliveryLimit, DeliveryLimitStep
 from redis_queue.celery.message.headers import CALL, Attempt, counted_id, sibling_id
 from redis_queue.delay.model import Push
 from redis_queue.store.keys import Keys, PrefixKeys
@@ -37,7 +37,7 @@ def leasing(request: pytest.FixtureRequest) -> Iterator[Leasing]:
     """The store is a Redis; the broker is the same Redis or a RabbitMQ."""
     with RedisServer() as store, store.client() as client:
         if request.param == "redis":
-            yield Leasing(store, client, f"redis+socket://{store.socket}")
+            yield Leasing(store, client)
         else:
             with Broker(request.getfixturevalue("rabbitmq_url")) as broker:
                 queue = broker.name("leasing")
@@ -49,7 +49,7 @@ def leasing(request: pytest.FixtureRequest) -> Iterator[Leasing]:
 def one_redis() -> Iterator[Leasing]:
     """Store and broker in one Redis."""
     with RedisServer() as store, store.client() as client:
-        yield Leasing(store, client, f"redis+socket://{store.socket}")
+        yield Leasing(store, client)
 
 
 def own_keys(leasing: Leasing) -> set[bytes]:
@@ -63,8 +63,7 @@ def nothing() -> None:
 
 class TestTaskThatKillsItsWorker:
     def test_becomes_a_dead_letter_after_five_deliveries_and_runs_after_a_redrive(self, leasing: Leasing) -> None:
-        with leasing.worker("one", pool="prefork") as one:
-            one.wait_for_output("ready.")
+        with leasing.worker("one", pool="prefork").ready() as one:
             result = leasing.send(DIE)
             with pytest.raises(Exception, match="its worker died 5 times") as raised:
                 result.get(timeout=60)
@@ -90,16 +89,14 @@ class TestTaskThatKillsItsWorker:
     def test_becomes_one_however_its_process_ends(self, one_redis: Leasing, how: str) -> None:
         one_redis.settings["task_acks_on_failure_or_timeout"] = False
         one_redis.settings["redis_queue_max_deliveries"] = 3
-        with one_redis.worker("one", pool="prefork") as one:
-            one.wait_for_output("ready.")
+        with one_redis.worker("one", pool="prefork").ready():
             limit = {"time_limit": 1} if how == "time limit" else {}
             id_ = one_redis.send(DIE, how, **limit).id
             wait_until(one_redis.leases().dead_letters, timeout=60, description="a dead letter")
             assert one_redis.started == [id_] * 3
 
     def test_starts_with_zero_deliveries_after_a_redrive(self, one_redis: Leasing) -> None:
-        with one_redis.worker("one", pool="prefork") as one:
-            one.wait_for_output("ready.")
+        with one_redis.worker("one", pool="prefork").ready():
             id_ = one_redis.send(DIE_TWICE).id
             leases = one_redis.leases()
             wait_until(leases.dead_letters, description="a dead letter")
@@ -140,7 +137,7 @@ class TestTaskThatKillsItsWorker:
                 one_redis.wait_for_starts(starts)
                 one_redis.wait_for_leases(2)
                 worker.kill()
-        limit = limit_of(one_redis.leases().app)
+        limit = DeliveryLimit.of(one_redis.leases().app)
         again = one_redis.started[-1]
         (waited,) = set(ids) - {again}
         assert len(limit.starts(again)) == 1
@@ -148,8 +145,7 @@ class TestTaskThatKillsItsWorker:
 
     @pytest.mark.thorough
     def test_runs_repeatedly_without_the_limit(self, one_redis: Leasing) -> None:
-        with one_redis.worker("one", leases=False, pool="prefork") as one:
-            one.wait_for_output("ready.")
+        with one_redis.worker("one", leases=False, pool="prefork").ready():
             id_ = one_redis.send(DIE_TWICE).id
             assert set(one_redis.wait_for_starts(6)) == {id_}
 
@@ -175,7 +171,7 @@ class TestTaskWhoseWorkerIsStopped:
         if how == "soft":
             one_redis.settings["worker_soft_shutdown_timeout"] = 0.5
         id_ = one_redis.send(WAIT).id
-        limit = limit_of(one_redis.leases().app)
+        limit = DeliveryLimit.of(one_redis.leases().app)
         for number in range(1, 4):
             with one_redis.worker(f"worker{number}", pool=pool) as worker:
                 one_redis.wait_for_starts(number, timeout=60)
@@ -319,7 +315,7 @@ class TestTaskAtItsLimit:
     ) -> None:
         delayed = DurableTasks(one_redis.app())
         message = redelivered(delayed.app, connection, "order-42")
-        limit_of(delayed.app).add_start("order-42")
+        DeliveryLimit.of(delayed.app).add_start("order-42")
         delayed.app.send_task("tests.nothing", ("newer",), task_id="order-42", countdown=600)
 
         assert meet(delayed, message) == ([], ["dead"])
@@ -338,7 +334,7 @@ class TestTaskAtItsLimit:
     ) -> None:
         delayed = DurableTasks(one_redis.app())
         message = redelivered(delayed.app, connection, "order-42")
-        limit_of(delayed.app).add_start("order-42")
+        DeliveryLimit.of(delayed.app).add_start("order-42")
         # The start guard drops it.
         assert meet(delayed, message, lost=message.delivery_tag) == ([message], [])
         assert delayed.queue.dead_letters() == []
@@ -350,7 +346,7 @@ class TestTaskAtItsLimit:
     ) -> None:
         delayed = DurableTasks(one_redis.app())
         message = redelivered(delayed.app, connection, "order-42")
-        limit_of(delayed.app).add_start("order-42")
+        DeliveryLimit.of(delayed.app).add_start("order-42")
         ids = ["order-42", sibling_id("order-42", Attempt.of(message.headers, None).call)]
         if trouble == "taken":
             delayed.queue.push_many([Push(b"other", id=id_, delay=600) for id_ in ids])
@@ -366,7 +362,7 @@ class TestTaskAtItsLimit:
         self, one_redis: Leasing, connection: Connection, meet: Any
     ) -> None:
         delayed = DurableTasks(one_redis.app())
-        limit_of(delayed.app).add_start(counted_id("order-42", {CALL: "the-call-one"}))
+        DeliveryLimit.of(delayed.app).add_start(counted_id("order-42", {CALL: "the-call-one"}))
         message = redelivered(delayed.app, connection, "order-42", headers={CALL: "the-call-two"})
         assert meet(delayed, message) == ([message], [])
 
@@ -384,11 +380,11 @@ class TestRevokedTask:
 
     def test_is_no_longer_counted(self, one_redis: Leasing, caplog: pytest.LogCaptureFixture) -> None:
         leases = one_redis.leases()
-        limit_of(leases.app).add_start("some")
+        DeliveryLimit.of(leases.app).add_start("some")
 
         expire(leases.app, "some")
 
-        assert limit_of(leases.app).starts("some") == []
+        assert DeliveryLimit.of(leases.app).starts("some") == []
         assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
@@ -396,9 +392,9 @@ def test_limit_of_the_task_overrides_that_of_the_app() -> None:
     app = Celery("tests", broker="redis://localhost:1", set_as_current=False)
     app.conf.redis_queue_max_deliveries = 7
     assert DurableTasks(app, delays=False) is DurableTasks(app, delays=False)
-    limit = limit_of(app)
-    assert limit.of(app.task(nothing, name="tests.plain", shared=False)) == 7
-    assert limit.of(app.task(nothing, name="tests.own", shared=False, max_deliveries=2)) == 2
+    limit = DeliveryLimit.of(app)
+    assert limit.most(app.task(nothing, name="tests.plain", shared=False)) == 7
+    assert limit.most(app.task(nothing, name="tests.own", shared=False, max_deliveries=2)) == 2
     assert issubclass(MaxDeliveriesExceededError, Exception)
 
 

@@ -50,7 +50,7 @@ def test_worker_waits_says_so_once_and_settles_later(
 ) -> None:
     with RedisServer("--rdbchecksum", "no") as server, notes.client() as client, server.client() as broker:
         settings = {"redis_queue_atomic_fetch": atomic}
-        leasing = Leasing(server, client, f"redis+socket://{server.socket}", settings=settings, broker=broker)
+        leasing = Leasing(server, client, settings=settings, broker=broker)
         processes = 1 if pool == "solo" else 2
         worker = leasing.worker(
             *("one", "--concurrency", str(processes)),
@@ -74,8 +74,7 @@ def test_worker_waits_says_so_once_and_settles_later(
                     leasing.wait_for_ends(len(sent) - processes + 1)
                     wait_until(lambda: refusals(worker) > refused, description="the refusal to be noticed")  # noqa: B023
                     refusal.close()
-                    for _ in range(processes - 1):
-                        leasing.end_task("one")
+                    leasing.end_task("one", processes - 1)
                     leasing.wait_for_ends(len(sent))
                     leasing.wait_until_settled()
                 assert sorted(leasing.started) == sorted(sent)

@@ -44,7 +44,7 @@ class Holder:
 
     def wait_for_reports(self) -> None:
         """Wait until the keeper has renewed, and reported each lease without a record."""
-        self.leases.hold(SENTINEL, time.monotonic(), time.time())
+        self.leases.hold([SENTINEL], time.monotonic(), time.time())
         wait_until(lambda: not self.leases.holds(SENTINEL), description="the report of a lost lease")
         self.leases.drop(SENTINEL)
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 import redis
 
-from tests.support.celery.fetching import Taker, connected, publish
+from tests.support.celery.fetching import Taker, connected, publish, publish_all
 from tests.support.celery.leasing import Leasing
 from tests.support.celery.leasing_names import WAIT
 from tests.support.marks import thorough
@@ -21,12 +21,7 @@ from tests.support.wait import wait_until
 def test_tasks_that_did_not_start_are_returned(
     redis_server: RedisServer, client: redis.Redis, pool: str, *, late: bool
 ) -> None:
-    leasing = Leasing(
-        redis_server,
-        client,
-        f"redis+socket://{redis_server.socket}",
-        settings={"worker_prefetch_multiplier": 4, "task_acks_late": late},
-    )
+    leasing = Leasing(redis_server, client, settings={"worker_prefetch_multiplier": 4, "task_acks_late": late})
     ids = {leasing.send(WAIT).id for _ in range(4)}
     with leasing.worker("one", pool=pool, timeout=30) as one:
         leasing.wait_for_starts(1)
@@ -46,8 +41,7 @@ def test_message_that_was_settled_for_a_task_that_never_started_is_returned(
     redis_server: RedisServer, client: redis.Redis, *, confirmed: bool
 ) -> None:
     with connected(redis_server) as connection:
-        for number in range(2):
-            publish(connection, number)
+        publish_all(connection, 2)
         taker = Taker(connection, ["q"], prefetch=2)
         taker.take(2)
         first, second = taker.messages
@@ -75,8 +69,7 @@ def test_acknowledgements_are_sent_at_once_after_the_consumer_has_ended(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
     with connected(redis_server) as connection:
-        for number in range(2):
-            publish(connection, number)
+        publish_all(connection, 2)
         taker = Taker(connection, ["q"], prefetch=2)
         taker.take(2)
         taker.consumer.cancel()
@@ -102,7 +95,7 @@ def test_acknowledgements_over_a_lost_connection_are_kept(redis_server: RedisSer
 
 @pytest.mark.parametrize("pool", ["threads", *thorough("prefork", "gevent", "eventlet")])
 def test_tasks_are_settled_while_others_still_run(redis_server: RedisServer, client: redis.Redis, pool: str) -> None:
-    leasing = Leasing(redis_server, client, f"redis+socket://{redis_server.socket}")
+    leasing = Leasing(redis_server, client)
     for _ in range(2):
         leasing.send(WAIT)
     with leasing.worker("one", "--concurrency", "2", pool=pool, timeout=30) as one:

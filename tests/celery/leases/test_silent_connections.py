@@ -73,7 +73,7 @@ def hold(client: redis.Redis, leases: WorkerLeases) -> float:
     score = float(client.time()[0])
     client.hset("unacked", TAG, "[]")
     client.zadd("unacked_index", {TAG: score})
-    leases.hold(TAG, time.monotonic(), score)
+    leases.hold([TAG], time.monotonic(), score)
     return score
 
 

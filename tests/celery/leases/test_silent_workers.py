@@ -18,11 +18,10 @@ pytestmark = pytest.mark.timeout(180)
 @pytest.mark.parametrize("atomic", [False, *thorough(True)], ids=["pop", "atomic fetch"])
 def test_worker_continues_on_a_new_connection_and_shuts_down_without_any(*, atomic: bool) -> None:
     with RedisServer() as store, store.client() as client, FaultProxy(str(store.socket)) as proxy:
-        leasing = Leasing(store, client, f"redis+socket://{store.socket}")
+        leasing = Leasing(store, client)
         behind = replace(leasing, broker_url=proxy.url, settings={"redis_queue_atomic_fetch": atomic})
         # Without a broker Celery retries its heartbeats again and again, and does nothing else meanwhile.
-        with behind.worker("one", "--without-heartbeat", pool="threads") as one:
-            one.wait_for_output("ready.")
+        with behind.worker("one", "--without-heartbeat", pool="threads").ready() as one:
             leasing.end_task("one")
             leasing.send(WAIT)
             leasing.wait_for_ends(1)

@@ -228,7 +228,7 @@ def test_expired_messages_are_put_back_under_the_prefix_of_the_broker(redis_serv
 def test_own_messages_are_not_put_back(channel: Any, client: redis.Redis) -> None:
     hold(client, "own", TIMEOUT + 2)
     hold(client, "out", TIMEOUT + 2)
-    channel.qos.leases.hold("own", 1.0, 1.0)
+    channel.qos.leases.hold(["own"], 1.0, 1.0)
     channel.qos.restore_visible()
     assert queued(client) == ["out"]
 

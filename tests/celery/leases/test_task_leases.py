@@ -63,7 +63,7 @@ def leasing(request: pytest.FixtureRequest) -> Iterator[Leasing]:
     """Store and broker in one Redis."""
     with RedisServer() as store, store.client() as client:
         settings = {"redis_queue_atomic_fetch": getattr(request, "param", POP) == ATOMIC}
-        yield Leasing(store, client, f"redis+socket://{store.socket}", settings=settings)
+        yield Leasing(store, client, settings=settings)
 
 
 def single_lease(held: dict[bytes, float]) -> tuple[bytes, float]:
@@ -100,8 +100,7 @@ class TestTaskLongerThanTheVisibilityTimeout:
             tag, since = single_lease(leasing.held())
             leasing.wait_for_renewal(tag, since, 1)
             # A worker sweeps for lost leases on startup, and then periodically.
-            with leasing.worker("two") as two:
-                two.wait_for_output("ready.")
+            with leasing.worker("two").ready():
                 leasing.wait_for_renewal(tag, since, 2)
                 leasing.end_task("one")
                 assert leasing.wait_for_ends(1) == [id_]
@@ -143,8 +142,7 @@ class TestTaskLongerThanTheVisibilityTimeout:
             os.kill(one.pid, signal.SIGTERM)
             one.wait_for_output("Warm shutdown")
             leasing.wait_for_renewal(tag, since, 1)
-            with leasing.worker("two") as two:
-                two.wait_for_output("ready.")
+            with leasing.worker("two").ready():
                 leasing.end_task("one")
                 assert one.wait() == 0
                 leasing.wait_until_settled()
@@ -154,20 +152,17 @@ class TestTaskLongerThanTheVisibilityTimeout:
     @pytest.mark.parametrize("late", [True, False], ids=["acknowledged late", "acknowledged at the start"])
     def test_waiting_in_a_busy_worker_runs_once(self, leasing: Leasing, *, late: bool) -> None:
         leasing.settings |= {"worker_prefetch_multiplier": 2 if late else 1, "task_acks_late": late}
-        with leasing.worker("one", pool="prefork") as one:
-            one.wait_for_output("ready.")
+        with leasing.worker("one", pool="prefork").ready():
             ids = [leasing.send(WAIT).id for _ in range(2)]
             leasing.wait_for_starts(1)
             wait_until(lambda: len(leasing.held()) == (2 if late else 1), description="the waiting task to be held")
             since = max(leasing.held().values())
             for tag in leasing.held():
                 leasing.wait_for_renewal(tag, since, 1)
-            with leasing.worker("two") as two:
-                two.wait_for_output("ready.")
+            with leasing.worker("two").ready():
                 for tag in leasing.held():
                     leasing.wait_for_renewal(tag, since, 1.5)
-                leasing.end_task("one")
-                leasing.end_task("one")
+                leasing.end_task("one", 2)
                 assert leasing.wait_for_ends(2) == ids
             assert leasing.started == ids
 
@@ -180,8 +175,7 @@ class TestColdShutdown:
     @pytest.mark.parametrize("soft", [0.0, 1.0], ids=["at once", "after a soft one"])
     def test_puts_back_running_and_waiting_tasks(self, leasing: Leasing, soft: float, *, leases: bool) -> None:
         leasing.settings |= {"worker_prefetch_multiplier": 2, "worker_soft_shutdown_timeout": soft}
-        with leasing.worker("one", leases=leases, pool="prefork") as one:
-            one.wait_for_output("ready.")
+        with leasing.worker("one", leases=leases, pool="prefork").ready() as one:
             ids = [leasing.send(WAIT).id for _ in range(2)]
             leasing.wait_for_leases(2)
             leasing.wait_for_starts(1)
@@ -189,8 +183,7 @@ class TestColdShutdown:
             one.wait()
         assert leasing.held() == {}
         assert leasing.client.llen(leasing.queue) == 2
-        leasing.end_task("two")
-        leasing.end_task("two")
+        leasing.end_task("two", 2)
         with leasing.worker("two", leases=leases):
             assert sorted(leasing.wait_for_ends(2)) == sorted(ids)
 
@@ -204,8 +197,7 @@ class TestDeadWorker:
         with leasing.busy("one", pool=pool) as one:
             (id_,) = leasing.started
             keeper = keeper_of(one)
-            with leasing.worker("two") as two:
-                two.wait_for_output("ready.")
+            with leasing.worker("two").ready():
                 tag, since = single_lease(leasing.held())
                 leasing.wait_for_renewal(tag, since, 1)
                 one.kill()
@@ -243,8 +235,7 @@ class TestStoppedWorker:
 
     def test_does_not_put_back_lost_tasks(self, leasing: Leasing) -> None:
         leasing.settings["worker_prefetch_multiplier"] = 2
-        with leasing.worker("one", pool="prefork") as one:
-            one.wait_for_output("ready.")
+        with leasing.worker("one", pool="prefork").ready() as one:
             ids = [leasing.send(WAIT).id for _ in range(2)]
             leasing.wait_for_leases(2)
             leasing.wait_for_starts(1)
@@ -259,8 +250,7 @@ class TestStoppedWorker:
                 leasing.end_task("one")
                 assert one.wait() == 0
                 assert len(leasing.held()) == 2
-                leasing.end_task("two")
-                leasing.end_task("two")
+                leasing.end_task("two", 2)
                 leasing.wait_for_ends(3)
                 leasing.wait_until_settled()
             assert sorted(leasing.started) == sorted([ids[0], *ids])
@@ -277,8 +267,7 @@ class TestStoppedWorker:
             ended = time.time() + 2 * TIMEOUT
             wait_until(lambda: time.time() > ended, timeout=3 * TIMEOUT, description="the leases to run out")
             os.kill(one.pid, signal.SIGCONT)
-            leasing.end_task("one")
-            leasing.end_task("one")
+            leasing.end_task("one", 2)
             leasing.wait_for_ends(2)
             leasing.wait_until_settled()
             assert one.finish() == 0
@@ -301,8 +290,7 @@ class TestStoppedWorker:
                 os.kill(one.pid, signal.SIGCONT)
                 leasing.end_task("one")
                 one.wait_for_output(f"{waits} is not started")
-                leasing.end_task("two")
-                leasing.end_task("two")
+                leasing.end_task("two", 2)
                 leasing.wait_for_ends(3)
                 leasing.wait_until_settled()
                 # The worker continues with other tasks.
@@ -322,8 +310,7 @@ class TestKeeper:
         leasing.settings["worker_prefetch_multiplier"] = 1000
         for _ in range(1000):
             leasing.app().send_task(WAIT)
-        with leasing.worker("one", pool="threads") as one:
-            one.wait_for_output("ready.")
+        with leasing.worker("one", pool="threads").ready():
             wait_until(lambda: len(leasing.held()) == 1000, description="all tasks to be held")
 
             def times() -> set[float]:
@@ -363,8 +350,7 @@ class TestKeeper:
                 if pool == "prefork":
                     one.wait_for_output("Connection to broker lost")
                 split.wait_for_renewal(tag, since, 1)
-                with split.worker("two") as two:
-                    two.wait_for_output("ready.")
+                with split.worker("two").ready():
                     split.wait_for_renewal(tag, since, 2)
                     split.end_task("one")
                     assert split.wait_for_ends(1) == [id_]
@@ -412,11 +398,9 @@ class TestRollout:
 
     @both_fetches
     def test_old_and_new_workers_side_by_side_run_each_task_once(self, leasing: Leasing) -> None:
-        with leasing.worker("old", leases=False, pool="threads") as old:
-            old.wait_for_output("ready.")
+        with leasing.worker("old", leases=False, pool="threads").ready():
             old_tag = self.hold(leasing, 1)
-            with leasing.worker("new", pool="threads") as new:
-                new.wait_for_output("ready.")
+            with leasing.worker("new", pool="threads").ready():
                 new_tag = self.hold(leasing, 2)
                 since = leasing.held()[new_tag]
                 for minutes in (2, 30, 57):
@@ -433,11 +417,9 @@ class TestRollout:
 
     @both_fetches
     def test_tasks_of_killed_workers_come_back_by_the_rule_of_their_kind(self, leasing: Leasing) -> None:
-        with leasing.worker("old", leases=False, pool="threads") as old:
-            old.wait_for_output("ready.")
+        with leasing.worker("old", leases=False, pool="threads").ready() as old:
             old_tag = self.hold(leasing, 1)
-            with leasing.worker("new", pool="threads") as new:
-                new.wait_for_output("ready.")
+            with leasing.worker("new", pool="threads").ready() as new:
                 self.hold(leasing, 2)
                 new.kill()
             old.kill()
@@ -452,12 +434,10 @@ class TestRollout:
             assert leasing.wait_for_starts(4)[3] == first
 
     def test_on_the_way_back_old_workers_run_what_a_killed_new_one_held(self, leasing: Leasing) -> None:
-        with leasing.worker("new", pool="threads") as new:
-            new.wait_for_output("ready.")
+        with leasing.worker("new", pool="threads").ready() as new:
             tag = self.hold(leasing, 1)
             new.kill()
-        with leasing.worker("old", leases=False, pool="threads") as old:
-            old.wait_for_output("ready.")
+        with leasing.worker("old", leases=False, pool="threads").ready():
             for key in (self.ENDS, "unacked_index"):
                 leasing.client.zincrby(key, -self.HOUR, tag)
             leasing.wait_for_starts(2)
@@ -490,15 +470,13 @@ class TestNames:
         leasing.settings["worker_prefetch_multiplier"] = 2
         with redis.Redis(unix_socket_path=str(leasing.store.socket), db=2) as broker:
             leasing.broker = broker
-            with leasing.worker("one", "--queues", "a,b", pool="threads") as one:
-                one.wait_for_output("ready.")
+            with leasing.worker("one", "--queues", "a,b", pool="threads").ready():
                 ids = [leasing.send(WAIT, queue=queue).id for queue in ("b", "a")]
                 leasing.wait_for_leases(2)
                 since = max(leasing.held().values())
                 for tag in leasing.held():
                     leasing.wait_for_renewal(tag, since, 1)
-                leasing.end_task("one")
-                leasing.end_task("one")
+                leasing.end_task("one", 2)
                 assert sorted(leasing.wait_for_ends(2)) == sorted(ids)
                 leasing.wait_until_settled()
 
@@ -557,8 +535,7 @@ def test_single_brokers_and_those_with_own_leases_are_accepted(urls: list[str]) 
 @pytest.mark.parametrize("leasing", [ATOMIC], indirect=True)
 @pytest.mark.parametrize(("pool", "end"), [("prefork", "ends"), ("threads", "ends"), ("prefork", "is killed")])
 def test_a_message_that_comes_again_starts_no_second_run_in_its_worker(leasing: Leasing, pool: str, end: str) -> None:
-    with leasing.worker("one", "--concurrency", "2", pool=pool, timeout=20.0) as worker:
-        worker.wait_for_output("ready.")
+    with leasing.worker("one", "--concurrency", "2", pool=pool, timeout=20.0).ready() as worker:
         result = leasing.send(WAIT)
         leasing.wait_for_starts(1)
         # As a Redis that lost the last second: the message waits, and is not in flight.

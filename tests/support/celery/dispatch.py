@@ -1,8 +1,9 @@
-"""A dispatcher process that can kill itself midway: `python -m tests.support.celery.dispatch <task as JSON>`.
+"""Dispatchers: loops in threads, and a process that can kill itself midway.
 
-It prints "ready" once everything is loaded, waits for a line of input, dispatches due entries and prints how many it
-sent. Keys of the task: `settings` of the app, `redis`, `batch`, and `dies`: the number of the ack before which it
-kills itself with SIGKILL; 0 means before the first publish.
+The process is `python -m tests.support.celery.dispatch <task as JSON>`. It prints "ready" once everything is loaded,
+waits for a line of input, dispatches due entries and prints how many it sent. Keys of the task: `settings` of the app,
+`redis`, `batch`, and `dies`: the number of the ack before which it kills itself with SIGKILL; 0 means before the first
+publish.
 """
 
 from __future__ import annotations
@@ -11,15 +12,32 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from celery import Celery
 
 from redis_queue import DelayQueue
-from redis_queue.celery import Dispatcher
+from redis_queue.celery import Dispatcher, DispatchLoop
 from redis_queue.delay.model import Claimed
 from redis_queue.model import Entry
+
+
+@contextmanager
+def running(*loops: DispatchLoop) -> Iterator[None]:
+    """Run *loops* in threads."""
+    threads = [threading.Thread(target=loop.run) for loop in loops]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.stop()
+        for thread in threads:
+            thread.join()
 
 
 class DeadlyQueue(DelayQueue):

@@ -27,8 +27,11 @@ from tests.support.wait import wait_until
 class Taker:
     """A consumer of *queues* that keeps what it receives."""
 
-    def __init__(self, connection: Any, queues: list[str], prefetch: int, *, no_ack: bool = False) -> None:
+    def __init__(
+        self, connection: Any, queues: list[str], prefetch: int, *, processes: int = 1, no_ack: bool = False
+    ) -> None:
         self.leases = FakeLeases(InFlightKeys.of(connection.default_channel))
+        self.leases.processes = processes
         self.got: list[Any] = []
         self.messages: list[Any] = []
         self._connection = connection
@@ -94,6 +97,19 @@ def publish(connection: Any, body: Any, queue: str = "q", **options: Any) -> Non
     connection.Producer().publish(body, routing_key=queue, serializer="json", declare=[Queue(queue)], **options)
 
 
+def publish_all(connection: Any, count: int) -> None:
+    """Publish *count* messages, numbers from 0."""
+    for number in range(count):
+        publish(connection, number)
+
+
+def fetch_of(taker: Taker) -> Fetch:
+    """Return the Fetch of *taker*."""
+    found: Fetch | None = taker.channel._fetch
+    assert found is not None
+    return found
+
+
 def is_idle(taker: Taker) -> bool:
     """Tell whether *taker* waits for a wake-up."""
     found = taker.channel._fetch
@@ -108,9 +124,7 @@ def wait_until_idle(taker: Taker) -> Fetch:
         return is_idle(taker)
 
     wait_until(idle, description="an idle consumer")
-    found: Fetch | None = taker.channel._fetch
-    assert found is not None
-    return found
+    return fetch_of(taker)
 
 
 def drained(connection: Any) -> bool:
@@ -145,7 +159,7 @@ class FakeLeases:
         )
         #: How many messages can run at once.
         self.processes = 1
-        self.settlement = Settlement(self.admission.keys, self)
+        self.settlement = Settlement(self.admission.keys, self.release)
         self.lost: list[str] = []
         self.unread: list[Asked] = []
         self.settle_alone: Callable[[list[str]], list[bytes]] = lambda _: []
@@ -154,10 +168,7 @@ class FakeLeases:
 
     settled_later = WorkerLeases.settled_later
 
-    def hold(self, tag: str, since: float, score: float) -> None:
-        self.hold_all([tag], since, score)
-
-    def hold_all(self, tags: list[str], since: float, score: float) -> None:
+    def hold(self, tags: list[str], since: float, score: float) -> None:
         assert since > 0
         self.held.update(dict.fromkeys(tags, score))
 

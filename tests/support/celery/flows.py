@@ -18,7 +18,7 @@ from celery import Celery
 from redis_queue import Flow
 from redis_queue.celery import DurableTasks
 from redis_queue.store.keys import FlowKeys
-from tests.support.celery.fetching import Taker
+from tests.support.celery.fetching import Taker, connected
 from tests.support.celery.flow_names import EVENTS, GATE
 from tests.support.celery.processes import CeleryProcess
 from tests.support.servers import RedisServer
@@ -53,6 +53,15 @@ def flow_app(server: RedisServer, flows: dict[str, Any] | None = None, **setting
         yield app
     finally:
         app.close()
+
+
+@contextmanager
+def taking_flows(
+    server: RedisServer, flows: dict[str, Any] | None = None, *, prefetch: int = 100, processes: int = 1
+) -> Iterator[tuple[Celery, Taker]]:
+    """Make such an app, and a consumer of its queue."""
+    with flow_app(server, flows) as app, connected(server) as connection:
+        yield app, Taker(connection, [QUEUE], prefetch, processes=processes)
 
 
 def counts(client: redis.Redis) -> dict[str, Any]:

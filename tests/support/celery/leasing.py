@@ -26,17 +26,21 @@ TIMEOUT = 2.0
 class Leasing:
     """Broker and store for the workers and the client of one app; *index* is kombu's index of messages in flight.
 
-    *broker* is a client of the broker, if that is another Redis than the store.
+    Without a *broker_url*, the store is the broker. *broker* is a client of the broker, if that is another Redis than
+    the store.
     """
 
     store: RedisServer
     client: redis.Redis
-    broker_url: str
+    broker_url: str = ""
     queue: str = "leasing"
     index: str = "unacked_index"
     options: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     broker: redis.Redis | None = None
+
+    def __post_init__(self) -> None:
+        self.broker_url = self.broker_url or f"redis+socket://{self.store.socket}"
 
     @property
     def result_url(self) -> str:
@@ -73,8 +77,7 @@ class Leasing:
     @contextmanager
     def busy(self, name: str, **options: Any) -> Iterator[CeleryProcess]:
         """Run a worker and yield it once its first task has started; the task runs until `end_task()` is called."""
-        with self.worker(name, **options) as worker:
-            worker.wait_for_output("ready.")
+        with self.worker(name, **options).ready() as worker:
             self.send(WAIT)
             self.wait_for_starts(1)
             yield worker
@@ -101,9 +104,9 @@ class Leasing:
         """Send a task and return its result."""
         return self.app().send_task(task, args, **options)
 
-    def end_task(self, worker: str) -> None:
-        """Let a waiting task of *worker* end."""
-        self.client.rpush(finish_key(worker), "1")
+    def end_task(self, worker: str, count: int = 1) -> None:
+        """Let *count* waiting tasks of *worker* end."""
+        self.client.rpush(finish_key(worker), *["1"] * count)
 
     @property
     def started(self) -> list[str]:

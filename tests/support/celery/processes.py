@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +109,13 @@ class CeleryProcess:
     def output(self) -> str:
         """Return the output so far."""
         return self._log.read_text(errors="replace")
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[Self]:
+        """Run the worker, and wait until it consumes."""
+        with self:
+            self.wait_for_output("ready.")
+            yield self
 
     def wait_for_output(self, *texts: str, timeout: float = 40.0) -> None:
         """Wait until the output contains one of *texts*."""

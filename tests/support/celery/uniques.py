@@ -54,8 +54,7 @@ def app_of(server: RedisServer, **settings: Any) -> Iterator[Celery]:
 def taking(server: RedisServer) -> Iterator[Taker]:
     """Take messages as a worker with many processes."""
     with connected(server) as connection:
-        taker = Taker(connection, [QUEUE], 100)
-        taker.leases.processes = 100
+        taker = Taker(connection, [QUEUE], 100, processes=100)
         yield taker
 
 
@@ -82,6 +81,12 @@ def traces(client: redis.Redis) -> list[bytes]:
     return [key for key in found if has_marks or key != KEYS.replaced]
 
 
+def settle_all(taker: Taker, client: redis.Redis) -> None:
+    """Settle all messages, and check that nothing of them is left."""
+    taker.settle()
+    assert not traces(client)
+
+
 OF_OWNERS = (KEYS.owners, KEYS.owner_ids, KEYS.owner_ends, KEYS.replaced, KEYS.owned)
 
 
@@ -90,8 +95,10 @@ def send(app: Celery, task: str, *args: Any, **options: Any) -> str:
     return str(app.tasks[task].apply_async(args, **options).id)
 
 
-def dispatch(app: Celery) -> None:
-    """Send what is due."""
+def dispatch(app: Celery, *ids: str) -> None:
+    """Send what is due, and the stored tasks *ids*."""
+    for id_ in ids:
+        StoredTasks.of(app).run_now(id_)
     Dispatcher(app, StoredTasks.of(app).queue).run_once()
 
 
