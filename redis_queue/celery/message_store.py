@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 ATTEMPTS: Final = 5
 """How often an entry is read again that was replaced before it was removed."""
 
-NONE: Final = "\0"
-"""A mark that no record has."""
-
 
 class HasQueue(Protocol):
     """Object with a DelayQueue that is opened when it is asked for."""
@@ -154,6 +151,9 @@ class Removed:
     entry: Entry | None
 
 
+NOTHING: Final = Removed(CancelOutcome.NOT_FOUND, None)
+
+
 class EntryRemoval:
     """Removes entries of *queue*; *keys* are those of the flows and unique tasks in its store.
 
@@ -175,23 +175,19 @@ class EntryRemoval:
 
         Messages that may have been sent before do not run if they are those of unique tasks.
         """
-        found: dict[int, Removed] = {}
+        removed: dict[str, Removed] = {}
+        left = list(dict.fromkeys(ids))
         for last in (False,) * ATTEMPTS + (True,):
-            left = [place for place in range(len(ids)) if place not in found]
+            read = self._read(left)
+            rows = [(id_, "" if last or key is None else key.token, *_owner(key)) for id_, (_, key) in read.items()]
+            outcomes = dict(zip(read, self._cancel(rows), strict=True))
+            # Without an outcome, another message was stored under this id after it was read.
+            removed |= {id_: Removed(outcome, read[id_][0]) for id_, outcome in outcomes.items() if outcome is not None}
+            left = [id_ for id_ in read if id_ not in removed]
             if not left:
                 break
-            read = self._read([ids[place] for place in left])
-            rows = []
-            for id_ in (ids[place] for place in left):
-                key = read[id_][1] if id_ in read else None
-                mark = NONE if id_ not in read else key.token if key is not None else ""
-                rows.append((id_, "" if last else mark, *_owner(key)))
-            for place, outcome in zip(left, self._cancel(rows), strict=True):
-                # Without an outcome, another message was stored under this id after it was read.
-                if outcome is not None:
-                    entry, _ = read.get(ids[place], (None, None))
-                    found[place] = Removed(outcome, entry)
-        return [found[place] for place in range(len(ids))]
+        # Of an id that is there twice, the first place gets what was removed.
+        return [removed.pop(id_, NOTHING) for id_ in ids]
 
     def delete_dead(self, ids: Iterable[str], *, until: datetime | None = None) -> int:
         """Delete dead letters as :meth:`redis_queue.DelayQueue.delete_dead` does, and free their keys."""
