@@ -12,8 +12,7 @@ from redis_queue.celery.brokers import Broker, reason_of
 from redis_queue.celery.brokers.open import unavailable_if_away
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.message.entry import Message, envelope_of_entry
-from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.packing import VERSION, element_of, needs_reading
+from redis_queue.celery.message.envelope import VERSION, Envelope, element_of, needs_reading
 from redis_queue.delay.model import Delivery
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError

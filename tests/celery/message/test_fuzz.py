@@ -29,8 +29,7 @@ from redis_queue.celery.fetch.fetch import Fetched
 from redis_queue.celery.kombu.keys import InFlightKeys, ListNames
 from redis_queue.celery.leases.poison import _read_start, _stamp
 from redis_queue.celery.message.entry import TaskCall
-from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.packing import VERSION, element_of
+from redis_queue.celery.message.envelope import VERSION, Envelope, element_of
 from redis_queue.celery.message.producer import build, describe
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.migrate.kombu_backlog import BacklogTask, KombuBacklog, RemainingTask

@@ -24,8 +24,7 @@ from redis_queue.celery import Dispatcher, DurableTasks
 from redis_queue.celery.control import panel as control
 from redis_queue.celery.fetch.channel import FetchingChannel
 from redis_queue.celery.fetch.fetch import Fetched
-from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.packing import MOST_CODES, VERSION
+from redis_queue.celery.message.envelope import MOST_CODES, VERSION, Envelope
 from redis_queue.celery.message.task_entry import Conditions, TaskEntry
 from redis_queue.celery.results import _request
 from redis_queue.cli import celery as cli
