@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.times import Seconds, point_ms
@@ -19,7 +20,7 @@ from redis_queue.celery.results import clear_revoked
 from redis_queue.celery.tracing import schedule_spans, scheduling_call
 from redis_queue.delay.model import OnConflict, Push
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.delay.writer import RENEWED, REPLACED
+from redis_queue.delay.writer import RENEWED, REPLACED, Calls
 from redis_queue.errors import InvalidValueError, StoreRefusedError
 from redis_queue.model import CancelOutcome, Entry
 from redis_queue.store.chunks import ANY_SIZE, check_many
@@ -33,23 +34,21 @@ if TYPE_CHECKING:
 ATTEMPTS: Final = 5
 """How often an entry is read again that was replaced before it was removed."""
 
-
-class HasQueue(Protocol):
-    """Object with a DelayQueue that is opened when it is asked for."""
-
-    @property
-    def queue(self) -> DelayQueue:
-        """The DelayQueue."""
-        ...
+MOST_LISTS: Final = 1000
+"""Most names of lists that are remembered."""
 
 
 class MessageWriter:
-    """Stores messages of *app* in the queue of *stored*; raises what a push raises."""
+    """Stores messages of *app* in the queue that *open_queue* returns; raises what a push raises."""
 
-    def __init__(self, app: Celery, stored: HasQueue) -> None:
+    def __init__(self, app: Celery, open_queue: Callable[[], DelayQueue]) -> None:
         self._app = app
-        # Its queue is opened late, which asks Redis: if that fails, the span of the schedule shows the error.
-        self._stored = stored
+        self._open_queue = open_queue
+
+    @LazyProperty
+    def _calls(self) -> Calls:
+        # Opened late, which asks Redis: if that fails, the span of the schedule shows the error.
+        return self._open_queue().calls
 
     def store(self, messages: Sequence[tuple[Envelope, Due]]) -> list[bool]:
         """Store messages in one round trip per 500; each replaces an entry that waits under its task id.
@@ -60,7 +59,7 @@ class MessageWriter:
         named = [(envelope.with_call(call), due) for (envelope, due), call in zip(messages, calls, strict=True)]
         with schedule_spans(named) as traced:
             pushes = [self.as_push(*message, mark=call) for message, call in zip(traced, calls, strict=True)]
-            outcomes = self._stored.queue.calls.renew_many(pushes)
+            outcomes = self._calls.renew_many(pushes)
         for (envelope, _), outcome in zip(messages, outcomes, strict=True):
             if outcome == RENEWED:
                 clear_revoked(self._app, envelope.id)
@@ -76,7 +75,7 @@ class MessageWriter:
             push = self.as_push(message, due)
             for id_ in attempt.ids(message.id):
                 own = replace(push, payload=message.pack(id_), id=id_, mark=attempt.mark)
-                if self._stored.queue.calls.replace_own(own):
+                if self._calls.replace_own(own):
                     return
             # Only possible if another tool wrote an entry with this id and without a call name.
             raise InvalidValueError(
@@ -98,15 +97,16 @@ class MessageWriter:
 
     def _destination(self, envelope: Envelope) -> str | None:
         """Return the list that the message goes to, if it is known without asking the broker."""
-        if self._lists is None or envelope.exchange or not envelope.routing_key:
+        if self._list_of is None or envelope.exchange or not envelope.routing_key:
             return None
         if any(isinstance(item, Mapping) and lifetime_ms(build(item)) for item in envelope.declare):
             return None
-        return self._lists.of_queue(envelope.routing_key, envelope.priority)
+        return self._list_of(envelope.routing_key, envelope.priority)
 
     @LazyProperty
-    def _lists(self) -> ListNames | None:
-        return ListNames.of_app(self._app)
+    def _list_of(self) -> Callable[[str, int], str] | None:
+        lists = ListNames.of_app(self._app)
+        return None if lists is None else lru_cache(maxsize=MOST_LISTS)(lists.of_queue)
 
 
 def push_task(

@@ -81,7 +81,7 @@ class StoredTasks:
     @LazyProperty
     def writer(self) -> MessageWriter:
         """Writer of messages into the DelayQueue."""
-        return MessageWriter(self.app, self)
+        return MessageWriter(self.app, lambda: self.queue)
 
     @LazyProperty
     def flow(self) -> Flows:

@@ -20,7 +20,8 @@ from redis_queue.store.chunks import CHUNK, MANY, check_budget, check_limit, che
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.ids import check_id, id_bytes
 from redis_queue.store.keys import check_name
-from redis_queue.store.records import Clock, Records, server_clock
+from redis_queue.store.records import Records
+from redis_queue.store.scripts import Clock, server_clock
 from redis_queue.store.settings import QueueOverrides, Settings
 
 if TYPE_CHECKING:

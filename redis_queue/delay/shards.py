@@ -22,8 +22,8 @@ from redis_queue.store.codec import UnreadableError
 from redis_queue.store.connection import Client
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import Keys
-from redis_queue.store.records import Clock, Records
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.records import Records
+from redis_queue.store.scripts import Clock, Scripts
 from redis_queue.store.settings import Settings
 
 logger = logger_of(__name__)

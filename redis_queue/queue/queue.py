@@ -27,9 +27,9 @@ from redis_queue.store.chunks import (
 from redis_queue.store.connection import Client, connect, longest_wait
 from redis_queue.store.ids import check_id, new_ids
 from redis_queue.store.keys import Keys
-from redis_queue.store.records import Clock, Records, server_clock
+from redis_queue.store.records import Records
 from redis_queue.store.registry import Registry
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.scripts import Clock, Scripts, server_clock
 from redis_queue.store.settings import QueueOverrides, Settings
 
 if TYPE_CHECKING:
