@@ -240,8 +240,8 @@ def test_clock_of_the_app_applies_to_each_message(app: Celery, monkeypatch: pyte
 def test_without_customization_celery_is_called_once(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     delayed = DurableTasks(app, leases=False)
     sent: list[Any] = []
-    collect = delayed._collect
-    monkeypatch.setattr(delayed, "_collect", lambda *given: (sent.append(given), collect(*given))[1])
+    collect = delayed._capture.sends.collect
+    monkeypatch.setattr(delayed._capture.sends, "collect", lambda: (sent.append(1), collect())[1])
     delayed.push_many([app.tasks["shop.remind"].s(number) for number in range(20)], countdown=60)
     assert (len(sent), delayed.count()) == (1, 20)
 
