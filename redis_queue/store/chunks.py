@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from redis_queue.errors import InvalidValueError
@@ -48,16 +48,23 @@ def check_many(values: Iterable[T], *, name: str) -> Iterable[T]:
     return values
 
 
-def by_size(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Yield *rows* (last field: a record) in lists of at most MAX_CALL_BYTES, or of one larger row."""
+def _size_of_record(row: tuple[Any, ...]) -> int:
+    return len(row[-1])
+
+
+def by_size(
+    rows: Iterable[Row], most: int = MAX_CALL_BYTES, size_of: Callable[[Row], int] = _size_of_record
+) -> Iterator[list[Row]]:
+    """Yield *rows* in lists of at most *most* bytes, or of one larger row. The last field of a row is its record."""
     part: list[Row] = []
     size = 0
     for row in rows:
-        if part and size + len(row[-1]) > MAX_CALL_BYTES:
+        added = size_of(row)
+        if part and size + added > most:
             yield part
             part, size = [], 0
         part.append(row)
-        size += len(row[-1])
+        size += added
     if part:
         yield part
 

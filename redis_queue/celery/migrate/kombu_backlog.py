@@ -19,6 +19,7 @@ from redis_queue.celery.kombu.keys import InFlightKeys, ListNames
 from redis_queue.celery.message.body import json_body
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.producer import envelope_of
+from redis_queue.celery.queues.names import bound_queue
 from redis_queue.delay.model import ForeignMessage
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.chunks import CHUNK, chunks
@@ -112,14 +113,7 @@ class KombuBacklog:
         message, exchange, routing_key = known
         keys, since = self._in_flight, None if score is None else float(score)
         foreign = ForeignMessage(value, keys.records, tag, keys.index, since)
-        return self._read(self._queue_of(exchange, routing_key), foreign, message, place=keys.records)
-
-    def _queue_of(self, exchange: Any, routing_key: Any) -> str:
-        if not exchange:
-            return str(routing_key)
-        queues = self._app.amqp.queues.values()
-        names = (item.name for item in queues if (item.exchange.name, item.routing_key) == (exchange, routing_key))
-        return next(names, "")
+        return self._read(bound_queue(self._app, exchange, routing_key), foreign, message, place=keys.records)
 
     def _read(
         self, queue: str, foreign: ForeignMessage, message: Any, place: str = ""
