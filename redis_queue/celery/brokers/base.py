@@ -11,8 +11,8 @@ from kombu.transport.virtual import Channel as VirtualChannel
 from kombu.transport.virtual.base import NotEquivalentError
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.celery.message.destinations import Destinations, described_name
-from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.destinations import Destinations
+from redis_queue.celery.message.envelope import Envelope, described_name
 from redis_queue.celery.message.producer import build, exchange_type
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry

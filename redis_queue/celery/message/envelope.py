@@ -150,8 +150,7 @@ class Envelope:
     @property
     def queue(self) -> str:
         """The Celery queue of the message; "" if only its exchange determines it."""
-        names = (item.get("queue") if isinstance(item, Mapping) else item for item in self.declare)
-        declared = next((name for name in names if isinstance(name, str)), "")[:MAX_NAME]
+        declared = next((name for name in map(described_name, self.declare) if isinstance(name, str)), "")[:MAX_NAME]
         return declared or ("" if self.exchange else self.routing_key)
 
     def element(self, tag: str) -> str:
@@ -311,6 +310,11 @@ def _expiry_of(kept: Mapping[str, Any]) -> int | None:
     if expires_at is not None and not 0 <= small_integer(expires_at) <= END_OF_CALENDAR_MS:
         raise ValueError(f"expires_at={expires_at}: must be from 0 to {END_OF_CALENDAR_MS}")
     return expires_at
+
+
+def described_name(item: Any) -> Any:
+    """Return the queue name in a result of :func:`redis_queue.celery.message.producer.describe`."""
+    return item.get("queue") if isinstance(item, Mapping) else item
 
 
 def priority_of(properties: Mapping[str, Any]) -> int:
