@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from redis_queue.celery.message.envelope import Envelope
@@ -26,17 +25,17 @@ with suppress(ImportError):
     from opentelemetry import trace
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import SpanContext, Tracer
+    from opentelemetry.trace import Span
 
     from redis_queue.model import Entry
 
 
 class DispatchSpans:
-    """The spans of one batch: one for each entry whose schedule was sampled."""
+    """The spans of one batch: one for each entry whose schedule was sampled. Those that are not ended are dropped."""
 
     def __init__(self) -> None:
         self._tracer = current_tracer()
-        self._open: dict[str, _DispatchSpan] = {}
+        self._open: dict[str, Span] = {}
 
     def begin(self, entry: Entry, envelope: Envelope | None = None) -> None:
         """Begin the span of *entry*; *envelope* is read from it by default."""
@@ -49,38 +48,23 @@ class DispatchSpans:
                 envelope = Envelope.unpack(entry.payload, entry.id, entry.headers)
             scheduled = context_of(envelope.headers)
             if scheduled is not None and scheduled.trace_flags.sampled:
-                self._open[entry.id] = _DispatchSpan(entry, envelope, scheduled, time.time_ns())
+                self._open[entry.id] = self._tracer.start_span(
+                    f"dispatch {short_name(envelope.task)}",
+                    context=contexts.Context(),
+                    kind=trace.SpanKind.PRODUCER,
+                    links=[trace.Link(scheduled)],
+                    attributes={**describe(envelope.task, entry.id, queue_of(envelope)), **operation("dispatch")},
+                )
 
     def end(self, entry: Entry, why: str | None = None) -> None:
         """End the span of *entry*: the broker has it, or refused it for the reason *why*."""
-        sending = self._open.pop(entry.id, None)
-        if sending is not None and self._tracer is not None:
-            with log_errors():
-                sending.show(self._tracer, why)
-
-
-@dataclass(frozen=True, slots=True)
-class _DispatchSpan:
-    entry: Entry
-    envelope: Envelope
-    scheduled: SpanContext
-    started: int
-
-    def show(self, tracer: Tracer, why: str | None) -> None:
-        ended, entry = time.time_ns(), self.entry
-        span = tracer.start_span(
-            f"dispatch {short_name(self.envelope.task)}",
-            context=contexts.Context(),
-            kind=trace.SpanKind.PRODUCER,
-            links=[trace.Link(self.scheduled)],
-            start_time=self.started,
-            attributes={
-                **describe(self.envelope.task, entry.id, queue_of(self.envelope)),
-                **operation("dispatch"),
-                **lateness(entry.due_at, ended / 1e9),
-                "redis_queue.waited": round(max(0.0, ended / 1e9 - entry.put_at.timestamp()), 3),
-            },
-        )
-        if why is not None:
-            span.set_status(trace.Status(trace.StatusCode.ERROR, why[:TEXT_LENGTH]))
-        span.end(ended)
+        span = self._open.pop(entry.id, None)
+        if span is None:
+            return
+        with log_errors():
+            now = time.time()
+            waited = round(max(0.0, now - entry.put_at.timestamp()), 3)
+            span.set_attributes({**lateness(entry.due_at, now), "redis_queue.waited": waited})
+            if why is not None:
+                span.set_status(trace.Status(trace.StatusCode.ERROR, why[:TEXT_LENGTH]))
+            span.end()
