@@ -308,7 +308,7 @@ MUTANTS: Final = [
         "the client's clock (M9)",
         (
             Edit(
-                "store/records.py",
+                "store/scripts.py",
                 "    return 0\n\n\ndef now_ms",
                 "    return round(time.time() * 1000)\n\n\ndef now_ms",
             ),
