@@ -16,7 +16,7 @@ from celery.signals import before_task_publish
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import CALL, ETA, SENT
-from tests.support.celery.brokers import Broker
+from tests.support.celery.brokers import Broker, stored_messages
 
 pytestmark = pytest.mark.parametrize("broker", ["redis"], indirect=True)
 
@@ -38,7 +38,7 @@ def app(broker: Broker, redis_url: str) -> Celery:
 
 def stored(delayed: DurableTasks) -> dict[str, Envelope]:
     """Return every stored message by id."""
-    return {entry.id: Envelope.unpack(entry.payload, entry.id, entry.headers) for entry in delayed.queue}
+    return {envelope.id: envelope for envelope in stored_messages(delayed.app)}
 
 
 def comparable(envelope: Envelope) -> Any:
