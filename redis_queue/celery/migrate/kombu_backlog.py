@@ -163,7 +163,7 @@ def envelope_and_eta(app: Celery, message: Mapping[str, Any], queue: str) -> tup
     options: dict[str, Any] = {"content_type": message["content-type"], "content_encoding": message["content-encoding"]}
     call: Mapping[str, Any] = headers
     if "task" not in headers:
-        call = json_body_of(options["content_type"], headers, body) or {}
+        call = json_body(Envelope(body, str(message["content-type"]), "utf-8", headers, {}, "", "")) or {}
         body, options = call, {"serializer": "json"}
     due_at = max(_aware(app, call["eta"]), from_ms(1)) if call.get("eta") else None
     route = properties.get("delivery_info") or {}
@@ -204,8 +204,3 @@ def _id_of(message: Mapping[str, Any]) -> str:
     headers, properties = message.get("headers"), message.get("properties")
     known = (headers if isinstance(headers, Mapping) else {}), (properties if isinstance(properties, Mapping) else {})
     return str(known[0].get("id") or known[1].get("correlation_id") or "")
-
-
-def json_body_of(content_type: Any, headers: Mapping[str, Any], body: bytes) -> Mapping[str, Any] | None:
-    """Return the body of a message of protocol 1, or None if it is not JSON."""
-    return json_body(Envelope(body, str(content_type), "utf-8", headers, {}, "", ""))

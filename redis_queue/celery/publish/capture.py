@@ -135,7 +135,9 @@ class Capture:
             due = None if name in NOT_CAPTURED else self._due(send, message)
             if due is not None or send.through_store:
                 return store(due or NOW)
-            if send.header is not None and self._waits(producer, send):
+            # Who made an InterceptingProducer sends the message later.
+            is_kept = isinstance(producer, InterceptingProducer)
+            if send.header is not None and not is_kept and self._is_ours(producer, send):
                 return publish_to(self._into_flow(send, send.header, str(self._queue_of(given))))
             if send.batch is not None and not _eta(message):
                 raise InvalidValueError(f"{name} has no countdown and no eta: use push_many(countdown=…)")
@@ -161,10 +163,6 @@ class Capture:
             if getattr(getattr(producer, "_channel", None), "connection", producer) is not None:
                 raise
             raise OperationalError("the connection to the broker was lost: send again") from error
-
-    def _waits(self, producer: Any, send: Send) -> bool:
-        """Tell whether a message of a flow waits for admission: not those of other producers."""
-        return not isinstance(producer, InterceptingProducer) and self._is_ours(producer, send)
 
     def _header(self, send: Send, name: str, message: Any, options: Mapping[str, Any]) -> FlowHeader | None:
         """Return the flow and the keys of a message; None if it has no flow."""
