@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from benchmarks.server import private_redis
 from redis_queue import DelayQueue, RedisQueue, connect
-from redis_queue.celery.message.packing import PHRASES
+from redis_queue.celery.message.envelope import PHRASES
 from redis_queue.delay.model import Push
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import Keys

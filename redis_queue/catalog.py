@@ -14,9 +14,8 @@ from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.chunks import MANY
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.keys import Kind
-from redis_queue.store.records import Clock, server_clock
 from redis_queue.store.registry import Known, Registry
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.scripts import Clock, Scripts, server_clock
 from redis_queue.store.settings import Settings
 from redis_queue.store.urls import url_of
 

@@ -11,8 +11,7 @@ from redis_queue.admission.flows import OF_QUEUE, scored, whole_number
 from redis_queue.store.chunks import chunks
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import FlowKeys
-from redis_queue.store.records import Clock, server_clock
-from redis_queue.store.scripts import NumberedCalls, Scripts, literal, pairs
+from redis_queue.store.scripts import Clock, NumberedCalls, Scripts, literal, pairs, server_clock
 
 MOST_GROUPS: Final = 400
 """Most groups of messages whose oldest message is read."""

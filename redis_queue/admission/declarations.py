@@ -14,8 +14,7 @@ from redis_queue.store.chunks import chunks
 from redis_queue.store.codec import read_document, small_integer
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import MAX_NAME, FlowKeys
-from redis_queue.store.records import Clock, now_ms, server_clock
-from redis_queue.store.scripts import Scripts, pairs
+from redis_queue.store.scripts import Clock, Scripts, now_ms, pairs, server_clock
 
 KEPT_MS: Final = 7 * 86_400_000
 """How long the flows of an app are kept after the last start of one of its workers."""

@@ -18,8 +18,7 @@ from redis_queue.store.chunks import CHUNK, check_limit, check_offset, chunks
 from redis_queue.store.connection import Client
 from redis_queue.store.ids import id_text
 from redis_queue.store.keys import MAX_NAME, FlowKeys
-from redis_queue.store.records import Clock, now_ms, server_clock
-from redis_queue.store.scripts import Scripts, literal, pairs
+from redis_queue.store.scripts import Clock, Scripts, literal, now_ms, pairs, server_clock
 
 HOLD_MS: Final = 10_000
 """Milliseconds in which a message that owns a key has to be confirmed; as HOLD in the scripts."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from celery.app.amqp import AMQP
@@ -19,7 +20,7 @@ from redis_queue.celery.leases.poison import DeliveryLimitStep, count_starts
 from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.monitor.step import MonitorStep
-from redis_queue.celery.publish.bulk import Bulk, Sent
+from redis_queue.celery.publish.bulk import Bulk
 from redis_queue.celery.publish.capture import Capture
 from redis_queue.celery.publish.send import seconds_of
 from redis_queue.celery.store import ATTRIBUTE
@@ -101,7 +102,7 @@ class DurableTasks(StoredTasks):
         results: builtins.list[Any] = []
         batch: builtins.list[tuple[Envelope, Due]] = []
         seconds = seconds_of(countdown)
-        with Bulk(self.app, self._collect, self.shortest_delay).open() as bulk:
+        with closing(Bulk(self.app, self._capture.sends, self.shortest_delay)) as bulk:
             for signature in signatures:
                 result, kept = bulk.message(signature, seconds)
                 results.append(result)
@@ -127,12 +128,6 @@ class DurableTasks(StoredTasks):
         finally:
             dispatcher.close()
         return alive
-
-    def _collect(self, signature: Any, options: Mapping[str, Any]) -> Sent:
-        """Call *signature* through Celery; return its result and the messages to store."""
-        results: builtins.list[Any] = []
-        kept = self._capture.collect(lambda: results.append(signature.apply_async(**options)))
-        return results[0], kept
 
 
 def _install_leases(app: Celery) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from redis_queue.basics.lazy_property import LazyProperty
@@ -17,7 +18,7 @@ from redis_queue.celery.message.headers import CALL, Attempt, UniqueHeader, new_
 from redis_queue.celery.message.producer import build, lifetime_ms
 from redis_queue.celery.results import clear_revoked
 from redis_queue.celery.tracing import schedule_spans, scheduling_call
-from redis_queue.delay.entries import RENEWED, REPLACED
+from redis_queue.delay.entries import RENEWED, REPLACED, Calls
 from redis_queue.delay.model import OnConflict, Push
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError, StoreRefusedError
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 ATTEMPTS: Final = 5
 """How often an entry is read again that was replaced before it was removed."""
 
-NONE: Final = "\0"
-"""A mark that no record has."""
+MOST_LISTS: Final = 1000
+"""Most names of lists that are remembered."""
 
 
 class MessageWriter:
@@ -42,8 +43,12 @@ class MessageWriter:
 
     def __init__(self, app: Celery, open_queue: Callable[[], DelayQueue]) -> None:
         self._app = app
-        # Called late, since it asks Redis: if that fails, the span of the schedule shows the error.
         self._open_queue = open_queue
+
+    @LazyProperty
+    def _calls(self) -> Calls:
+        # Opened late, which asks Redis: if that fails, the span of the schedule shows the error.
+        return self._open_queue().calls
 
     def store(self, messages: Sequence[tuple[Envelope, Due]]) -> list[bool]:
         """Store messages in one round trip per 500; each replaces an entry that waits under its task id.
@@ -54,7 +59,7 @@ class MessageWriter:
         named = [(envelope.with_call(call), due) for (envelope, due), call in zip(messages, calls, strict=True)]
         with schedule_spans(named) as traced:
             pushes = [self.as_push(*message, mark=call) for message, call in zip(traced, calls, strict=True)]
-            outcomes = self._open_queue().calls.renew_many(pushes)
+            outcomes = self._calls.renew_many(pushes)
         for (envelope, _), outcome in zip(messages, outcomes, strict=True):
             if outcome == RENEWED:
                 clear_revoked(self._app, envelope.id)
@@ -70,7 +75,7 @@ class MessageWriter:
             push = self.as_push(message, due)
             for id_ in attempt.ids(message.id):
                 own = replace(push, payload=message.pack(id_), id=id_, mark=attempt.mark)
-                if self._open_queue().calls.replace_own(own):
+                if self._calls.replace_own(own):
                     return
             # Only possible if another tool wrote an entry with this id and without a call name.
             raise InvalidValueError(
@@ -92,15 +97,16 @@ class MessageWriter:
 
     def _destination(self, envelope: Envelope) -> str | None:
         """Return the list that the message goes to, if it is known without asking the broker."""
-        if self._lists is None or envelope.exchange or not envelope.routing_key:
+        if self._list_of is None or envelope.exchange or not envelope.routing_key:
             return None
         if any(isinstance(item, Mapping) and lifetime_ms(build(item)) for item in envelope.declare):
             return None
-        return self._lists.of_queue(envelope.routing_key, envelope.priority)
+        return self._list_of(envelope.routing_key, envelope.priority)
 
     @LazyProperty
-    def _lists(self) -> ListNames | None:
-        return ListNames.of_app(self._app)
+    def _list_of(self) -> Callable[[str, int], str] | None:
+        lists = ListNames.of_app(self._app)
+        return None if lists is None else lru_cache(maxsize=MOST_LISTS)(lists.of_queue)
 
 
 def push_task(
@@ -145,6 +151,9 @@ class Removed:
     entry: Entry | None
 
 
+NOTHING: Final = Removed(CancelOutcome.NOT_FOUND, None)
+
+
 class EntryRemoval:
     """Removes entries of *queue*; *keys* are those of the flows and unique tasks in its store.
 
@@ -166,23 +175,19 @@ class EntryRemoval:
 
         Messages that may have been sent before do not run if they are those of unique tasks.
         """
-        found: dict[int, Removed] = {}
+        removed: dict[str, Removed] = {}
+        left = list(dict.fromkeys(ids))
         for last in (False,) * ATTEMPTS + (True,):
-            left = [place for place in range(len(ids)) if place not in found]
+            read = self._read(left)
+            rows = [(id_, "" if last or key is None else key.token, *_owner(key)) for id_, (_, key) in read.items()]
+            outcomes = dict(zip(read, self._cancel(rows), strict=True))
+            # Without an outcome, another message was stored under this id after it was read.
+            removed |= {id_: Removed(outcome, read[id_][0]) for id_, outcome in outcomes.items() if outcome is not None}
+            left = [id_ for id_ in read if id_ not in removed]
             if not left:
                 break
-            read = self._read([ids[place] for place in left])
-            rows = []
-            for id_ in (ids[place] for place in left):
-                key = read[id_][1] if id_ in read else None
-                mark = NONE if id_ not in read else key.token if key is not None else ""
-                rows.append((id_, "" if last else mark, *_owner(key)))
-            for place, outcome in zip(left, self._cancel(rows), strict=True):
-                # Without an outcome, another message was stored under this id after it was read.
-                if outcome is not None:
-                    entry, _ = read.get(ids[place], (None, None))
-                    found[place] = Removed(outcome, entry)
-        return [found[place] for place in range(len(ids))]
+        # Of an id that is there twice, the first place gets what was removed.
+        return [removed.pop(id_, NOTHING) for id_ in ids]
 
     def delete_dead(self, ids: Iterable[str], *, until: datetime | None = None) -> int:
         """Delete dead letters as :meth:`redis_queue.DelayQueue.delete_dead` does, and free their keys."""

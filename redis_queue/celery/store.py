@@ -21,7 +21,7 @@ from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.codec import JSON, Codec
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.keys import FlowKeys
-from redis_queue.store.records import Clock, server_clock
+from redis_queue.store.scripts import Clock, server_clock
 from redis_queue.store.settings import Settings
 from redis_queue.store.urls import scheme_of
 

@@ -18,7 +18,8 @@ from redis_queue.store.base_queue import BaseQueue
 from redis_queue.store.chunks import CHUNK, MANY, check_limit
 from redis_queue.store.connection import Client
 from redis_queue.store.ids import check_id, id_bytes
-from redis_queue.store.records import Clock, Records, server_clock
+from redis_queue.store.records import Records
+from redis_queue.store.scripts import Clock, server_clock
 from redis_queue.store.settings import QueueOverrides, Settings
 
 if TYPE_CHECKING:

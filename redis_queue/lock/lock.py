@@ -18,8 +18,8 @@ from redis_queue.model import Lease
 from redis_queue.queue.heartbeat import Heartbeat
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.keys import LockKeys
-from redis_queue.store.records import Clock, Leased, server_clock
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.records import Leased
+from redis_queue.store.scripts import Clock, Scripts, server_clock
 from redis_queue.store.settings import Settings
 
 logger = logger_of(__name__)

@@ -16,8 +16,7 @@ from redis_queue.store.chunks import CHUNK, by_size, check_limit, chunks
 from redis_queue.store.connection import Client
 from redis_queue.store.ids import id_bytes
 from redis_queue.store.keys import MonitorKeys
-from redis_queue.store.records import Clock, now_ms, server_clock
-from redis_queue.store.scripts import NumberedCalls, Scripts, pairs
+from redis_queue.store.scripts import Clock, NumberedCalls, Scripts, now_ms, pairs, server_clock
 
 MOST_KEPT: Final = 100_000
 """Greatest number of failures that can be kept."""

@@ -14,8 +14,7 @@ from redis_queue.monitor.rows import read_executed, read_tally
 from redis_queue.store.chunks import CHUNK, check_limit, chunks
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import MonitorKeys
-from redis_queue.store.records import Clock, now_ms, server_clock
-from redis_queue.store.scripts import Scripts, pairs
+from redis_queue.store.scripts import Clock, Scripts, now_ms, pairs, server_clock
 
 MOST_MINUTES: Final = 2 * 1440
 MOST_HOURS: Final = 90 * 24

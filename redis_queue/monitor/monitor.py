@@ -18,8 +18,7 @@ from redis_queue.monitor.rows import MAX_TEXT, read_run, read_running, read_work
 from redis_queue.store.chunks import CHUNK, check_limit, chunks
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import MonitorKeys
-from redis_queue.store.records import Clock, now_ms, server_clock
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.scripts import Clock, Scripts, now_ms, server_clock
 
 SEEN_MS: Final = 60_000
 """Milliseconds after which a worker that did not report is left out."""

@@ -11,8 +11,7 @@ from redis_queue.monitor.rows import MAX_TEXT, write_run, write_running, write_t
 from redis_queue.store.chunks import chunks
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import MonitorKeys
-from redis_queue.store.records import Clock, server_clock
-from redis_queue.store.scripts import NumberedCalls, Scripts
+from redis_queue.store.scripts import Clock, NumberedCalls, Scripts, server_clock
 
 MOST_SERIES: Final = 100
 """Most series in one call. In all, 200 are counted apart; the runs of others are counted as "(other)"."""

@@ -13,9 +13,9 @@ from typing import Any, Final
 from kombu.exceptions import OperationalError
 
 from redis_queue.basics.options import did_you_mean
-from redis_queue.celery.queues.depth import Depth
+from redis_queue.celery.queues.depth import BrokerQueues, Depth
 from redis_queue.celery.queues.names import known_queues, readable
-from redis_queue.celery.queues.open import BrokerQueues, broker_queues
+from redis_queue.celery.queues.open import broker_queues
 from redis_queue.errors import InvalidNameError, StoreError
 from redis_queue.monitor.model import Series, Tally, WorkerRow
 from redis_queue.operate.inspector import Inspector

@@ -17,9 +17,8 @@ from redis_queue.operate.queue_row import BROKEN, TOTALS, Overview, QueueRow, fa
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import Keys
-from redis_queue.store.records import Clock, now_ms, server_clock
 from redis_queue.store.registry import Known
-from redis_queue.store.scripts import ReadCall, Scripts
+from redis_queue.store.scripts import Clock, ReadCall, Scripts, now_ms, server_clock
 from redis_queue.store.settings import Settings
 
 MOST_SHARDS: Final = 2048

@@ -12,8 +12,7 @@ from redis_queue.monitor.model import WorkerRow
 from redis_queue.monitor.monitor import Workers
 from redis_queue.store.connection import Client
 from redis_queue.store.links import Argument
-from redis_queue.store.records import now_ms
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.scripts import Scripts, now_ms
 
 State = Literal["alive", "busy", "stopping", "stuck", "missing"]
 

@@ -16,7 +16,7 @@ from redis_queue.store.base_queue import BaseQueue
 from redis_queue.store.chunks import CHUNK, MANY, by_size, check_budget, check_limit, check_many, chunks
 from redis_queue.store.connection import Client, longest_wait
 from redis_queue.store.ids import check_id, new_ids
-from redis_queue.store.records import Clock, server_clock
+from redis_queue.store.scripts import Clock, server_clock
 from redis_queue.store.settings import QueueOverrides, Settings
 
 if TYPE_CHECKING:

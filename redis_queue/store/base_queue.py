@@ -20,9 +20,9 @@ from redis_queue.store.chunks import CHUNK, MANY, check_budget, check_limit, che
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.ids import check_id, id_bytes
 from redis_queue.store.keys import Keys, Kind, check_name
-from redis_queue.store.records import Clock, Leased, Records
+from redis_queue.store.records import Leased, Records
 from redis_queue.store.registry import Registry
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.scripts import Clock, Scripts
 from redis_queue.store.settings import QueueOverrides, Settings
 
 logger = logger_of(__name__)

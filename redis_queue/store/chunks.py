@@ -50,13 +50,15 @@ def check_many(values: Iterable[T], *, name: str) -> Iterable[T]:
     return values
 
 
-def by_size(rows: Iterable[Row], size_of: Callable[[Row], int] = lambda row: len(row[-1])) -> Iterator[list[Row]]:
-    """Yield *rows* in lists of at most MAX_CALL_BYTES, or of one larger row; the last field is a record by default."""
+def by_size(
+    rows: Iterable[Row], size_of: Callable[[Row], int] = lambda row: len(row[-1]), most: int = MAX_CALL_BYTES
+) -> Iterator[list[Row]]:
+    """Yield *rows* in lists of at most *most* bytes, or of one larger row; the last field is a record by default."""
     part: list[Row] = []
     total = 0
     for row in rows:
         size = size_of(row)
-        if part and total + size > MAX_CALL_BYTES:
+        if part and total + size > most:
             yield part
             part, total = [], 0
         part.append(row)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
@@ -16,15 +16,12 @@ from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.codec import Codec, UnreadableError
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import Keys
-from redis_queue.store.scripts import NumberedCalls, Scripts
+from redis_queue.store.scripts import Clock, NumberedCalls, Scripts
 from redis_queue.store.settings import Settings
 
 logger = logger_of(__name__)
 
 MAX_REASON: Final = 2000
-
-Clock = Callable[[], int]
-"""Return milliseconds since the epoch; 0 stands for the clock of the server, all else is for tests."""
 
 
 class Leased(Protocol):
@@ -39,22 +36,6 @@ class Leased(Protocol):
     def lease(self) -> Lease | None:
         """Its lease; None if it was only read."""
         ...
-
-
-def server_clock() -> int:
-    """Use the clock of the Redis server."""
-    return 0
-
-
-def now_ms(scripts: Scripts, clock: Clock = server_clock) -> int:
-    """Return the time of *clock* in ms; for the server's clock, one round trip."""
-    fixed = clock()
-    if fixed:
-        return fixed
-    reply = scripts.command("TIME")
-    # redis-py asks every primary of a cluster.
-    seconds, micros = next(iter(reply.values())) if isinstance(reply, dict) else reply
-    return int(seconds) * 1000 + int(micros) // 1000
 
 
 def pairs(held: Sequence[Leased]) -> list[bytes]:
@@ -81,15 +62,8 @@ class Records:
         self._settings = settings
         self._listed = int(listed)
         self._numbered = NumberedCalls(scripts, keys)
+        self.call = self._numbered.call
         self._bound: dict[str, Callable[..., Any]] = {}
-
-    def call(self, name: str, *, others: Mapping[str, bytes] | None = None, **arguments: Any) -> Any:
-        """Call script *name*, which remembers the last call of a thread, with the next number of this thread.
-
-        *others*: its keys, by name, that are not those of the queue.
-        """
-        script, number = self._numbered.script(name, **(others or {})), self._numbered.next_number()
-        return script(sequence=number, **arguments)
 
     def prepare(self, name: str, held: Sequence[Leased], **arguments: Any) -> Callable[[], Any]:
         """Return a call of script *name* with *held*; it may be repeated, as :meth:`NumberedCalls.prepare` says."""

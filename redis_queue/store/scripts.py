@@ -13,7 +13,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import redis
@@ -31,6 +31,9 @@ CALL_ATTEMPTS: Final = 3
 
 SILENT_ATTEMPTS: Final = 2
 """Attempts if Redis does not answer: each one lasts as long as the timeouts of the client."""
+
+Clock = Callable[[], int]
+"""Return milliseconds since the epoch; 0 stands for the clock of the server, all else is for tests."""
 
 
 class ReadCall(NamedTuple):
@@ -171,6 +174,22 @@ def pause(attempt: int, error: Exception, ours: RedisQueueError) -> None:
     time.sleep(random.uniform(0.01, 0.05) * attempt)
 
 
+def server_clock() -> int:
+    """Use the clock of the Redis server."""
+    return 0
+
+
+def now_ms(scripts: Scripts, clock: Clock = server_clock) -> int:
+    """Return the time of *clock* in ms; for the server's clock, one round trip."""
+    fixed = clock()
+    if fixed:
+        return fixed
+    reply = scripts.command("TIME")
+    # redis-py asks every primary of a cluster.
+    seconds, micros = next(iter(reply.values())) if isinstance(reply, dict) else reply
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
 class NumberedCalls:
     """Calls of scripts that keep the number and the outcome of a thread's last call in its slot."""
 
@@ -194,6 +213,13 @@ class NumberedCalls:
     def next_number(self) -> int:
         """Return the next number of this thread."""
         return next(self._caller.numbers)
+
+    def call(self, name: str, *, others: Mapping[str, bytes] | None = None, **arguments: Any) -> Any:
+        """Call script *name* with the next number of this thread.
+
+        *others*: its keys, by name, that are not attributes of the keys of these calls.
+        """
+        return self.script(name, **(others or {}))(sequence=self.next_number(), **arguments)
 
     def prepare(self, name: str, **arguments: Any) -> Callable[[], Any]:
         """Return a call of script *name* with the next number of this thread.

@@ -17,7 +17,7 @@ from redis_queue.delay.entries import EntryWriter
 from redis_queue.delay.model import Conflict, Push
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.store.base_queue import Shards
-from redis_queue.store.records import Clock
+from redis_queue.store.scripts import Clock
 from redis_queue.testing.stand_ins import MemoryResults, Take, capture_amqp
 
 if TYPE_CHECKING:

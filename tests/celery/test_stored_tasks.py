@@ -179,5 +179,5 @@ def test_many_tasks_are_cancelled_in_a_few_calls(
                 app.control.revoke(ids) if revoke else delayed.cancel_many(ids)
             assert delayed.count() == 0
             sent[count] = commands.count("evalsha")
-        # The entries of the calls and of their retries are read, then removed, and the ids are noted.
-        assert sent == {500: 5, 1000: 10}
+        # The entries of the calls and of their retries are read, those that exist are removed, and the ids are noted.
+        assert sent == {500: 4, 1000: 8}

@@ -201,8 +201,8 @@ FLOW_MUTANTS: Final = [
         (
             Edit(
                 "celery/publish/capture.py",
-                "with_retries(self._delayed.flow_sender.prepare(sent_as, queue, header), sending)",
-                "with_retries(lambda: self._delayed.flow_sender.send(sent_as, queue, header), sending)",
+                "with_retries(self._stored.flow_sender.prepare(sent_as, queue, header), sending)",
+                "with_retries(lambda: self._stored.flow_sender.send(sent_as, queue, header), sending)",
             ),
         ),
         f"{DECLARED} -k replies_are_lost",
@@ -308,7 +308,7 @@ MUTANTS: Final = [
         "the client's clock (M9)",
         (
             Edit(
-                "store/records.py",
+                "store/scripts.py",
                 "    return 0\n\n\ndef now_ms",
                 "    return round(time.time() * 1000)\n\n\ndef now_ms",
             ),

@@ -410,8 +410,8 @@ UNIQUE_MUTANTS: Final = [
         (
             Edit(
                 CALLS,
-                "                raise _busy(call, header.key)\n            time",
-                "                return found\n            time",
+                "            if late:\n",
+                "            if late and not found.owns:\n                return found\n            if late:\n",
             ),
         ),
         f"{UNIQUE} -k in_vain_raises",

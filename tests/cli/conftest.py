@@ -22,7 +22,7 @@ from redis_queue.admission.flows import Flows
 from redis_queue.admission.owners import Owners, field_of
 from redis_queue.basics.histogram import Histogram
 from redis_queue.celery import DurableTasks
-from redis_queue.celery.message.packing import pack
+from redis_queue.celery.message.envelope import pack
 from redis_queue.cli import celery as celery_cli
 from redis_queue.cli import group
 from redis_queue.monitor.failures import Failures

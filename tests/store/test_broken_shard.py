@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import pytest
 import redis
@@ -173,7 +174,8 @@ def test_an_unreachable_server_is_asked_only_once(
         raise StoreUnavailableError
 
     monkeypatch.setattr(Records, "run", away)
-    monkeypatch.setattr(Records, "call", away)
+    for shard in timed._shards:
+        monkeypatch.setattr(shard, "call", partial(away, shard))
     monkeypatch.setattr(Records, "put_back", away)
     for call in (timed.moves.due_in, timed.claim, timed.move_due, timed.put_back):
         with pytest.raises(StoreUnavailableError):

@@ -117,12 +117,12 @@ class AmqpBroker(Broker):
         self._ids = [_mark(envelope, number) for number, envelope in enumerate(envelopes)]
         self._returned = {}
         channel = self._channel()
-        refusals = {number: self._refusal(lambda: self._prepare(envelopes[number])) for number in batch}  # noqa: B023
+        refusals = {number: self._prepare(envelopes[number]) for number in batch}
         transport, piece = channel.connection.transport, bytearray()
         write = partial(frame_writer(channel.connection, _Piece(piece.extend)), 1, channel.channel_id, Basic.Publish)
         for number, refusal in refusals.items():
             envelope, mark = envelopes[number], self._ids[number]
-            why = refusal or self._refusal(lambda: _write(write, envelope, mark, channel.connection.frame_max))  # noqa: B023
+            why = refusal or self._write(write, envelope, mark, channel.connection.frame_max)
             if why is not None:
                 settle(number, why)
                 continue
@@ -137,13 +137,29 @@ class AmqpBroker(Broker):
         self.meanwhile()
         self._await_confirms()
 
-    def _prepare(self, envelope: Envelope) -> None:
-        self.declare(envelope)
-        if envelope.exchange not in self._exchanges:
-            # A message to a missing exchange would close the channel for all messages.
-            with self._scratch() as channel:
-                channel.exchange_declare(envelope.exchange, "direct", passive=True)
-            self._exchanges.add(envelope.exchange)
+    def _prepare(self, envelope: Envelope) -> str | None:
+        """Declare what *envelope* needs; return why it is refused."""
+        try:
+            self.declare(envelope)
+            if envelope.exchange not in self._exchanges:
+                # A message to a missing exchange would close the channel for all messages.
+                with self._scratch() as channel:
+                    channel.exchange_declare(envelope.exchange, "direct", passive=True)
+                self._exchanges.add(envelope.exchange)
+        except Exception as error:  # noqa: BLE001 - raised again unless it is about this message
+            return self.refusal(error)
+        return None
+
+    def _write(self, write: Callable[..., None], envelope: Envelope, mark: str, frame_max: int) -> str | None:
+        """Write *envelope*; return why it is refused."""
+        try:
+            write(_arguments(envelope.exchange, envelope.routing_key), _message(envelope, mark, frame_max))
+        except FrameSyntaxError as error:
+            # py-amqp counts it among the errors of a lost connection.
+            return str(error)
+        except Exception as error:  # noqa: BLE001 - raised again unless it is about this message
+            return self.refusal(error)
+        return None
 
     def _await_confirms(self) -> None:
         until = time.monotonic() + CONFIRM_WITHIN
@@ -206,14 +222,6 @@ class _Piece(NamedTuple):
     """A transport for py-amqp that collects what is written."""
 
     write: Callable[[Any], None]
-
-
-def _write(write: Callable[..., None], envelope: Envelope, mark: str, frame_max: int) -> None:
-    try:
-        write(_arguments(envelope.exchange, envelope.routing_key), _message(envelope, mark, frame_max))
-    except FrameSyntaxError as error:
-        # py-amqp counts it among the errors of a lost connection.
-        raise InvalidValueError(str(error)) from None
 
 
 @lru_cache(maxsize=2048)

@@ -11,8 +11,8 @@ from kombu.transport.virtual import Channel as VirtualChannel
 from kombu.transport.virtual.base import NotEquivalentError
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.celery.message.destinations import Destinations, described_name
-from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.destinations import Destinations
+from redis_queue.celery.message.envelope import Envelope, described_name
 from redis_queue.celery.message.producer import build, exchange_type
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
@@ -67,7 +67,12 @@ class Broker:
         """
         producer = self.connection.Producer(self.channel, auto_declare=False)
         for number, envelope in enumerate(envelopes):
-            settle(number, self._refusal(lambda: self._publish(producer, envelope)))  # noqa: B023
+            try:
+                self._publish(producer, envelope)
+            except Exception as error:  # noqa: BLE001 - raised again unless it is about this message
+                settle(number, self.refusal(error))
+            else:
+                settle(number, None)
 
     def close(self) -> None:
         """Close the connection, in whatever state it is."""
@@ -137,15 +142,11 @@ class Broker:
         needed = envelope.declare or ([] if envelope.exchange else [envelope.routing_key])
         return [(item, f"{bool(envelope.exchange)} {item!r}") for item in needed]
 
-    def _refusal(self, attempt: Callable[[], Any]) -> str | None:
-        """Run *attempt* and return why its message was refused; raises if the broker is away."""
-        try:
-            attempt()
-        except Exception as error:
-            if self.is_away(error):
-                raise
-            return reason_of(error)
-        return None
+    def refusal(self, error: Exception) -> str:
+        """Return why a message was refused, by the *error* of its publish; raises *error* if the broker is away."""
+        if self.is_away(error):
+            raise error
+        return reason_of(error)
 
     def is_away(self, error: Exception) -> bool:
         """Tell whether *error* means that the broker cannot be reached, not that it refuses a message."""

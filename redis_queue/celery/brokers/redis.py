@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import redis
 
-from redis_queue.celery.brokers.base import Broker, Settle, reason_of
+from redis_queue.celery.brokers.base import Broker, Settle
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import ListNames
 from redis_queue.celery.message.envelope import Envelope
@@ -48,17 +48,21 @@ class RedisBroker(Broker):
         owners: list[int] = []
         rest: list[int] = []
         for number, envelope in enumerate(envelopes):
-            lists = self._lists_or_refusal(envelope)
-            if isinstance(lists, str):
-                settle(number, lists)
-            elif lists is None:
+            try:
+                lists = self.lists(envelope)
+            except Exception as error:  # noqa: BLE001 - raised again unless it is about this message
+                settle(number, self.refusal(error))
+                continue
+            if lists is None:
                 rest.append(number)
-            else:
-                element = envelope.element(str(uuid4()))
-                for name in lists:
-                    pipe.lpush(name, element)
-                    owners.append(number)
-                self._expire(pipe, owners, number, envelope, lists)
+                continue
+            element = envelope.element(str(uuid4()))
+            for name in lists:
+                pipe.lpush(name, element)
+            ttl, keys = self._lifetime(envelope, lists)
+            for key in keys:
+                pipe.pexpire(key, ttl)
+            owners += [number] * (len(lists) + len(keys))
         self._execute(pipe, owners, settle)
         for number in rest:
             super().publish([envelopes[number]], lambda _, why: settle(number, why))  # noqa: B023
@@ -112,30 +116,17 @@ class RedisBroker(Broker):
             return refuses_for_now(error)
         return super().is_away(error)
 
-    def _lists_or_refusal(self, envelope: Envelope) -> list[str] | str | None:
-        found: list[list[str] | None] = []
-        refusal = self._refusal(lambda: found.append(self.lists(envelope)))
-        return refusal or found[0]
-
     def _lifetime(self, envelope: Envelope, lists: Sequence[str]) -> tuple[int, list[str]]:
         if not self._lifetimes or envelope.exchange:
             return 0, []
         queue = envelope.routing_key
         return (self._lifetimes[queue], self.names.all_of(queue)) if queue in self._lifetimes and lists else (0, [])
 
-    def _expire(self, pipe: Any, owners: list[int], number: int, envelope: Envelope, lists: Sequence[str]) -> None:
-        ttl, keys = self._lifetime(envelope, lists)
-        for key in keys:
-            pipe.pexpire(key, ttl)
-            owners.append(number)
-
     def _execute(self, pipe: Any, owners: Sequence[int], settle: Settle) -> None:
         replies = pipe.execute(raise_on_error=False) if owners else []
         outcome: dict[int, str | None] = {}
         for number, reply in zip(owners, replies, strict=True):
-            if isinstance(reply, Exception) and self.is_away(reply):
-                raise reply
-            refused = reason_of(reply) if isinstance(reply, Exception) else None
+            refused = self.refusal(reply) if isinstance(reply, Exception) else None
             outcome[number] = outcome.get(number) or refused
         for number, refused in outcome.items():
             settle(number, refused)

@@ -20,20 +20,20 @@ CANCELLED: Final = "stored_cancelled"
 """Argument of a revoke: the store in which its sender has cancelled; workers need not search that one again."""
 
 
-def _cancel_ids(delayed: StoredTasks, arguments: Mapping[str, Any]) -> Set[str]:
+def _cancel_ids(stored: StoredTasks, arguments: Mapping[str, Any]) -> Set[str]:
     ids = task_ids(arguments.get("task_id"))
-    unseen = delayed.revoke_many(ids)
+    unseen = stored.revoke_many(ids)
     # The others may wait in a queue for a worker that starts later.
-    delayed.queue.calls.note_sent(id_ for id_ in ids if id_ not in unseen)
+    stored.queue.calls.note_sent(id_ for id_ in ids if id_ not in unseen)
     return unseen
 
 
-def _cancel_stamped(delayed: StoredTasks, arguments: Mapping[str, Any]) -> Set[str]:
+def _cancel_stamped(stored: StoredTasks, arguments: Mapping[str, Any]) -> Set[str]:
     headers = arguments.get("headers") or {}
     if isinstance(headers, list):
         headers = dict(item.split("=", 1) for item in headers)
     for name, value in headers.items():
-        delayed.cancel_matching(stamp={name: value})
+        stored.cancel_matching(stamp={name: value})
     return frozenset()
 
 
@@ -53,19 +53,19 @@ def as_collection(ids: Any) -> Collection[Any]:
     return ids if isinstance(ids, list | tuple | set | frozenset) else [] if ids is None else [ids]
 
 
-def store_of(delayed: StoredTasks) -> str:
-    return f"{delayed.settings.prefix}:{delayed.settings.delay_queue}"
+def store_of(stored: StoredTasks) -> str:
+    return f"{stored.settings.prefix}:{stored.settings.delay_queue}"
 
 
-def wrap_control(delayed: StoredTasks) -> None:
+def wrap_control(stored: StoredTasks) -> None:
     """Let every revoke that the app sends cancel stored tasks first, and then reach the workers.
 
     If the store is unavailable, the revoke is sent to the workers, and then the error is raised. ``purge()`` deletes
     also what waits for a place in a flow, after what is in the broker.
     """
-    app = delayed.app
+    app = stored.app
     if "control" in vars(app):
-        _wrap(app.control, delayed)
+        _wrap(app.control, stored)
     else:
         # Create it at its first use: that reads the configuration, which may not be complete yet.
         app.control_cls = _Control(app.control_cls)
@@ -79,13 +79,13 @@ class _Control:
 
     def __call__(self, app: Celery) -> Any:
         control = instantiate(self._kind, app=app)
-        delayed = delayed_of(app)
-        if delayed is not None:
-            _wrap(control, delayed)
+        stored = delayed_of(app)
+        if stored is not None:
+            _wrap(control, stored)
         return control
 
 
-def _wrap(control: Any, delayed: StoredTasks) -> None:
+def _wrap(control: Any, stored: StoredTasks) -> None:
     broadcast = control.broadcast
 
     def cancelling_broadcast(command: str, *args: Any, **kwargs: Any) -> Any:
@@ -94,7 +94,7 @@ def _wrap(control: Any, delayed: StoredTasks) -> None:
             return broadcast(command, *args, **kwargs)
         arguments = kwargs.pop("arguments", None) or (args[0] if args else None) or {}
         try:
-            unseen = cancel(delayed, arguments)
+            unseen = cancel(stored, arguments)
         except RedisQueueError:
             broadcast(command, arguments, *args[1:], **kwargs)
             raise
@@ -104,15 +104,15 @@ def _wrap(control: Any, delayed: StoredTasks) -> None:
             if not others and not kwargs.get("reply"):
                 return None
             arguments = {**arguments, "task_id": others}
-        return broadcast(command, {**arguments, CANCELLED: store_of(delayed)}, *args[1:], **kwargs)
+        return broadcast(command, {**arguments, CANCELLED: store_of(stored)}, *args[1:], **kwargs)
 
     purge = control.purge
 
     def purging_backlogs(*args: Any, **kwargs: Any) -> int:
         """Delete all messages of the queues of the app; return their number."""
         count = int(purge(*args, **kwargs))
-        for queue in delayed.app.amqp.queues.consume_from:
-            count += sum(purge_backlog(delayed.app, queue, MANY))
+        for queue in stored.app.amqp.queues.consume_from:
+            count += sum(purge_backlog(stored.app, queue, MANY))
         return count
 
     control.broadcast = cancelling_broadcast

@@ -46,21 +46,21 @@ def wrap_panel() -> None:
 def _cancel_too(name: str) -> Callable[[Any], Any]:
     def wrap(original: Any) -> Any:
         def command(state: Any, *args: Any, **kwargs: Any) -> Any:
-            delayed = delayed_of(state.app)
+            stored = delayed_of(state.app)
             cancelled = kwargs.pop(CANCELLED, None)
-            if delayed is None:
+            if stored is None:
                 return original(state, *args, **kwargs)
             arguments = _arguments(name, args, kwargs)
             # In the background: a slow store must not block the worker.
-            if cancelled != store_of(delayed):
-                _background.run(lambda: _try_call(lambda: CANCELS[name](delayed, arguments)))
+            if cancelled != store_of(stored):
+                _background.run(lambda: _try_call(lambda: CANCELS[name](stored, arguments)))
                 obey(task_ids(arguments.get("task_id")))
             elif "task_id" in kwargs:
                 # A newer call may have been stored before this broadcast arrived.
                 older = [id_ for id_ in as_collection(kwargs["task_id"]) if not has_newer_call(state.app, str(id_))]
                 kwargs = {**kwargs, "task_id": older}
                 obey(task_ids(older))
-                _background.run(lambda: _try_call(lambda: _clear(delayed, arguments)))
+                _background.run(lambda: _try_call(lambda: _clear(stored, arguments)))
             return original(state, *args, **kwargs)
 
         return command
@@ -68,11 +68,11 @@ def _cancel_too(name: str) -> Callable[[Any], Any]:
     return wrap
 
 
-def _clear(delayed: StoredTasks, arguments: Mapping[str, Any]) -> None:
+def _clear(stored: StoredTasks, arguments: Mapping[str, Any]) -> None:
     """Clear the state REVOKED that Celery has just set, for ids under which a newer call waits."""
     for id_ in task_ids(arguments["task_id"])[:CLEARED]:
-        if delayed.get(id_) is not None:
-            clear_revoked(delayed.app, id_)
+        if stored.get(id_) is not None:
+            clear_revoked(stored.app, id_)
 
 
 def _arguments(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -85,11 +85,11 @@ def _scheduled(original: Any) -> Any:
     def scheduled(state: Any, limit: int = PAGE, after: str | None = None, **kwargs: Any) -> Any:
         """List delayed tasks: those in the worker's memory, and a page of those stored."""
         rows = original(state, **kwargs)
-        delayed = delayed_of(state.app)
+        stored = delayed_of(state.app)
         # The leader lists stored tasks, or each worker if none leads.
-        if delayed is None or not _try_call(lambda: answers(state.app, delayed.queue)):
+        if stored is None or not _try_call(lambda: answers(state.app, stored.queue)):
             return rows
-        page = _try_call(lambda: delayed.queue.list(after=after, limit=max(1, min(int(limit), 500))))
+        page = _try_call(lambda: stored.queue.list(after=after, limit=max(1, min(int(limit), 500))))
         return [*rows, *(_row(TaskEntry.of(entry)) for entry in page or ())]
 
     return scheduled
@@ -99,12 +99,12 @@ def _query_task(original: Any) -> Any:
     def query_task(state: Any, ids: Any, **kwargs: Any) -> Any:
         """Find tasks by id, stored ones too."""
         found = original(state, ids, **kwargs)
-        delayed = delayed_of(state.app)
+        stored = delayed_of(state.app)
         missing = [id_ for id_ in task_ids(ids) if id_ not in found]
-        if delayed is None:
+        if stored is None:
             return found
-        stored = _try_call(lambda: [delayed.get(id_) for id_ in missing]) or ()
-        return {**found, **{entry.id: ("scheduled", _row(entry)["request"]) for entry in stored if entry}}
+        entries = _try_call(lambda: [stored.get(id_) for id_ in missing]) or ()
+        return {**found, **{entry.id: ("scheduled", _row(entry)["request"]) for entry in entries if entry}}
 
     return query_task
 

@@ -88,11 +88,11 @@ class RevokeStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, consumer: Any) -> None:
         """Read the ids; while the store is away, try again later."""
-        delayed = delayed_of(consumer.app)
-        if delayed is None:
+        stored = delayed_of(consumer.app)
+        if stored is None:
             return
         try:
-            obey(reversed(list(delayed.queue.calls.revoked_ids())))
+            obey(reversed(list(stored.queue.calls.revoked_ids())))
         except RedisQueueError as error:
             logger.warning("cannot read the revoked ids: %s", error, extra={"action": "revokes_unknown"})
             consumer.timer.call_after(RETRY, self.start, (consumer,))
@@ -115,11 +115,11 @@ def is_newer(app: Celery, task_id: str, headers: Mapping[str, Any]) -> bool:
 
     False if unknown: then Celery's rule applies, and the call is discarded.
     """
-    delayed, call = delayed_of(app), call_in(headers)
-    if delayed is None or call is None or not is_id(task_id):
+    stored, call = delayed_of(app), call_in(headers)
+    if stored is None or call is None or not is_id(task_id):
         return False
     try:
-        return bool(delayed.queue.calls.is_renewed(task_id, call))
+        return bool(stored.queue.calls.is_renewed(task_id, call))
     except RedisQueueError as error:
         extra = {"action": "store_unavailable", "task_id": task_id}
         logger.warning("cannot tell whether %s is newer than its revoke: %s", task_id, error, extra=extra)

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
-from redis_queue.celery.brokers import Broker, reason_of
+from redis_queue.celery.brokers import Broker
 from redis_queue.celery.brokers.open import unavailable_if_away
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.message.entry import Message, envelope_of_entry
-from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.packing import VERSION, element_of, needs_reading
+from redis_queue.celery.message.envelope import VERSION, Envelope, element_of, needs_reading
 from redis_queue.delay.model import Delivery
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError
@@ -98,10 +97,8 @@ class Batch:
                 envelope = envelope_of_entry(self._app, entry, self._broker.destinations, messages.get(entry.id))
                 self._broker.check(entry, envelope)
                 yield entry, self._policy.message(entry, envelope)
-            except Exception as error:
-                if self._broker.is_away(error):
-                    raise
-                self._refuse(entry, reason_of(error), error)
+            except Exception as error:  # noqa: BLE001 - raised again unless it is about this message
+                self._refuse(entry, self._broker.refusal(error), error)
 
     def _push_as_stored(self, broker: RedisBroker) -> None:
         """Push entries that need neither routing nor reading, as the store's script would."""
@@ -128,10 +125,8 @@ class Batch:
         for entry, envelope in part:
             try:
                 row = broker.delivery(entry, envelope)
-            except Exception as error:
-                if broker.is_away(error):
-                    raise
-                self._refuse(entry, reason_of(error))
+            except Exception as error:  # noqa: BLE001 - raised again unless it is about this message
+                self._refuse(entry, broker.refusal(error))
                 continue
             if row is None:
                 rest.append((entry, envelope))

@@ -16,7 +16,7 @@ from redis_queue.celery.brokers.open import BrokerUnavailableError
 from redis_queue.celery.dispatch.delivery import Batch
 from redis_queue.celery.dispatch.outcome import Dispatched, DispatchOutcome
 from redis_queue.celery.message.entry import Message, read_readable
-from redis_queue.celery.message.packing import PHRASES
+from redis_queue.celery.message.envelope import PHRASES
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.delay.model import Claimed
 from redis_queue.delay.queue import DelayQueue

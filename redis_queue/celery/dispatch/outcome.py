@@ -14,8 +14,7 @@ from typing import Final
 from redis_queue.basics.histogram import NO_TIMES, Histogram
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.waits import retry_delay
-from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.packing import UnknownVersionError
+from redis_queue.celery.message.envelope import Envelope, UnknownVersionError
 from redis_queue.celery.tracing import DispatchSpans
 from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
 from redis_queue.delay.queue import DelayQueue

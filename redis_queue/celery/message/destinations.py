@@ -139,8 +139,3 @@ class Destinations:
     def _exchanges(self) -> set[str]:
         found = {name for queue in self._app.amqp.queues.values() for name in exchanges_of(queue)}
         return found | {self._app.conf.task_default_exchange or ""}
-
-
-def described_name(item: Any) -> Any:
-    """Return the queue name in a result of :func:`redis_queue.celery.message.producer.describe`."""
-    return item.get("queue") if isinstance(item, Mapping) else item

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final, TypedDict
@@ -27,50 +28,34 @@ MAX_TEXT: Final = 20_000
 """Most characters of arguments; Celery itself cuts them at a thousand."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEntry:
     """One delayed task. *task* is "" if this version cannot read the message."""
 
     id: str
-    task: str
+    task: str = ""
     due_at: datetime
     stored_at: datetime
     deliveries: int
-    queue: str
-    exchange: str
-    routing_key: str
-    priority: int
-    retries: int
-    expires_at: datetime | None
-    stamps: Mapping[str, Any]
-    headers: Mapping[str, Any]
-    args: str
-    kwargs: str
+    queue: str = ""
+    exchange: str = ""
+    routing_key: str = ""
+    priority: int = 0
+    retries: int = 0
+    expires_at: datetime | None = None
+    stamps: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, Any] = field(default_factory=dict)
+    args: str = ""
+    kwargs: str = ""
 
     @classmethod
     def of(cls, entry: Entry) -> TaskEntry:
         """Return *entry* as a task."""
-        known: dict[str, Any] = {
-            "id": entry.id,
-            "due_at": entry.due_at,
-            "stored_at": entry.put_at,
-            "deliveries": entry.deliveries,
-        }
-        try:
+        known: dict[str, Any] = {}
+        with suppress(InvalidValueError):
             message = read_entry(entry)
-            return cls(**known, **(_of_envelope(message) if isinstance(message, Envelope) else _of_call(message)))
-        except InvalidValueError:
-            return cls(**known, **_NOTHING)
-
-
-_NOTHING: Mapping[str, Any] = {
-    **dict.fromkeys(("task", "queue", "exchange", "routing_key", "args", "kwargs"), ""),
-    "priority": 0,
-    "retries": 0,
-    "expires_at": None,
-    "stamps": {},
-    "headers": {},
-}
+            known = _of_envelope(message) if isinstance(message, Envelope) else _of_call(message)
+        return cls(id=entry.id, due_at=entry.due_at, stored_at=entry.put_at, deliveries=entry.deliveries, **known)
 
 
 def _of_envelope(envelope: Envelope) -> dict[str, Any]:
@@ -103,7 +88,6 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def _of_call(call: TaskCall) -> dict[str, Any]:
     options = call.options
     return {
-        **_NOTHING,
         "task": call.task[:MAX_NAME],
         **{name: str(options.get(name) or "")[:MAX_NAME] for name in ("queue", "exchange", "routing_key")},
         "priority": priority_of(options),

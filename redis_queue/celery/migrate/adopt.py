@@ -177,16 +177,13 @@ class Adoption:
     def find(self) -> Iterator[BacklogTask]:
         """Yield every delayed task in the broker; :attr:`left` gets unreadable tasks. Changes nothing."""
         with broker_of(self._app, self._queue.client) as broker:
-            backlog = KombuBacklog(self._app, broker)
-            self.left = []
-            for page in backlog.pages():
-                yield from self._readable(page)
+            yield from self._find(KombuBacklog(self._app, broker))
 
     def run(self) -> None:
         """Adopt all delayed tasks that are now in the broker."""
         with broker_of(self._app, self._queue.client) as broker:
             backlog = KombuBacklog(self._app, broker)
-            snapshot = self._look(backlog)
+            snapshot = _Snapshot(self._find(backlog))
             if not snapshot.tries:
                 return
             self._refuse_if_held(snapshot)
@@ -195,13 +192,10 @@ class Adoption:
                 if not self._pass(backlog, snapshot, first=number == 0) and number:
                     break
 
-    def _look(self, backlog: KombuBacklog) -> _Snapshot:
-        snapshot = _Snapshot()
+    def _find(self, backlog: KombuBacklog) -> Iterator[BacklogTask]:
         self.left = []
         for page in backlog.pages():
-            for found in self._readable(page):
-                snapshot.add(found)
-        return snapshot
+            yield from self._readable(page)
 
     def _readable(self, page: Sequence[BacklogTask | RemainingTask]) -> list[BacklogTask]:
         self.left += [item for item in page if isinstance(item, RemainingTask)]
@@ -294,22 +288,20 @@ class Adoption:
 class _Snapshot:
     """The tasks found by the first pass. Only they are adopted: the workers were asked about no others."""
 
-    def __init__(self) -> None:
+    def __init__(self, tasks: Iterable[BacklogTask]) -> None:
         #: The highest number of retries for each id.
         self.tries: dict[str, int] = {}
         self.count = 0
         #: Ids of fetched tasks that are due.
         self.overdue: set[str] = set()
         self._fetched: dict[int | bytes, float | None] = {}
-
-    def add(self, found: BacklogTask) -> None:
-        """Add one task."""
-        self.count += 1
-        self.tries[found.id] = max(self.tries.get(found.id, 0), retries_of(found.envelope))
-        if found.foreign.index:
-            self._fetched[found.foreign.place] = found.foreign.score
-            if found.due_at.timestamp() <= time.time() + MARGIN:
-                self.overdue.add(found.id)
+        for found in tasks:
+            self.count += 1
+            self.tries[found.id] = max(self.tries.get(found.id, 0), retries_of(found.envelope))
+            if found.foreign.index:
+                self._fetched[found.foreign.place] = found.foreign.score
+                if found.due_at.timestamp() <= time.time() + MARGIN:
+                    self.overdue.add(found.id)
 
     def has(self, found: BacklogTask) -> bool:
         """Tell whether no worker has it: it is in a list, or was not fetched again since the first pass."""

@@ -19,6 +19,7 @@ from redis_queue.celery.kombu.keys import InFlightKeys, ListNames
 from redis_queue.celery.message.body import json_body
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.producer import envelope_of
+from redis_queue.celery.queues.names import bound_queue
 from redis_queue.delay.model import ForeignMessage
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.chunks import CHUNK, chunks
@@ -112,14 +113,7 @@ class KombuBacklog:
         message, exchange, routing_key = known
         keys, since = self._in_flight, None if score is None else float(score)
         foreign = ForeignMessage(value, keys.records, tag, keys.index, since)
-        return self._read(self._queue_of(exchange, routing_key), foreign, message, place=keys.records)
-
-    def _queue_of(self, exchange: Any, routing_key: Any) -> str:
-        if not exchange:
-            return str(routing_key)
-        queues = self._app.amqp.queues.values()
-        names = (item.name for item in queues if (item.exchange.name, item.routing_key) == (exchange, routing_key))
-        return next(names, "")
+        return self._read(bound_queue(self._app, exchange, routing_key), foreign, message, place=keys.records)
 
     def _read(
         self, queue: str, foreign: ForeignMessage, message: Any, place: str = ""
@@ -169,7 +163,7 @@ def envelope_and_eta(app: Celery, message: Mapping[str, Any], queue: str) -> tup
     options: dict[str, Any] = {"content_type": message["content-type"], "content_encoding": message["content-encoding"]}
     call: Mapping[str, Any] = headers
     if "task" not in headers:
-        call = json_body_of(options["content_type"], headers, body) or {}
+        call = json_body(Envelope(body, str(message["content-type"]), "utf-8", headers, {}, "", "")) or {}
         body, options = call, {"serializer": "json"}
     due_at = max(_aware(app, call["eta"]), from_ms(1)) if call.get("eta") else None
     route = properties.get("delivery_info") or {}
@@ -210,8 +204,3 @@ def _id_of(message: Mapping[str, Any]) -> str:
     headers, properties = message.get("headers"), message.get("properties")
     known = (headers if isinstance(headers, Mapping) else {}), (properties if isinstance(properties, Mapping) else {})
     return str(known[0].get("id") or known[1].get("correlation_id") or "")
-
-
-def json_body_of(content_type: Any, headers: Mapping[str, Any], body: bytes) -> Mapping[str, Any] | None:
-    """Return the body of a message of protocol 1, or None if it is not JSON."""
-    return json_body(Envelope(body, str(content_type), "utf-8", headers, {}, "", ""))

@@ -32,8 +32,7 @@ from redis_queue.model import Entry
 from redis_queue.monitor.monitor import Workers
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.codec import read_document
-from redis_queue.store.records import now_ms
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.scripts import Scripts, now_ms
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -8,8 +8,6 @@ does if the message made here for the first signature differs from Celery's mess
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final
@@ -25,8 +23,8 @@ from kombu.utils.uuid import uuid
 from redis_queue.celery.admission.policy import FlowPolicy, UniquePolicy
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.message.headers import ETA
-from redis_queue.celery.publish.capture import CAPTURED, WRAPPED, plain_send
-from redis_queue.celery.publish.send import seconds_of
+from redis_queue.celery.publish.capture import CAPTURED, PLAIN, WRAPPED
+from redis_queue.celery.publish.send import Sends, seconds_of
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -40,19 +38,17 @@ _OF_KIND: Final = ALIKE - {"countdown"}
 Sent = tuple[Any, list[tuple[Envelope, Due]]]
 """The result of a signature, and its delayed messages."""
 
-Send = Callable[[Any, dict[str, Any]], Sent]
-
 
 class Bulk:
-    """Makes the messages of many signatures; *send* sends a signature through Celery.
+    """Makes the messages of many signatures; *sends* collects those that Celery makes. Close it after use.
 
     Delays of up to *shortest* seconds also go through Celery: they are not stored.
     """
 
-    def __init__(self, app: Celery, send: Send, shortest: float) -> None:
+    def __init__(self, app: Celery, sends: Sends, shortest: float) -> None:
         self._shortest = shortest
         self._app = app
-        self._send = send
+        self._sends = sends
         self._kinds: dict[Any, Envelope] = {}
         self._producer: Any = None
         self._plain = _has_no_observers(app) and _is_unchanged(app)
@@ -61,28 +57,23 @@ class Bulk:
         self._levels = {} if repr_levels is None else {"maxlevels": repr_levels}
         self._no_kwargs = saferepr({}, app.amqp.kwargsrepr_maxsize, **self._levels)
 
-    @contextmanager
-    def open(self) -> Iterator[Bulk]:
-        """Hold one producer for all signatures that do not go through Celery."""
-        try:
-            yield self
-        finally:
-            self._let_go()
-
     def _held(self) -> Any:
         if self._producer is None:
             self._producer = self._app.amqp.producer_pool.acquire(block=True)
         return self._producer
 
-    def _let_go(self) -> None:
-        # Celery acquires its own producer: waiting for it while holding one could deadlock.
+    def close(self) -> None:
+        """Release the producer that was held for the signatures that did not go through Celery."""
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.release()
 
     def _through_celery(self, signature: Any, options: dict[str, Any]) -> Sent:
-        self._let_go()
-        return self._send(signature, options)
+        # Celery acquires its own producer: waiting for it while holding one could deadlock.
+        self.close()
+        with self._sends.collect() as batch:
+            result = signature.apply_async(**options)
+        return result, batch
 
     def message(self, signature: Any, countdown: float | None) -> Sent:
         """Return the result of *signature* and its delayed messages; *countdown* is the default delay in seconds."""
@@ -191,7 +182,7 @@ def _is_unchanged(app: Celery) -> bool:
     return (
         before is not None
         and _is_celerys(app, "now")
-        and _is_of_celery(plain_send(app))
+        and _is_of_celery(getattr(app.send_task, PLAIN, app.send_task))
         and _is_celerys(amqp, "as_task_v2", "_create_task_sender")
         and all(getattr(type(amqp), name) is getattr(AMQP, name) for name in WRAPPED)
         and all(map(_is_of_celery, [*before, *(vars(amqp)[name] for name in WRAPPED)]))

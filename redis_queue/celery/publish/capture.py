@@ -18,8 +18,9 @@ from redis_queue.basics.times import from_ms
 from redis_queue.celery.admission.policy import FlowPolicy, UniquePolicy
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.message.headers import SENT, Attempt, FlowHeader, sent_now, without_copied_headers
-from redis_queue.celery.message.producer import InterceptingProducer
+from redis_queue.celery.message.producer import InterceptingProducer, Keep
 from redis_queue.celery.publish.send import (
+    LostKeyError,
     OwnBroker,
     Progress,
     Send,
@@ -29,14 +30,14 @@ from redis_queue.celery.publish.send import (
     seconds_of,
     with_retries,
 )
-from redis_queue.celery.publish.unique_calls import LostKeyError, UniqueCalls
+from redis_queue.celery.publish.unique_calls import UniqueCalls
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError, quoted
 from redis_queue.store.ids import is_id
 from redis_queue.store.redis_errors import FULL, redact
 
 if TYPE_CHECKING:
-    from celery import Celery
+    pass
 
 logger = logger_of(__name__)
 
@@ -49,19 +50,21 @@ CAPTURED: Final = "redis_queue_captured"
 PLAIN: Final = "redis_queue_plain_send"
 """Attribute of a wrapped ``send_task``: the function that it calls."""
 
+NOW: Final[Due] = (0.0, None)
+
 WRAPPED: Final = ("create_task_message", "send_task_message")
 
 
 class Capture:
     """Stores the delayed messages of AMQP objects instead of sending them."""
 
-    def __init__(self, delayed: StoredTasks) -> None:
-        self._delayed = delayed
-        self._app = delayed.app
-        self._sends = Sends()
-        self._own_broker = OwnBroker(delayed.app)
+    def __init__(self, stored: StoredTasks) -> None:
+        self._stored = stored
+        self._app = stored.app
         self._warned: set[str] = set()
-        self._unique_calls = UniqueCalls(delayed, self._sends, self._own_broker)
+        self.sends = Sends()
+        self._own_broker = OwnBroker(stored.app)
+        self._unique_calls = UniqueCalls(stored, self.sends, self._own_broker)
 
     def wrap_calls(self) -> None:
         """Let ``app.send_task``, through which Celery sends every task, keep the keys of unique tasks."""
@@ -83,15 +86,6 @@ class Capture:
         amqp.create_task_message = self._creator(_original(amqp, "create_task_message"))
         amqp.send_task_message = self._sender(_original(amqp, "send_task_message"))
 
-    def collect(self, send: Callable[[], Any]) -> list[tuple[Envelope, Due]]:
-        """Run *send* and return its delayed messages, in order, instead of storing them.
-
-        Raises InvalidValueError for a message without a delay, before it is sent.
-        """
-        with self._sends.collect() as batch:
-            send()
-        return batch
-
     def _creator(self, create: Callable[..., Any]) -> Callable[..., Any]:
         def create_task_message(  # noqa: PLR0917 - as Celery calls it
             task_id: str,
@@ -103,7 +97,7 @@ class Capture:
             *rest: Any,
             **named: Any,
         ) -> Any:
-            send = self._sends.of(self._app, task_id)
+            send = self.sends.of(self._app, task_id)
             # A retry is not checked: Celery drops a task whose retry raises.
             send.countdown = countdown if send.is_retry else self._checked(countdown, eta)
             message = create(task_id, name, args, kwargs, send.countdown, eta, *rest, **named)
@@ -116,7 +110,7 @@ class Capture:
         if not countdown and not eta:
             return countdown
         # Read the settings first: an invalid time zone would be reported as an invalid eta.
-        _ = self._delayed.settings
+        _ = self._stored.settings
         if countdown:
             # As Celery does, whatever the eta is.
             return seconds_of(countdown)
@@ -127,50 +121,48 @@ class Capture:
         def send_task_message(producer: Any, name: str, message: Any, **given: Any) -> Any:
             # A retry copies the headers of its task's message.
             options = without_copied_headers(given) if self._app.current_task else given
-            send = message.send if isinstance(message, SentMessage) else self._sends.of(self._app, _id(message))
+            send = message.send if isinstance(message, SentMessage) else self.sends.of(self._app, _id(message))
             send.header = self._header(send, name, message, given)
+
+            def publish_to(keep: Keep | None) -> Any:
+                """Publish the message, or give it to *keep*."""
+                by = producer if keep is None else InterceptingProducer(self._app, producer, keep)
+                return publish(by, name, message, **options)
+
+            def store(due: Due) -> Any:
+                return publish_to(self._into_store(send, due) if self._is_ours(producer, send) else None)
+
             due = None if name in NOT_CAPTURED else self._due(send, message)
-            if send.through_store:
-                due = due or (0.0, None)
-            if due is None and send.header is not None and self._waits(producer, send):
-                return publish(self._flow_producer(producer, send, send.header, given), name, message, **options)
-            if due is None:
-                if send.batch is not None and not _eta(message):
-                    raise InvalidValueError(f"{name} has no countdown and no eta: use push_many(countdown=…)")
-                found, due = self._send_now(
-                    lambda: publish(producer, name, message, **options), producer, send, message
-                )
-                if due is None:
-                    return found
-            if not self._is_ours(producer, send):
-                return publish(producer, name, message, **options)
-            keeping = InterceptingProducer(
-                self._app, producer, lambda envelope, *rest: self._keep(send, due, _with_header(envelope, send), *rest)
-            )
-            return publish(keeping, name, message, **options)
+            if due is not None or send.through_store:
+                return store(due or NOW)
+            # Who made an InterceptingProducer sends the message later.
+            is_kept = isinstance(producer, InterceptingProducer)
+            if send.header is not None and not is_kept and self._is_ours(producer, send):
+                return publish_to(self._into_flow(send, send.header, str(self._queue_of(given))))
+            if send.batch is not None and not _eta(message):
+                raise InvalidValueError(f"{name} has no countdown and no eta: use push_many(countdown=…)")
+            try:
+                return self._send_now(lambda: publish_to(None), producer, message)
+            except (OperationalError, redis.exceptions.OutOfMemoryError) as error:
+                _raise_unless_full(error, retry=send.is_retry)
+            # The store takes a retry even if its Redis is full: Celery drops a task whose retry is refused.
+            return store(self._due(send, message) or NOW)
 
         return send_task_message
 
-    def _send_now(self, publish: Callable[[], Any], producer: Any, send: Send, message: Any) -> tuple[Any, Due | None]:
-        """Send a message without a delay; return what *publish* returned and None, or a delay if it is to be stored."""
+    @staticmethod
+    def _send_now(publish: Callable[[], Any], producer: Any, message: Any) -> Any:
+        """Send a message without a delay."""
         # With protocol 1, headers are those of the application.
         if "id" in message.headers:
             message.headers[SENT] = sent_now()
         try:
-            return publish(), None
+            return publish()
         except AttributeError as error:
             # kombu has closed the channel after an outage, and uses it again: nothing was sent.
             if getattr(getattr(producer, "_channel", None), "connection", producer) is not None:
                 raise
             raise OperationalError("the connection to the broker was lost: send again") from error
-        except (OperationalError, redis.exceptions.OutOfMemoryError) as error:
-            _raise_unless_full(error, retry=send.is_retry)
-        # The store takes a retry even if its Redis is full: Celery drops a task whose retry is refused.
-        return None, self._due(send, message) or (0.0, None)
-
-    def _waits(self, producer: Any, send: Send) -> bool:
-        """Tell whether a message of a flow waits for admission: not those of other producers."""
-        return not isinstance(producer, InterceptingProducer) and self._is_ours(producer, send)
 
     def _header(self, send: Send, name: str, message: Any, options: Mapping[str, Any]) -> FlowHeader | None:
         """Return the flow and the keys of a message; None if it has no flow."""
@@ -199,28 +191,25 @@ class Capture:
         exchange = getattr(queue, "exchange", None)
         return queue.name if queue is not None and (exchange is None or exchange.type == "direct") else None
 
-    def _flow_producer(
-        self, producer: Any, send: Send, header: FlowHeader, options: Mapping[str, Any]
-    ) -> InterceptingProducer:
-        """Return a producer that puts its message into the store, where it waits."""
-        queue = str(self._queue_of(options))
+    def _into_flow(self, send: Send, header: FlowHeader, queue: str) -> Keep:
+        """Return what puts a message of *queue* into the store, where it waits for admission."""
 
         def keep(envelope: Envelope, sending: Mapping[str, Any], publish: Callable[[], Any]) -> Any:
             sent_as = _with_header(envelope, send)
             send.progress = Progress.BEGUN
             try:
-                sent = with_retries(self._delayed.flow_sender.prepare(sent_as, queue, header), sending)
-                if not sent:
-                    raise LostKeyError
-                send.progress = Progress.CONFIRMED
-                return None
+                sent = with_retries(self._stored.flow_sender.prepare(sent_as, queue, header), sending)
             except StoreError as error:
                 if not send.is_retry:
                     raise OperationalError(str(error)) from error
                 # Celery drops a task whose retry raises; the store takes it even if its Redis is full.
-                return self._keep(send, (0.0, None), sent_as, sending, publish)
+                return self._into_store(send, NOW)(envelope, sending, publish)
+            if not sent:
+                raise LostKeyError
+            send.progress = Progress.CONFIRMED
+            return None
 
-        return InterceptingProducer(self._app, producer, keep)
+        return keep
 
     def _is_ours(self, producer: Any, send: Send) -> bool:
         """Tell whether *producer* sends to the app's own broker; a caller may pass another producer."""
@@ -247,7 +236,7 @@ class Capture:
         eta = _eta(message)
         if not eta:
             return None
-        shortest = 0.0 if send.header is not None else self._delayed.shortest_delay
+        shortest = 0.0 if send.header is not None else self._stored.shortest_delay
         if send.countdown:
             return (max(0.0, float(send.countdown)), None) if send.countdown > shortest else None
         # As a worker reads it: a naive eta has the time zone of the app.
@@ -256,44 +245,43 @@ class Capture:
             return None
         return None, max(due_at, from_ms(1))
 
-    def _keep(
-        self, send: Send, due: Due, envelope: Envelope, options: Mapping[str, Any], publish: Callable[[], Any]
-    ) -> Any:
-        if send.batch is not None:
-            send.batch.append((envelope, due))
-            return None
-        send.progress = Progress.BEGUN
-        try:
-            return with_retries(lambda: self._store(send, envelope, due), options)
-        except StoreError as error:
-            policy = self._delayed.settings.on_store_error
-            if policy != "broker" and not (policy is None and send.is_retry):
-                raise OperationalError(str(error)) from error
-            action, reason = "store_unavailable", f"the store is unavailable: {error}"
-        except InvalidValueError as error:
-            # A retry: the broker took the message before, so it will take it again. Celery takes more than ten years,
-            # and any id.
-            if not send.is_retry and not isinstance(error, InvalidDelayError) and is_id(envelope.id):
-                raise
-            action, reason = "store_refused", str(error)
-        shown = envelope.id if is_id(envelope.id) else quoted(envelope.id)
-        logger.warning("%s waits in the broker: %s", shown, reason, extra={"action": action, "task_id": envelope.id})
-        return publish()
+    def _into_store(self, send: Send, due: Due) -> Keep:
+        """Return what stores a message until it is *due*; it may go to the broker if it cannot be stored."""
+
+        def keep(envelope: Envelope, sending: Mapping[str, Any], publish: Callable[[], Any]) -> Any:
+            sent_as = _with_header(envelope, send)
+            if send.batch is not None:
+                send.batch.append((sent_as, due))
+                return None
+            send.progress = Progress.BEGUN
+            try:
+                return with_retries(lambda: self._store(send, sent_as, due), sending)
+            except StoreError as error:
+                policy = self._stored.settings.on_store_error
+                if policy != "broker" and not (policy is None and send.is_retry):
+                    raise OperationalError(str(error)) from error
+                action, reason = "store_unavailable", f"the store is unavailable: {error}"
+            except InvalidValueError as error:
+                # A retry: the broker took the message before, so it will take it again. Celery takes more than ten
+                # years, and any id.
+                if not send.is_retry and not isinstance(error, InvalidDelayError) and is_id(envelope.id):
+                    raise
+                action, reason = "store_refused", str(error)
+            shown = envelope.id if is_id(envelope.id) else quoted(envelope.id)
+            extra = {"action": action, "task_id": envelope.id}
+            logger.warning("%s waits in the broker: %s", shown, reason, extra=extra)
+            return publish()
+
+        return keep
 
     def _store(self, send: Send, envelope: Envelope, due: Due) -> None:
         if not send.is_retry:
-            (replaced,) = self._delayed.writer.store([(envelope, due)])
+            (replaced,) = self._stored.writer.store([(envelope, due)])
             if replaced:
                 send.progress = Progress.REPLACED
             return
         request = self._app.current_task.request
-        self._delayed.writer.store_attempt(envelope, due, Attempt.of(vars(request), request.delivery_info))
-
-
-def plain_send(app: Celery) -> Any:
-    """Return the ``send_task`` of *app* without this module."""
-    found: Mapping[str, Any] | Any = app.send_task
-    return getattr(found, PLAIN, found)
+        self._stored.writer.store_attempt(envelope, due, Attempt.of(vars(request), request.delivery_info))
 
 
 def _with_header(envelope: Envelope, send: Send) -> Envelope:

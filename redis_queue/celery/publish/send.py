@@ -41,6 +41,10 @@ class Progress(IntEnum):
     CONFIRMED = 3
 
 
+class LostKeyError(Exception):
+    """Another message owns the key by now; this one was not sent."""
+
+
 @dataclass(slots=True)
 class Send:
     """The sending of one message with the id *task_id*: what it carries, and how far it got."""
@@ -166,21 +170,22 @@ def seconds_of(countdown: Seconds | None) -> float | None:
     return seconds
 
 
-def check_eta(eta: Any, app: Celery) -> None:
-    """Raise InvalidDelayError unless *eta* is a datetime, or one in ISO 8601.
+def check_eta(eta: Any, app: Celery) -> datetime:
+    """Return *eta*, a datetime or one in ISO 8601, with a time zone; raises InvalidDelayError.
 
     It may be more than ten years away: the store does not take such a call, and Celery does.
     """
     if not isinstance(eta, str | datetime):
         raise InvalidDelayError(f"eta={eta!r}: must be a datetime")
     try:
-        moment = maybe_make_aware(maybe_iso8601(eta), app.timezone)
+        moment: datetime = maybe_make_aware(maybe_iso8601(eta), app.timezone)
     except (ValueError, OverflowError):
         raise InvalidDelayError(f"eta={eta!r}: must be a datetime, or one in ISO 8601") from None
     try:
         moment.astimezone(timezone.utc)
     except OverflowError:
         raise InvalidDelayError(f"eta={eta!r}: must be in the calendar of UTC") from None
+    return moment
 
 
 def with_retries(store: Callable[[], Any], options: Mapping[str, Any]) -> Any:

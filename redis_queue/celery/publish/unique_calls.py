@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
+from celery import Celery
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
 from kombu.utils.uuid import uuid
@@ -21,7 +24,16 @@ from redis_queue.celery.admission.policy import UniquePolicy
 from redis_queue.celery.message.entry import unique_header_of
 from redis_queue.celery.message.headers import Attempt, UniqueHeader, retry_id
 from redis_queue.celery.message.producer import InterceptingProducer
-from redis_queue.celery.publish.send import OwnBroker, Progress, Send, Sends, check_eta, is_retry_of, seconds_of
+from redis_queue.celery.publish.send import (
+    LostKeyError,
+    OwnBroker,
+    Progress,
+    Send,
+    Sends,
+    check_eta,
+    is_retry_of,
+    seconds_of,
+)
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import DuplicateTaskError, InvalidDelayError, InvalidValueError, StoreError
 from redis_queue.store.ids import check_id, is_id
@@ -33,13 +45,11 @@ PATIENCE: Final = 2 * HOLD_MS / 1000
 
 FIRST_WAIT, LONGEST_WAIT = 0.002, 0.1
 
-POSITIONAL: Final = ("name", "args", "kwargs", "countdown", "eta", "task_id", "producer", "connection")
-"""Names of the first arguments of ``send_task``."""
+POSITIONAL: Final = tuple(inspect.signature(Celery.send_task).parameters)[1:]
+"""Names of the arguments of ``send_task``, in order."""
 
 NOBODY: Final = "0"
 """A token that no message has."""
-
-ID_AT: Final = POSITIONAL.index("task_id")
 
 BEHIND: Final = ("chord", "chain", "link")
 """Options of a call that others wait for: they would wait for ever if it were not sent."""
@@ -49,7 +59,7 @@ BESIDE: Final = ("group_id", "parent_id")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class UniqueCall:
     """A call of a unique task with *given* arguments. *send_as* sends it under a task id, and returns its result."""
 
     given: Mapping[str, Any]
@@ -78,16 +88,12 @@ class Call:
         return self.unique.on_conflict == "raise" and not self.given.get("parent_id")
 
 
-class LostKeyError(Exception):
-    """Another message owns the key by now; this one was not sent."""
-
-
 class UniqueCalls:
     """The calls of unique tasks of an app."""
 
-    def __init__(self, delayed: StoredTasks, sends: Sends, own_broker: OwnBroker) -> None:
-        self._delayed = delayed
-        self._app = delayed.app
+    def __init__(self, stored: StoredTasks, sends: Sends, own_broker: OwnBroker) -> None:
+        self._stored = stored
+        self._app = stored.app
         self._sends = sends
         self._own_broker = own_broker
         self._told: set[str] = set()
@@ -99,16 +105,14 @@ class UniqueCalls:
             return send(*args, **options)
 
         def send_as(id_: str) -> Any:
-            if len(args) > ID_AT:
-                return send(*args[:ID_AT], id_, *args[ID_AT + 1 :], **options)
-            return send(*args, **{**options, "task_id": id_})
+            return send(**{**given, "task_id": id_})
 
         id_ = str(given.get("task_id") or uuid())
         if is_retry_of(self._app, id_):
-            return self._retry(Call(given, id_, unique, send_as, is_retry=True))
-        return self._call(Call(given, check_id(id_, name="task_id"), unique, send_as))
+            return self._retry(UniqueCall(given, id_, unique, send_as, is_retry=True))
+        return self._call(UniqueCall(given, check_id(id_, name="task_id"), unique, send_as))
 
-    def _call(self, call: Call) -> Any:
+    def _call(self, call: UniqueCall) -> Any:
         """Send a call, or return the result of the call that owns its key."""
         if call.is_awaited and call.unique.on_conflict == "replace":
             # A later call would replace it, and what waits for it would wait for ever.
@@ -116,7 +120,7 @@ class UniqueCalls:
         collects = self._sends.batch is not None
         if collects and not call.given.get("countdown") and not call.given.get("eta"):
             raise InvalidValueError(f"{call.task} has no countdown and no eta: use push_many(countdown=…)")
-        self._delayed.flow_sender.check()
+        self._stored.flow_sender.check()
         key = self._key(call)
         result = self._send(call, key)
         if not isinstance(result, Acquired):
@@ -136,7 +140,7 @@ class UniqueCalls:
         found.ignored = bool(call.given.get("ignore_result"))
         return found
 
-    def _retry(self, call: Call) -> Any:
+    def _retry(self, call: UniqueCall) -> Any:
         """Send a retry, with the key of the message that runs unless another one owns it; it is never refused.
 
         So is a task that replaces the one that runs: it has a key of its own.
@@ -162,7 +166,7 @@ class UniqueCalls:
                 return result
         return call.send_as(call.id)
 
-    def _earlier(self, call: Call, owner: Acquired, request: Any) -> str:
+    def _earlier(self, call: UniqueCall, owner: Acquired, request: Any) -> str:
         """Return the token of a retry that waits in the store, owns the key, and is replaced there by *call*; else "".
 
         The message that runs came twice, or again from a killed worker.
@@ -170,13 +174,13 @@ class UniqueCalls:
         attempt = Attempt.of(vars(request), request.delivery_info)
         if attempt.mark and owner.task_id == call.id and owner.state == "delayed":
             with suppress(StoreError):
-                for entry in map(self._delayed.queue.get, attempt.ids(call.id)):
+                for entry in map(self._stored.queue.get, attempt.ids(call.id)):
                     header = unique_header_of(entry)
                     if header is not None and entry is not None and attempt.is_in(entry.payload):
                         return header.token
         return ""
 
-    def _key(self, call: Call) -> str:
+    def _key(self, call: UniqueCall) -> str:
         args, kwargs = call.given.get("args") or (), call.given.get("kwargs") or {}
         return UniquePolicy.of(self._app).key(call.task, call.unique, args, kwargs)
 
@@ -187,7 +191,7 @@ class UniqueCalls:
         connection = given.get("connection") or (producer and producer.connection)
         return connection is None or bool(self._own_broker.is_that_of(connection))
 
-    def _owned_for(self, call: Call, *, strict: bool) -> tuple[int, int]:
+    def _owned_for(self, call: UniqueCall, *, strict: bool) -> tuple[int, int]:
         """Return for how many ms the key of a call is owned while it waits, and after which time, 0 for now.
 
         It is owned no longer than the call may wait. Raises InvalidDelayError if *strict*.
@@ -195,8 +199,7 @@ class UniqueCalls:
         try:
             expires_ms = self._expires_ms(call)
             if eta := call.given.get("eta"):
-                check_eta(eta, self._app)
-                due = maybe_make_aware(maybe_iso8601(eta), self._app.timezone)
+                due = check_eta(eta, self._app)
                 if expires_ms == math.inf:
                     # The clock of Redis decides when it is due, and this host's may be ahead.
                     return call.unique.ttl_ms, max(0, to_ms(due))
@@ -210,7 +213,7 @@ class UniqueCalls:
                 raise
             return call.unique.ttl_ms, 0
 
-    def _expires_ms(self, call: Call) -> float:
+    def _expires_ms(self, call: UniqueCall) -> float:
         """Return in how many ms a call expires: then it does not run."""
         expires = call.given.get("expires")
         if expires is None:
@@ -220,55 +223,55 @@ class UniqueCalls:
         due = maybe_make_aware(maybe_iso8601(expires), self._app.timezone)
         return float((due - self._app.now()).total_seconds()) * 1000
 
-    def _send(self, call: Call, key: str, *, running: str = "") -> Any:
+    def _send(self, call: UniqueCall, key: str, *, running: str = "") -> Any:
         """Send a call, and return its result; or the Acquired of the call that owns its key.
 
         *running*: token of the message that runs, if the call is its retry.
         """
-        until, owned_for = time.monotonic() + PATIENCE, self._owned_for(call, strict=not running)
+        until, wait, owned_for = time.monotonic() + PATIENCE, FIRST_WAIT, self._owned_for(call, strict=not running)
         while True:
             header = UniqueHeader(call.unique.kind, new_token(), call.unique.ttl_ms, call.task, key)
             try:
                 found = self._acquire(header, call, owned_for, running)
             except StoreError as error:
-                if not running and self._delayed.settings.on_store_error != "broker":
+                if not running and self._stored.settings.on_store_error != "broker":
                     raise OperationalError(str(error)) from error
                 return call.send_as(call.id)
-            if not found.owns:
-                return found
-            with suppress(LostKeyError):
-                return self._send_message(header, found, call, is_retry=bool(running))
-            # The message that it was to replace has started, or it took longer than it may.
-            if running:
-                return call.send_as(call.id)
-            if time.monotonic() >= until:
-                raise _busy(call, key)
-
-    def _acquire(self, header: UniqueHeader, call: Call, owned_for: tuple[int, int], running: str) -> Acquired:
-        """Own the key, or learn who does; wait while another call is being sent."""
-        wait, until = FIRST_WAIT, time.monotonic() + PATIENCE
-        replaces = call.unique.on_conflict == "replace" and not running
-        names: dict[str, Any] = {"task_id": call.id, "running": running, "gone": "", "awaited": call.is_awaited}
-        names["ttl_ms"], names["due_ms"] = owned_for
-        while True:
-            found = self._delayed.unique.acquire(header.field, header.token, replaces=replaces, **names)
-            if not found.is_open and not names["gone"] and not running and self._is_dead(found):
-                names["gone"] = found.task_id
-                continue
-            if not found.is_open or call.is_awaited:
-                return found
-            if time.monotonic() >= until:
+            late = time.monotonic() >= until
+            if found.owns:
+                with suppress(LostKeyError):
+                    return self._send_message(header, found, call, is_retry=bool(running))
+                # The message that it was to replace has started, or it took longer than it may.
                 if running:
-                    return found
-                raise _busy(call, header.key)
+                    return call.send_as(call.id)
+            elif not found.is_open or call.is_awaited or (late and running):
+                return found
+            if late:
+                raise OperationalError(f"{call.task}: other calls with the key {key!r} are being sent: try again")
             time.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
 
-    def _send_message(self, header: UniqueHeader, found: Acquired, call: Call, *, is_retry: bool) -> Any:
+    def _acquire(self, header: UniqueHeader, call: UniqueCall, owned_for: tuple[int, int], running: str) -> Acquired:
+        """Own the key, also that of an owner that waits in vain, or learn who owns it."""
+        acquire = partial(
+            self._stored.unique.acquire,
+            header.field,
+            header.token,
+            task_id=call.id,
+            ttl_ms=owned_for[0],
+            due_ms=owned_for[1],
+            replaces=call.unique.on_conflict == "replace" and not running,
+            running=running,
+            awaited=call.is_awaited,
+        )
+        found = acquire(gone="")
+        return acquire(gone=found.task_id) if not running and self._is_dead(found) else found
+
+    def _send_message(self, header: UniqueHeader, found: Acquired, call: UniqueCall, *, is_retry: bool) -> Any:
         """Send the message that owns a key. Raises LostKeyError if it does not any more."""
-        owners = self._delayed.unique
-        send = Send(found.task_id, is_retry_of(self._app, found.task_id), key=header)
-        send.through_store = found.replaces and found.state == "delayed"
+        owners = self._stored.unique
+        through_store = found.replaces and found.state == "delayed"
+        send = Send(found.task_id, is_retry_of(self._app, found.task_id), key=header, through_store=through_store)
         try:
             with self._sends.open(send):
                 result = call.send_as(found.task_id)
@@ -296,16 +299,12 @@ class UniqueCalls:
 
     def _is_dead(self, owner: Acquired) -> bool:
         """Tell whether the owner of a key waits in vain: a dispatcher could not send it, or a retry of it."""
-        if owner.owns or owner.state != "delayed" or not is_id(owner.task_id):
+        if owner.owns or owner.is_open or owner.state != "delayed" or not is_id(owner.task_id):
             return False
-        is_dead = self._delayed.queue.calls.is_dead
+        is_dead = self._stored.queue.calls.is_dead
         return is_dead(owner.task_id) or is_dead(retry_id(owner.task_id))
 
     def _tell(self, task: str, text: str, key: str) -> None:
         if task not in self._told:
             self._told.add(task)
             logger.warning(text, task, key, extra={"action": "not_unique"})
-
-
-def _busy(call: Call, key: str) -> OperationalError:
-    return OperationalError(f"{call.task}: other calls with the key {key!r} are being sent: try again")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 from urllib.error import URLError
@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.celery.queues.depth import Depth
+from redis_queue.celery.queues.depth import BrokerQueues, Depth
 from redis_queue.store.codec import read_document, small_integer
 
 logger = logger_of(__name__)
@@ -111,11 +111,11 @@ def _count(value: Any) -> int | None:
         return None
 
 
-class AmqpQueues:
+class AmqpQueues(BrokerQueues):
     """Reads queues through kombu's *connection*; a declaration of a missing queue ends its channel, not the connection.
 
     All methods raise the errors of kombu and py-amqp if the broker is away. Without an answer of the *management* API,
-    what only it tells is unknown.
+    what only it tells is unknown. A client of RabbitMQ cannot list its queues, so none are known to be bound.
     """
 
     def __init__(self, connection: Any, management: Management | None = None) -> None:
@@ -123,10 +123,6 @@ class AmqpQueues:
         self._channel: Any = None
         self._management = management
         self._managed: dict[str, Depth] | None = None
-
-    def bound(self, known: Collection[str] = ()) -> set[str]:  # noqa: ARG002
-        """Return no names: a client of RabbitMQ cannot list its queues."""
-        return set()
 
     def total(self, queues: Sequence[str]) -> tuple[int | None, int | None]:
         """Return how many messages wait in all *queues*, and are in flight; None without the management API."""

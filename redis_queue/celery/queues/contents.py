@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from redis_queue.admission.backlog import Backlog
@@ -14,7 +15,7 @@ from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import ListNames
 from redis_queue.celery.queues.message import Element, with_route
 from redis_queue.errors import InvalidValueError
-from redis_queue.store.chunks import CHUNK, MAX_CALL_BYTES, check_limit, check_offset
+from redis_queue.store.chunks import CHUNK, MAX_CALL_BYTES, by_size, check_limit, check_offset
 from redis_queue.store.ids import id_bytes
 from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.scripts import Scripts
@@ -120,7 +121,7 @@ class QueueContents:
             wanted -= of_list
             for _ in range(1 if place.group else PASSES):
                 if of_list:
-                    yield from self._pass(number, of_list, target)
+                    yield from self._pass(number, place, of_list, target)
             wanted |= of_list
 
     def purge(self, limit: int) -> Iterator[int]:
@@ -134,7 +135,9 @@ class QueueContents:
                 limit -= count
                 yield count
 
-    def _pass(self, number: int, wanted: set[str], target: str | None) -> Iterator[tuple[list[Element], int]]:
+    def _pass(
+        self, number: int, place: Place, wanted: set[str], target: str | None
+    ) -> Iterator[tuple[list[Element], int]]:
         """Remove those of *wanted* that are found, and remove their references from *wanted*."""
         offset = 0
         while wanted:
@@ -144,71 +147,54 @@ class QueueContents:
             chosen = [element for element in read if element.reference in wanted]
             removed: list[Element] = []
             if chosen:
-                take = self._take_from_backlog if chosen[0].group else self._take
-                removed, refused = take(number, chosen, target)
+                removed, refused = self._take(place, chosen, target)
                 wanted.difference_update(element.reference for element in (*removed, *refused))
                 yield removed, len(refused)
             offset += len(read) - len(removed)
 
     def _take(
-        self, number: int, elements: Sequence[Element], target: str | None
+        self, place: Place, elements: Sequence[Element], target: str | None
     ) -> tuple[list[Element], list[Element]]:
-        key = self._lists[number].key
-        to = key if target is None else self._names.all_of(target)[number].encode()
-        rows: list[tuple[Element, bytes]] = []
+        """Remove *elements* from *place*; return those that were removed, and those that cannot be moved."""
+        rows: list[tuple[Element, tuple[bytes, ...]]] = []
         refused: list[Element] = []
         for element in elements:
             try:
-                rows.append((element, b"" if target is None else self._moved(key, element, target)))
+                rows.append((element, self._moved(place, element, target)))
             except InvalidValueError:
                 refused.append(element)
-        script = self._scripts.bind("broker/remove", None, list=key, target=to, slot=self._slot)
+        remove = self._remover(place, target)
         removed: list[Element] = []
-        for batch in _by_size(rows):
+        for batch in by_size(rows, lambda row: row[0].size + sum(map(len, row[1])), BATCH_BYTES):
             # Those that this call has removed were older.
             more = [
                 part
                 for element, data in batch
-                for part in (element.older - len(removed), element.size, element.head, element.tail, data)
+                for part in (element.older - len(removed), element.size, element.head, element.tail, *data)
             ]
-            flags = script(sequence=next(self._numbers), more=more)
+            flags = remove(more)
             removed += [element for (element, _), flag in zip(batch, flags, strict=True) if flag == ord("1")]
         return removed, refused
 
-    def _take_from_backlog(
-        self, _: int, elements: Sequence[Element], target: str | None
-    ) -> tuple[list[Element], list[Element]]:
-        if target is not None or self._backlog is None:
-            return [], list(elements)
-        removed: list[Element] = []
-        for batch in _by_size([(element, b"") for element in elements]):
-            more = [
-                part
-                for element, _ in batch
-                for part in (element.older - len(removed), element.size, element.head, element.tail)
-            ]
-            flags = self._backlog.delete(elements[0].group, more)
-            removed += [element for (element, _), flag in zip(batch, flags, strict=True) if flag == ord("1")]
-        return removed, []
+    def _remover(self, place: Place, target: str | None) -> Callable[[list[Any]], bytes]:
+        """Return a call of the script that removes messages from *place*, and moves them to the queue *target*."""
+        if place.group and self._backlog is not None:
+            return partial(self._backlog.delete, place.group)
+        to = place.key if target is None else self._names.of_queue(target, place.step).encode()
+        script = self._scripts.bind("broker/remove", None, list=place.key, target=to, slot=self._slot)
+        return lambda more: bytes(script(sequence=next(self._numbers), more=more))
 
-    def _moved(self, key: bytes, element: Element, target: str) -> bytes:
+    def _moved(self, place: Place, element: Element, target: str | None) -> tuple[bytes, ...]:
+        """Return what the script takes beside *element*: the message that the queue *target* gets, or b""."""
+        if place.group:
+            if target is not None:
+                raise InvalidValueError("it waits for a place")
+            return ()
+        if target is None:
+            return (b"",)
         if element.size > MAX_CALL_BYTES:
             raise InvalidValueError(f"{element.size:,} bytes: must be at most {MAX_CALL_BYTES:,} to be moved")
-        data = element.head if not element.tail else self._scripts.command("LINDEX", key, -1 - element.older)
+        data = element.head if not element.tail else self._scripts.command("LINDEX", place.key, -1 - element.older)
         if not data or not data.startswith(element.head) or not data.endswith(element.tail):
             raise InvalidValueError("it has changed")
-        return with_route(data, target)
-
-
-def _by_size(rows: Sequence[tuple[Element, bytes]]) -> Iterator[list[tuple[Element, bytes]]]:
-    """Yield *rows* in parts whose messages take at most 512 KiB, or of one larger message."""
-    part: list[tuple[Element, bytes]] = []
-    size = 0
-    for element, data in rows:
-        if part and size + element.size + len(data) > BATCH_BYTES:
-            yield part
-            part, size = [], 0
-        part.append((element, data))
-        size += element.size + len(data)
-    if part:
-        yield part
+        return (with_route(data, target),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from redis_queue.admission.backlog import Backlog
 from redis_queue.admission.flows import OF_QUEUE
@@ -40,21 +40,36 @@ class Depth:
     waiting_for_place: int = 0
 
 
-class BacklogQueues:
+class BrokerQueues:
+    """Reads the queues of a broker; this class those of one that tells nothing."""
+
+    def bound(self, known: Collection[str] = ()) -> set[str]:  # noqa: ARG002
+        """Return the names of the queues that the broker knows; those of *known* queues may be left out."""
+        return set()
+
+    def depths(self, queues: Sequence[str]) -> list[Depth]:
+        """Return the depth of each queue."""
+        return [Depth() for _ in queues]
+
+    def total(self, queues: Sequence[str]) -> tuple[int | None, int | None]:  # noqa: ARG002
+        """Return how many messages wait in all *queues*, and how many are in flight; None if unknown."""
+        return None, None
+
+
+class BacklogQueues(BrokerQueues):
     """Adds to the depths that *reader* reads from a broker the messages of *app* that wait for a place.
 
     If the store is away, they are not counted.
     """
 
-    def __init__(self, app: Celery, reader: Any) -> None:
+    def __init__(self, app: Celery, reader: BrokerQueues) -> None:
         self._reader = reader
         store = Store.of(app)
         self._backlog = Backlog(Scripts(store.client), store.flow_keys)
 
     def bound(self, known: Collection[str] = ()) -> set[str]:
         """Return what the reader returns."""
-        found: set[str] = self._reader.bound(known)
-        return found
+        return self._reader.bound(known)
 
     def total(self, queues: Sequence[str]) -> tuple[int | None, int | None]:
         """Return how many messages wait in all *queues*, also for a place, and how many are in flight."""

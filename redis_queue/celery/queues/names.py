@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from redis_queue.celery.message.destinations import ForbiddenDestinationError, check_key
@@ -73,26 +74,26 @@ class QueueNames:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self._known: dict[tuple[Any, Any], str] = {}
+        self._known = lru_cache(maxsize=MOST_ROUTES)(self._find)
 
     def of(self, delivery_info: Mapping[str, Any]) -> str:
         """Return the queue of a message with *delivery_info*; its routing key if no queue is known."""
         route = delivery_info.get("exchange"), delivery_info.get("routing_key")
         try:
-            found = self._known.get(route)
+            return self._known(*route)
         except TypeError:
             # A message may carry anything here.
             return self._find(*route)
-        if found is None:
-            if len(self._known) >= MOST_ROUTES:
-                self._known.clear()
-            found = self._known[route] = self._find(*route)
-        return found
 
     def _find(self, exchange: Any, routing_key: Any) -> str:
-        if not exchange:
-            return str(routing_key or "")
-        for name, queue in list(self._app.amqp.queues.items()):
-            if queue.exchange is not None and (queue.exchange.name, queue.routing_key) == (exchange, routing_key):
-                return str(name)
+        return bound_queue(self._app, exchange, routing_key) or str(routing_key or "")
+
+
+def bound_queue(app: Celery, exchange: Any, routing_key: Any) -> str:
+    """Return the queue of *app* that *exchange* reaches by *routing_key*; "" if it has none."""
+    if not exchange:
         return str(routing_key or "")
+    for name, queue in list(app.amqp.queues.items()):
+        if queue.exchange is not None and (queue.exchange.name, queue.routing_key) == (exchange, routing_key):
+            return str(name)
+    return ""

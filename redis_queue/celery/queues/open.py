@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from kombu.exceptions import OperationalError
 from kombu.transport.redis import Channel as RedisChannel
@@ -12,7 +12,7 @@ from kombu.transport.redis import Channel as RedisChannel
 from redis_queue.celery.kombu.connection import add_timeouts
 from redis_queue.celery.queues.amqp import AmqpQueues, Management
 from redis_queue.celery.queues.contents import QueueContents
-from redis_queue.celery.queues.depth import BacklogQueues, Depth, purge_backlog, readable_backlog
+from redis_queue.celery.queues.depth import BacklogQueues, BrokerQueues, purge_backlog, readable_backlog
 from redis_queue.celery.queues.redis import RedisQueues
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.errors import ConfigurationError
@@ -25,38 +25,6 @@ PATIENCE: Final = 2.0
 
 LEASE: Final = 12.0
 """Lease for which :func:`add_timeouts` chooses a timeout of two seconds."""
-
-
-class BrokerQueues(Protocol):
-    """Reads the queues of a broker."""
-
-    def bound(self, known: Collection[str] = ()) -> set[str]:
-        """Return the names of the queues that the broker knows; those of *known* queues may be left out."""
-        ...
-
-    def depths(self, queues: Sequence[str]) -> list[Depth]:
-        """Return the depth of each queue."""
-        ...
-
-    def total(self, queues: Sequence[str]) -> tuple[int | None, int | None]:
-        """Return how many messages wait in all *queues*, and how many are in flight; None if unknown."""
-        ...
-
-
-class UnknownQueues:
-    """Queues of a broker that tells nothing."""
-
-    def bound(self, known: Collection[str] = ()) -> set[str]:  # noqa: ARG002
-        """Return no names."""
-        return set()
-
-    def depths(self, queues: Sequence[str]) -> list[Depth]:
-        """Return that nothing is known."""
-        return [Depth() for _ in queues]
-
-    def total(self, queues: Sequence[str]) -> tuple[int | None, int | None]:  # noqa: ARG002
-        """Return that nothing is known."""
-        return None, None
 
 
 @contextmanager
@@ -134,7 +102,7 @@ def _reader(app: Celery, connection: Any) -> BrokerQueues:
     elif _is_redis(connection):
         queues = RedisQueues(app, connection.default_channel)
     else:
-        return UnknownQueues()
+        return BrokerQueues()
     try:
         return BacklogQueues(app, queues)
     except ConfigurationError:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from redis_queue.admission.backlog import sent_at
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import InFlightKeys, ListNames
-from redis_queue.celery.queues.depth import Depth
+from redis_queue.celery.queues.depth import BrokerQueues, Depth
 from redis_queue.celery.queues.names import QueueNames
 from redis_queue.store.chunks import chunks
 from redis_queue.store.scripts import Scripts
@@ -40,7 +40,7 @@ NOT_A_LIST: Final = "its key in the broker is not a list: another program has wr
 _ROUTE: Final = re.compile(rb'("(?:[^"\\]|\\.)*"), ?("(?:[^"\\]|\\.)*")\]$')
 
 
-class RedisQueues:
+class RedisQueues(BrokerQueues):
     """Reads queues through kombu's *channel*. All methods raise StoreError."""
 
     def __init__(self, app: Celery, channel: Any) -> None:

@@ -6,8 +6,7 @@ Without the API, or without a tracer provider, all calls are no-ops. None of the
 keep a task from being stored, sent or run.
 """
 
-from redis_queue.celery.tracing.dispatch import DispatchSpans
-from redis_queue.celery.tracing.run import describe_runs
+from redis_queue.celery.tracing.delivery import DispatchSpans, describe_runs
 from redis_queue.celery.tracing.spans import schedule_spans, scheduling_call
 
 __all__ = ["DispatchSpans", "describe_runs", "schedule_spans", "scheduling_call"]

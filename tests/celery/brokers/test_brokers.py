@@ -22,7 +22,7 @@ from redis_queue.celery.migrate.release import Release
 from redis_queue.delay.model import Push
 from redis_queue.store.codec import JSON, Codec
 from redis_queue.store.keys import Keys
-from tests.support.celery.brokers import Broker, ManualClock
+from tests.support.celery.brokers import Broker, ManualClock, dispatch, send_due
 from tests.support.servers import RedisServer, client_options
 from tests.support.wait import wait_until
 
@@ -35,42 +35,9 @@ make_exchange: Any = Exchange
 make_binding: Any = binding
 
 
-@pytest.fixture
-def app(broker: Broker, redis_url: str) -> Celery:
-    return broker.app(redis_queue_url=redis_url)
-
-
-@pytest.fixture
-def delayed(app: Celery) -> DurableTasks:
-    return DurableTasks(app, leases=False)
-
-
-@pytest.fixture
-def work(app: Celery, delayed: DurableTasks) -> Iterator[Dispatcher]:
-    dispatcher = Dispatcher(app, delayed.queue)
-    yield dispatcher
-    dispatcher.close()
-
-
 def of_another_app(broker: Broker, redis_url: str, **settings: Any) -> DurableTasks:
     """Return the DurableTasks of another app, whose queues the dispatching app does not know."""
     return DurableTasks(broker.app(redis_queue_url=redis_url, **settings), leases=False)
-
-
-def dispatched(app: Celery) -> Dispatched:
-    """Dispatch due entries."""
-    dispatcher = Dispatcher(app, DurableTasks(app, leases=False).queue)
-    try:
-        return dispatcher.run()
-    finally:
-        dispatcher.close()
-
-
-def send_due(delayed: DurableTasks, name: str = "shop.remind", **options: Any) -> str:
-    """Store a delayed task and make it due."""
-    result = delayed.app.send_task(name, countdown=60, **options)
-    assert delayed.run_now(result.id)
-    return str(result.id)
 
 
 def test_broker_class_fits_the_kind_of_broker(app: Celery, broker: Broker, client: redis.Redis) -> None:
@@ -156,7 +123,7 @@ def test_existing_queue_with_other_arguments_is_used_unchanged(
     delayed = of_another_app(broker, redis_url)
     sent = [send_due(delayed, queue=name) for _ in range(2)]
 
-    assert dispatched(app) == Dispatched(sent=2)
+    assert dispatch(app) == Dispatched(sent=2)
 
     assert sorted(broker.take_ids(name)) == sorted(sent)
     told = [record for record in caplog.records if "used as it is" in record.message]
@@ -229,7 +196,7 @@ def test_queue_object_is_bound_only_if_the_setting_allows_it(*, broker: Broker, 
     id_ = send_due(delayed, exchange=exchange, routing_key="order.late", declare=[queue])
     plain = send_due(delayed, exchange=second, routing_key="paid", declare=[queue])
 
-    done = dispatched(app)
+    done = dispatch(app)
 
     assert done == (Dispatched(sent=2) if allowed else Dispatched(sent=1, failed=1))
     assert sorted(broker.take_ids(name)) == (sorted([id_, plain]) if allowed else [])
@@ -295,7 +262,7 @@ class TestAForbiddenDestination:
         delayed.queue.push_many([replace(push, destination=key, id=key) for key in keys])
         delayed.queue.push_many([replace(push, id="good")])
 
-        done = dispatched(app)
+        done = dispatch(app)
 
         # RabbitMQ has no lists: the list in a record is ignored.
         amqp = broker.url.startswith("amqp")
@@ -322,7 +289,7 @@ class TestAForbiddenDestination:
         again = send_due(delayed, exchange=broker.name("exchange"), routing_key="x", declare=[])
         own = send_due(delayed)
 
-        assert dispatched(app) == Dispatched(sent=2, failed=2)
+        assert dispatch(app) == Dispatched(sent=2, failed=2)
 
         assert broker.take_ids(named) == [good]
         assert broker.take_ids(app.conf.task_default_queue) == [own]
@@ -354,7 +321,7 @@ def test_queue_of_the_configuration_may_have_any_name(broker: Broker, redis_url:
     delayed = DurableTasks(app, leases=False)
     sent = send_due(delayed, queue=name)
 
-    assert dispatched(app) == Dispatched(sent=1)
+    assert dispatch(app) == Dispatched(sent=1)
 
     assert broker.take_ids(name) == [sent]
 
@@ -463,22 +430,12 @@ def test_edited_entry_becomes_a_dead_letter_with_its_bytes_and_blocks_no_others(
     assert delayed.count() == 0
 
 
-def test_task_that_expired_before_its_due_time_is_sent_and_revoked_by_the_worker(
-    app: Celery, broker: Broker, delayed: DurableTasks, work: Dispatcher
-) -> None:
-    id_ = send_due(delayed, expires=0.001)
-    assert work.run() == Dispatched(sent=1)
-    (message,) = broker.take(app.conf.task_default_queue)
-    assert message.headers["id"] == id_
-    assert message.headers["expires"]
-
-
 class TestOverdue:
     def test_run_sends_all_entries(self, broker: Broker, redis_url: str) -> None:
         app = broker.app(redis_queue_url=redis_url)
         delayed = DurableTasks(app, leases=False)
         delayed.queue.push_many([late(app) for _ in range(30)])
-        assert dispatched(app) == Dispatched(sent=30)
+        assert dispatch(app) == Dispatched(sent=30)
 
     def test_skip_makes_dead_letters_of_overdue_entries(self, broker: Broker, redis_url: str) -> None:
         app = broker.app(redis_queue_url=redis_url, redis_queue_overdue="skip:3600")
@@ -487,7 +444,7 @@ class TestOverdue:
         old.advance(-7200)
         DelayQueue("scheduled", redis_url, clock=old).push_many([late(app) for _ in range(3)])
         good = send_due(delayed)
-        assert dispatched(app) == Dispatched(sent=1)
+        assert dispatch(app) == Dispatched(sent=1)
         assert broker.take_ids(app.conf.task_default_queue) == [good]
         letters = delayed.queue.dead_letters()
         assert [letter.reason for letter in letters] == ["overdue by more than 3600 s"] * 3

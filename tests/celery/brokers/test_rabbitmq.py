@@ -8,27 +8,20 @@ from uuid import UUID
 
 import pytest
 from amqp.transport import TCPTransport
+from celery import Celery
 
 from redis_queue.celery import Dispatched, Dispatcher, DurableTasks
 from redis_queue.celery.brokers import amqp as amqp_broker
 from redis_queue.celery.brokers.amqp import FRAME_OVERHEAD, PIECE, TooLargeError
 from redis_queue.celery.message.envelope import Envelope
-from tests.support.celery.brokers import Broker
+from tests.support.celery.brokers import Broker, send_due
 
 pytestmark = pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
 
 
-def send_due(delayed: DurableTasks, **options: object) -> str:
-    """Store a delayed task and make it due."""
-    result = delayed.app.send_task("shop.remind", countdown=60, **options)
-    assert delayed.run_now(result.id)
-    return str(result.id)
-
-
-def test_deleted_exchange_refuses_only_its_own_messages(broker: Broker, redis_url: str, client: object) -> None:
-    app = broker.app(redis_queue_url=redis_url)
-    delayed = DurableTasks(app, leases=False)
-    work = Dispatcher(app, delayed.queue)
+def test_deleted_exchange_refuses_only_its_own_messages(
+    app: Celery, broker: Broker, delayed: DurableTasks, work: Dispatcher
+) -> None:
     exchange, bound = broker.name("gone"), broker.name("bound")
     broker.bind(bound, exchange, "x")
     send_due(delayed, exchange=exchange, routing_key="x", declare=[])
@@ -42,13 +35,9 @@ def test_deleted_exchange_refuses_only_its_own_messages(broker: Broker, redis_ur
     assert work.run() == Dispatched(sent=6, failed=1)
     assert set(broker.take_ids(app.conf.task_default_queue)) == set(ids)
     assert [entry.id for entry in delayed.list()] == [lost]
-    work.close()
 
 
-def test_deleted_queue_is_declared_again(broker: Broker, redis_url: str, client: object) -> None:
-    app = broker.app(redis_queue_url=redis_url)
-    delayed = DurableTasks(app, leases=False)
-    work = Dispatcher(app, delayed.queue)
+def test_deleted_queue_is_declared_again(app: Celery, broker: Broker, delayed: DurableTasks, work: Dispatcher) -> None:
     brief = broker.name("brief")
     send_due(delayed, queue=brief)
     assert work.run() == Dispatched(sent=1)
@@ -59,7 +48,6 @@ def test_deleted_queue_is_declared_again(broker: Broker, redis_url: str, client:
     assert delayed.run_now(late)
     assert work.run() == Dispatched(sent=1)
     assert broker.take_ids(brief) == [late]
-    work.close()
 
 
 @pytest.mark.parametrize(
@@ -73,11 +61,8 @@ def test_deleted_queue_is_declared_again(broker: Broker, redis_url: str, client:
     ids=["larger than a frame", "of a type that AMQP lacks", "with a long name"],
 )
 def test_headers_that_the_broker_lacks_refuse_only_their_message(
-    broker: Broker, redis_url: str, headers: dict[str, Any], reason: str
+    *, app: Celery, broker: Broker, delayed: DurableTasks, work: Dispatcher, headers: dict[str, Any], reason: str
 ) -> None:
-    app = broker.app(redis_queue_url=redis_url)
-    delayed = DurableTasks(app, leases=False)
-    work = Dispatcher(app, delayed.queue)
     first = send_due(delayed)
     refused = send_due(delayed, headers=headers)
     last = send_due(delayed, headers={"note": "x" * 120_000})
@@ -87,13 +72,11 @@ def test_headers_that_the_broker_lacks_refuse_only_their_message(
     assert found is not None
     assert (found.state, found.deliveries) == ("delayed", 1)
     assert re.search(reason, found.reason)
-    work.close()
 
 
-def test_large_message_is_sent_in_pieces(broker: Broker, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = broker.app(redis_queue_url=redis_url)
-    delayed = DurableTasks(app, leases=False)
-    work = Dispatcher(app, delayed.queue)
+def test_large_message_is_sent_in_pieces(
+    app: Celery, broker: Broker, delayed: DurableTasks, work: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes: list[int] = []
     write = TCPTransport.write
 
@@ -108,7 +91,6 @@ def test_large_message_is_sent_in_pieces(broker: Broker, redis_url: str, monkeyp
     # Each write has to end within the timeout of the socket.
     assert sum(sizes) > 1_000_000
     assert max(sizes) == PIECE
-    work.close()
 
 
 def test_largest_frame_is_accepted(broker: Broker) -> None:

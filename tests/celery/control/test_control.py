@@ -189,31 +189,19 @@ class TestInspectReplyForTheStore:
 
 
 class TestWithAWorker:
-    def test_foreign_client_revokes_stored_tasks(self, fleet: Fleet, delayed: DurableTasks) -> None:
+    def test_foreign_clients_revoke_stored_tasks(self, fleet: Fleet, delayed: DurableTasks) -> None:
         with fleet.worker() as worker:
             worker.wait_for_output("ready.")
             fleet.wait_for_control()
-            result = send(delayed, 60)
             # Like Flower, which is started with the URL of the broker only.
+            result = send(delayed, 60)
             fleet.app().control.revoke(result.id)
             wait_until(lambda: result.state == "REVOKED", description="the state REVOKED")
             wait_until(lambda: delayed.count() == 0, description="the store to be empty")
-
-    def test_the_command_line_revokes_too(self, fleet: Fleet, delayed: DurableTasks) -> None:
-        result = stamped(delayed, tenant="acme")
-        with fleet.worker() as worker:
-            worker.wait_for_output("ready.")
-            fleet.wait_for_control()
-            command = [
-                sys.executable,
-                "-m",
-                "celery",
-                "-A",
-                "tests.support.celery.delaying_app",
-                "control",
-                "revoke",
-                result.id,
-            ]
+            # The command line.
+            result = stamped(delayed, tenant="acme")
+            app = ("-A", "tests.support.celery.delaying_app")
+            command = (sys.executable, "-m", "celery", *app, "control", "revoke", result.id)
             done = subprocess.run(command, cwd=ROOT, env={**os.environ, **fleet.environment()}, timeout=60)
             assert done.returncode == 0
             assert delayed.count() == 0

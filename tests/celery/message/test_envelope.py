@@ -17,17 +17,17 @@ from kombu.utils.json import dumps, register_type
 
 from redis_queue import DelayQueue, InvalidValueError
 from redis_queue.celery import Dispatcher, DurableTasks
-from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.headers import CALL, ETA
-from redis_queue.celery.message.packing import (
+from redis_queue.celery.message.envelope import (
     MOST_CODES,
     PHRASES,
     TAG,
     VERSION,
+    Envelope,
     UnknownVersionError,
     expand,
     needs_reading,
 )
+from redis_queue.celery.message.headers import CALL, ETA
 from redis_queue.celery.message.task_entry import restore_types
 from redis_queue.delay.model import Push
 from tests.support.celery.brokers import Broker

@@ -18,19 +18,15 @@ from celery import Celery
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kombu.connection import Connection
-from kombu.transport.redis import Channel
 
 from redis_queue import ConfigurationError, InvalidValueError
 from redis_queue.celery import CelerySettings
 from redis_queue.celery.brokers.base import Broker
 from redis_queue.celery.control import panel as control
-from redis_queue.celery.fetch.channel import FetchingChannel
-from redis_queue.celery.fetch.fetch import Fetched
 from redis_queue.celery.kombu.keys import InFlightKeys, ListNames
 from redis_queue.celery.leases.poison import _read_start, _stamp
 from redis_queue.celery.message.entry import TaskCall
-from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.packing import VERSION, element_of
+from redis_queue.celery.message.envelope import VERSION, Envelope, element_of
 from redis_queue.celery.message.producer import build, describe
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.migrate.kombu_backlog import BacklogTask, KombuBacklog, RemainingTask
@@ -38,6 +34,7 @@ from redis_queue.celery.results import _request
 from redis_queue.celery.settings import NAMESPACE, Overdue
 from redis_queue.model import Entry
 from tests.support.celery.brokers import declared, exchange_of
+from tests.support.celery.fetching import take_in
 from tests.support.celery.messages import envelopes, message
 from tests.support.mutations import as_json, damaged_bytes, fuzzed, json_values, objects_with, outcome
 
@@ -199,13 +196,6 @@ class TestMessageOfStockWorkers:
             assert all(isinstance(found, BacklogTask | RemainingTask) for found in page)
 
 
-class Fetching(FetchingChannel, Channel):
-    """A channel without a connection."""
-
-    def __del__(self) -> None:
-        """Close nothing: there is no connection."""
-
-
 @example(b"[" * 100_000)
 @example(b'{"properties":{"x":{"__type__":"decimal","__value__":"x"}}}')
 @fuzzed
@@ -213,14 +203,9 @@ class Fetching(FetchingChannel, Channel):
 def test_fetched_message_is_delivered_or_quarantined_with_its_bytes(item: bytes) -> None:
     aside: list[Any] = []
     handed: list[Any] = []
-    channel = object.__new__(Fetching)
-    channel._active_queues = ["celery"]
-    channel._qos = SimpleNamespace(
-        put_aside=lambda *found: aside.append(found), record=lambda *_: None, can_consume=lambda: True
-    )
+    channel = take_in(item, lambda *found: aside.append(found))
     channel.connection = SimpleNamespace(_deliver=lambda *found: handed.append(found))
     channel._queue_cycle = SimpleNamespace(rotate=handed.append)
-    channel._take_in(Fetched(1.0, 1.0, [("celery", item, "tag")]))
     while channel._received:
         channel.hand_on()
     assert aside == ([] if handed else [("tag", item)])
@@ -282,18 +267,20 @@ class TestConfiguration:
 class NoStore:
     """A DurableTasks without a store, for readers of requests: it asserts that ids are valid."""
 
-    def cancel_many(self, ids: list[str]) -> None:
+    def revoke_many(self, ids: list[str]) -> set[str]:
         """Check the ids as the store does."""
         assert all(isinstance(id_, str) and id_.isprintable() and 0 < len(id_) < 256 for id_ in ids)
+        return set()
 
     delays = True
+    queue = SimpleNamespace(calls=SimpleNamespace(note_sent=list))
     settings = SimpleNamespace(prefix="redis_queue", delay_queue="scheduled")
 
     def cancel_matching(self, *, stamp: Any) -> None:
         """Accept any stamp."""
 
     def get(self, id_: str) -> None:
-        self.cancel_many([id_])
+        self.revoke_many([id_])
 
 
 @fuzzed

@@ -17,15 +17,11 @@ import pytest
 import redis
 from celery import Celery
 from click.testing import CliRunner
-from kombu.transport.redis import Channel
 
 from redis_queue.basics.times import from_ms
 from redis_queue.celery import Dispatcher, DurableTasks
 from redis_queue.celery.control import panel as control
-from redis_queue.celery.fetch.channel import FetchingChannel
-from redis_queue.celery.fetch.fetch import Fetched
-from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.packing import MOST_CODES, VERSION
+from redis_queue.celery.message.envelope import MOST_CODES, VERSION, Envelope
 from redis_queue.celery.message.task_entry import Conditions, TaskEntry
 from redis_queue.celery.results import _request
 from redis_queue.cli import celery as cli
@@ -33,6 +29,7 @@ from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
 from redis_queue.store.codec import JSON, Codec
 from redis_queue.store.keys import Keys
+from tests.support.celery.fetching import take_in
 from tests.support.celery.messages import message
 from tests.support.servers import RedisServer
 
@@ -236,19 +233,9 @@ def server_seconds(client: redis.Redis) -> float:
     return float(found["used_cpu_user"])
 
 
-class Fetching(FetchingChannel, Channel):
-    """A channel without a connection."""
-
-    def __del__(self) -> None:
-        """Close nothing: there is no connection."""
-
-
 def read_as_worker(item: bytes) -> None:
     """Read *item* as a worker does, and find the list to which it would be returned."""
-    channel = object.__new__(Fetching)
-    channel._active_queues = ["celery"]
-    channel._qos = SimpleNamespace(put_aside=lambda *_: None, record=lambda *_: None)
-    channel._take_in(Fetched(1.0, 1.0, [("celery", item, "tag")]))
+    channel = take_in(item, lambda *_: None)
     for fetched in channel._received:
         channel._get_message_priority(fetched._raw)
 

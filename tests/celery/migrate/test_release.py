@@ -245,8 +245,8 @@ def _twice(call: Callable[..., Any]) -> Callable[..., Any]:
     """Lose the first reply of each call, so that it is repeated."""
 
     def again(name: str, **arguments: Any) -> Any:
-        script = call.__self__._numbered.script(name)  # type: ignore[attr-defined]
-        command = script._command((), {"sequence": call.__self__._numbered.next_number(), **arguments})  # type: ignore[attr-defined]
+        script = call.__self__.script(name)  # type: ignore[attr-defined]
+        command = script._command((), {"sequence": call.__self__.next_number(), **arguments})  # type: ignore[attr-defined]
         script._link.send(*command)
         return script._link.send(*command)
 

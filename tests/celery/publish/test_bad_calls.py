@@ -7,24 +7,23 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import date, datetime, timedelta, timezone
 from datetime import time as time_of_day
 from decimal import Decimal
+from functools import partial
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 import redis
-from celery import Celery, Task, chain, group
-from celery._state import _task_stack
+from celery import Celery, chain, group
 from celery.exceptions import Retry
 from kombu.exceptions import EncodeError
 
 from redis_queue import BodyError, InvalidDelayError, InvalidValueError, RedisQueueError
-from redis_queue.celery import Dispatcher, DurableTasks
-from tests.support.celery.brokers import Broker
+from redis_queue.celery import DurableTasks
+from tests.support.celery.brokers import Broker, deliver, running
 from tests.support.paths import ROOT
 
 TEN_YEARS = 3653 * 86400
@@ -61,18 +60,6 @@ def refused(client: redis.Redis, kind: type[RedisQueueError], named: str, call: 
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
     assert client.keys() == []
-
-
-def deliver(app: Celery) -> int:
-    """Make all stored entries due and dispatch them; return the number of sent entries."""
-    delayed = DurableTasks(app, leases=False)
-    for id_ in stored(app):
-        assert delayed.run_now(id_)
-    dispatcher = Dispatcher(app, delayed.queue)
-    try:
-        return dispatcher.run().sent
-    finally:
-        dispatcher.close()
 
 
 WAYS: dict[str, Callable[..., Any]] = {
@@ -146,28 +133,33 @@ def test_an_impossible_eta_is_refused(app: Celery, client: redis.Redis, way: str
 
 @on_redis
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "push_many"])
-@pytest.mark.parametrize("value", [TEN_YEARS + 1, timedelta(days=20_000)])
-def test_a_countdown_of_more_than_ten_years_waits_in_the_broker_as_without_the_line(
-    app: Celery, client: redis.Redis, way: str, value: Any, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("delay", "reason"),
+    [
+        ({"countdown": TEN_YEARS + 1}, "delay="),
+        ({"countdown": timedelta(days=20_000)}, "delay="),
+        ({"eta": datetime(2080, 1, 1)}, "due_at="),
+        ({"eta": datetime(9999, 12, 31, tzinfo=timezone.utc)}, "due_at="),
+    ],
+)
+def test_a_delay_of_more_than_ten_years_waits_in_the_broker_as_without_the_line(
+    *,
+    app: Celery,
+    client: redis.Redis,
+    way: str,
+    delay: dict[str, Any],
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    WAYS[way](app, countdown=value)
+    WAYS[way](app, **delay)
     (message,) = map(json.loads, client.lrange(app.conf.task_default_queue, 0, -1))
-    assert datetime.fromisoformat(message["headers"]["eta"]) > datetime.now(timezone.utc) + timedelta(days=3600)
+    eta = message["headers"]["eta"]
+    if "eta" in delay:
+        assert eta.startswith(delay["eta"].isoformat()[:19])
+    else:
+        assert datetime.fromisoformat(eta) > datetime.now(timezone.utc) + timedelta(days=3600)
     assert DurableTasks(app, leases=False).count() == 0
-    assert "waits in the broker: delay=" in caplog.text
-
-
-@on_redis
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "push_many"])
-@pytest.mark.parametrize("value", [datetime(2080, 1, 1), datetime(9999, 12, 31, tzinfo=timezone.utc)])
-def test_an_eta_of_more_than_ten_years_waits_in_the_broker_as_without_the_line(
-    app: Celery, client: redis.Redis, way: str, value: datetime, caplog: pytest.LogCaptureFixture
-) -> None:
-    WAYS[way](app, eta=value)
-    (message,) = map(json.loads, client.lrange(app.conf.task_default_queue, 0, -1))
-    assert message["headers"]["eta"].startswith(value.isoformat()[:19])
-    assert DurableTasks(app, leases=False).count() == 0
-    assert "waits in the broker: due_at=" in caplog.text
+    assert f"waits in the broker: {reason}" in caplog.text
 
 
 @on_redis
@@ -179,19 +171,15 @@ def test_a_countdown_counts_more_than_an_eta_as_without_the_line(app: Celery, wa
 
 
 @on_redis
-@pytest.mark.parametrize("value", [math.nan, "5", True, timedelta.max])
-def test_push_many_refuses_an_impossible_countdown_for_all(app: Celery, client: redis.Redis, value: Any) -> None:
-    signatures = [app.tasks["shop.add"].s(1, 2)] * 3
-    call = lambda: DurableTasks(app, leases=False).push_many(signatures, countdown=value)  # noqa: E731
+@pytest.mark.parametrize("value", [math.nan, math.inf, "5", True, timedelta.max])
+@pytest.mark.parametrize("of_all", [True, False], ids=["for all", "of the last"])
+def test_push_many_refuses_an_impossible_countdown(
+    app: Celery, client: redis.Redis, value: Any, *, of_all: bool
+) -> None:
+    add, push_many = app.tasks["shop.add"], DurableTasks(app, leases=False).push_many
+    last = add.s(1, 2) if of_all else add.s(1, 2).set(countdown=value)
+    call = partial(push_many, [add.s(1, 2).set(countdown=5), last], countdown=value if of_all else None)
     refused(client, InvalidDelayError, f"countdown={value!r}", call)
-
-
-@on_redis
-@pytest.mark.parametrize("value", ["5", True, math.nan, math.inf])
-def test_push_many_refuses_the_last_of_many_like_the_first(app: Celery, client: redis.Redis, value: Any) -> None:
-    add = app.tasks["shop.add"]
-    signatures = [add.s(1, 2).set(countdown=5), add.s(1, 2).set(countdown=value)]
-    refused(client, InvalidDelayError, f"={value!r}", lambda: DurableTasks(app, leases=False).push_many(signatures))
 
 
 @on_redis
@@ -202,13 +190,6 @@ class TestValidDelay:
 
         (entry,) = DurableTasks(app, leases=False).list()
         assert entry.due_at - entry.stored_at == timedelta(minutes=5)
-
-    def test_may_differ_between_signatures(self, app: Celery) -> None:
-        add = app.tasks["shop.add"]
-        DurableTasks(app, leases=False).push_many([add.s(1, 2).set(countdown=timedelta(minutes=n)) for n in (1, 2)])
-
-        waits = [entry.due_at - entry.stored_at for entry in DurableTasks(app, leases=False).list()]
-        assert waits == [timedelta(minutes=1), timedelta(minutes=2)]
 
     @pytest.mark.parametrize(
         "delay",
@@ -277,7 +258,7 @@ def test_unusual_task_id_is_kept(app: Celery, broker: Broker, value: Any) -> Non
     app.send_task("shop.add", countdown=5, task_id=value)
 
     assert stored(app) == [str(value)]
-    assert deliver(app) == 1
+    assert deliver(app).sent == 1
     assert [message.headers["id"] for message in broker.take(app.conf.task_default_queue)] == [value]
 
 
@@ -299,7 +280,7 @@ def test_queue_with_an_invalid_list_name_is_refused(app: Celery, client: redis.R
 def test_unusual_queue_name_gets_its_message(app: Celery, client: redis.Redis, value: str) -> None:
     app.send_task("shop.add", countdown=5, queue=value)
 
-    assert deliver(app) == 1
+    assert deliver(app).sent == 1
     assert client.llen(value) == 1
 
 
@@ -313,7 +294,7 @@ def test_priority_selects_the_same_list_as_kombu(app: Celery, client: redis.Redi
 
     app.send_task("shop.add", priority=value, countdown=5)
 
-    assert deliver(app) == 1
+    assert deliver(app).sent == 1
     assert client.keys(f"{queue}*") == [expected]
 
 
@@ -325,7 +306,7 @@ def test_message_that_rabbitmq_refuses_is_put_back_and_blocks_no_others(
     for number, more in enumerate(({}, options, {})):
         app.send_task("shop.add", countdown=5, task_id=f"order-{number}", **more)
 
-    assert deliver(app) == 2
+    assert deliver(app).sent == 2
     assert sorted(broker.take_ids(app.conf.task_default_queue)) == ["order-0", "order-2"]
     assert stored(app) == ["order-1"]
 
@@ -346,7 +327,7 @@ def test_argument_that_cannot_be_serialized_is_refused_as_without_a_delay(
 def test_argument_that_celery_serializes_arrives(app: Celery, broker: Broker, argument: Any) -> None:
     app.send_task("shop.add", [argument], countdown=5)
 
-    assert deliver(app) == 1
+    assert deliver(app).sent == 1
     (message,) = broker.take(app.conf.task_default_queue)
     assert repr(message.payload[0]) == repr([argument])
 
@@ -370,18 +351,6 @@ def test_a_forecast_of_no_buckets_is_refused(app: Celery, client: redis.Redis, v
     refused(
         client, InvalidValueError, f"buckets={value!r}", lambda: DurableTasks(app, leases=False).forecast(buckets=value)
     )
-
-
-@contextmanager
-def running(task: Task, task_id: str, *args: Any) -> Iterator[None]:
-    """Act like a worker that is running *task*."""
-    _task_stack.push(task)
-    task.push_request(id=task_id, args=args, kwargs={}, called_directly=False, is_eager=False)
-    try:
-        yield
-    finally:
-        task.pop_request()
-        _task_stack.pop()
 
 
 @on_redis

@@ -16,7 +16,7 @@ from celery.signals import before_task_publish
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import CALL, ETA, SENT
-from tests.support.celery.brokers import Broker
+from tests.support.celery.brokers import Broker, stored_messages
 
 pytestmark = pytest.mark.parametrize("broker", ["redis"], indirect=True)
 
@@ -38,7 +38,7 @@ def app(broker: Broker, redis_url: str) -> Celery:
 
 def stored(delayed: DurableTasks) -> dict[str, Envelope]:
     """Return every stored message by id."""
-    return {entry.id: Envelope.unpack(entry.payload, entry.id, entry.headers) for entry in delayed.queue}
+    return {envelope.id: envelope for envelope in stored_messages(delayed.app)}
 
 
 def comparable(envelope: Envelope) -> Any:
@@ -240,8 +240,8 @@ def test_clock_of_the_app_applies_to_each_message(app: Celery, monkeypatch: pyte
 def test_without_customization_celery_is_called_once(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     delayed = DurableTasks(app, leases=False)
     sent: list[Any] = []
-    collect = delayed._collect
-    monkeypatch.setattr(delayed, "_collect", lambda *given: (sent.append(given), collect(*given))[1])
+    collect = delayed._capture.sends.collect
+    monkeypatch.setattr(delayed._capture.sends, "collect", lambda: (sent.append(1), collect())[1])
     delayed.push_many([app.tasks["shop.remind"].s(number) for number in range(20)], countdown=60)
     assert (len(sent), delayed.count()) == (1, 20)
 

@@ -13,8 +13,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 import redis
-from celery import Celery, Task, chain, chord, group, signature
-from celery._state import _task_stack
+from celery import Celery, chain, chord, group, signature
 from celery.exceptions import Ignore, Reject, Retry
 from celery.signals import after_task_publish, before_task_publish
 from click.testing import CliRunner
@@ -22,12 +21,20 @@ from kombu.compression import encoders
 from kombu.exceptions import OperationalError
 
 from redis_queue import ConfigurationError, InvalidValueError
-from redis_queue.celery import Dispatched, Dispatcher, DurableTasks
-from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.headers import CALL, ETA, OWN, SENT
 from redis_queue.celery.publish.send import OwnBroker
 from redis_queue.model import Entry
-from tests.support.celery.brokers import Broker, connect, declared, exchange_of
+from tests.support.celery.brokers import (
+    Broker,
+    connect,
+    declared,
+    deliver,
+    dispatch,
+    exchange_of,
+    running,
+    stored_messages,
+)
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -83,31 +90,9 @@ def entries(app: Celery) -> list[Entry]:
     return DurableTasks(app, leases=False).queue.list(limit=500)
 
 
-def envelopes(app: Celery) -> list[Envelope]:
-    """Return the stored messages, by due time."""
-    return [Envelope.unpack(entry.payload, entry.id, entry.headers) for entry in entries(app)]
-
-
 def tasks(app: Celery) -> list[str]:
     """Return the names of the stored tasks, by due time."""
     return [entry.task for entry in DurableTasks(app, leases=False).list()]
-
-
-def deliver(app: Celery) -> Dispatched:
-    """Make all entries due and dispatch them."""
-    delayed = DurableTasks(app, leases=False)
-    for entry in entries(app):
-        assert delayed.run_now(entry.id)
-    return dispatch(app)
-
-
-def dispatch(app: Celery) -> Dispatched:
-    """Dispatch due entries."""
-    dispatcher = Dispatcher(app, DurableTasks(app, leases=False).queue)
-    try:
-        return dispatcher.run()
-    finally:
-        dispatcher.close()
 
 
 def default_of(app: Celery) -> str:
@@ -125,18 +110,6 @@ def due_in_an_hour(app: Celery) -> bool:
     """Return whether entries exist and all are due in an hour."""
     found = entries(app)
     return bool(found) and all(HOUR - 30 < seconds_left(entry) <= HOUR + 1 for entry in found)
-
-
-@contextmanager
-def running(task: Task, task_id: str, **request: Any) -> Iterator[None]:
-    """Act like a worker that is running *task*."""
-    _task_stack.push(task)
-    task.push_request(id=task_id, args=[1, 2], kwargs={}, called_directly=False, is_eager=False, **request)
-    try:
-        yield
-    finally:
-        task.pop_request()
-        _task_stack.pop()
 
 
 @contextmanager
@@ -160,13 +133,13 @@ def beat(app: Celery) -> None:
 
 def retry(app: Celery) -> None:
     task = app.tasks["shop.add"]
-    with running(task, "retried"), pytest.raises(Retry):
+    with running(task, "retried", 1, 2), pytest.raises(Retry):
         task.retry(countdown=HOUR)
 
 
 def replace_within(app: Celery) -> None:
     task = app.tasks["shop.add"]
-    with running(task, "replaced", delivery_info={}), pytest.raises(Ignore):
+    with running(task, "replaced", 1, 2, delivery_info={}), pytest.raises(Ignore):
         task.replace(add(app, 3, 4).set(countdown=HOUR))
 
 
@@ -498,10 +471,11 @@ class TestDeliveredMessage:
         if broker.url.startswith("amqp"):
             assert (HOUR - 30) * 1000 < int(message.properties["expiration"]) <= HOUR * 1000
 
+    @pytest.mark.parametrize("broker", ["redis", "another redis", "rabbitmq"], indirect=True)
     def test_is_sent_to_a_worker_even_if_expired(self, broker: Broker, redis_url: str) -> None:
         app = capturing(broker, redis_url)
         add(app, 1, 2).apply_async(countdown=60, expires=0.001)
-        wait_until(lambda: envelopes(app)[0].expires_at, description="an expiry")
+        wait_until(lambda: stored_messages(app)[0].expires_at, description="an expiry")
 
         assert deliver(app).sent == 1
         (message,) = broker.take(default_of(app))
@@ -632,7 +606,7 @@ class TestRoutes:
 
         add(app, 1, 2).apply_async(countdown=HOUR, queue=mail)
 
-        (envelope,) = envelopes(app)
+        (envelope,) = stored_messages(app)
         assert envelope.exchange == "celery_delayed_delivery"
         assert envelope.routing_key == mail
         with native_delay(on_rabbitmq, queue) as delayed_natively:
@@ -818,7 +792,7 @@ class TestUnavailableStore:
         app = capturing(on_redis, nowhere, redis_queue_on_store_error=policy)
         task = app.tasks["shop.add"]
 
-        with running(task, "order-42"), pytest.raises(Retry):
+        with running(task, "order-42", 1, 2), pytest.raises(Retry):
             task.retry(countdown=HOUR)
 
         (message,) = on_redis.take(default_of(app))
@@ -830,14 +804,14 @@ class TestUnavailableStore:
         app = capturing(on_redis, nowhere, redis_queue_on_store_error="raise")
         task = app.tasks["shop.add"]
 
-        with running(task, "order-42"), pytest.raises(Reject):
+        with running(task, "order-42", 1, 2), pytest.raises(Reject):
             task.retry(countdown=HOUR)
         assert on_redis.take(default_of(app)) == []
 
     def test_is_an_error_for_another_task_sent_within_a_retry(self, on_redis: Broker, nowhere: str) -> None:
         app = capturing(on_redis, nowhere)
 
-        with running(app.tasks["shop.add"], "order-42"), pytest.raises(OperationalError):
+        with running(app.tasks["shop.add"], "order-42", 1, 2), pytest.raises(OperationalError):
             add(app, 1, 2).apply_async(countdown=HOUR)
 
     def test_is_tried_again_by_a_later_publish(
@@ -985,7 +959,7 @@ class TestInstalling:
 
         app.send_task("shop.add", (1, 2), countdown=HOUR)
 
-        (envelope,) = envelopes(app)
+        (envelope,) = stored_messages(app)
         assert envelope.content_type == "application/x-python-serialize"
         assert "task" not in envelope.headers
         assert envelope.routing_key == default_of(app)

@@ -16,7 +16,7 @@ from tests.support.servers import RedisServer
 
 ROOT = f"{Path(redis_queue.__file__).parent}/"
 SCRIPTS = "store/scripts.py"
-MOST = 17
+MOST = 14
 
 
 def test_a_countdown_enters_few_modules_before_its_script(redis_server: RedisServer, client: redis.Redis) -> None:

@@ -21,10 +21,10 @@ from opentelemetry.instrumentation.celery import CeleryInstrumentor
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
-from redis_queue.celery import Dispatched, Dispatcher, DurableTasks, push_task
+from redis_queue.celery import Dispatched, DurableTasks, push_task
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import DUE_AT
-from tests.support.celery.brokers import Broker
+from tests.support.celery.brokers import Broker, dispatch, stored_messages
 from tests.support.celery.delaying_names import NOTE, STUBBORN
 from tests.support.celery.processes import CeleryProcess
 from tests.support.celery.spans import Recorder, SpanRow, read, recording
@@ -190,19 +190,10 @@ def app(redis_server: RedisServer, broker: Broker) -> Celery:
     return app
 
 
-def stored(app: Celery) -> list[Envelope]:
-    entries = DurableTasks(app, leases=False).queue.list(limit=500)
-    return [Envelope.unpack(entry.payload, entry.id, entry.headers) for entry in entries]
-
-
-def dispatch(app: Celery) -> Dispatched:
+def dispatch_due(app: Celery) -> Dispatched:
     queue = DurableTasks(app, leases=False).queue
     wait_until(lambda: queue.moves.due_in() <= 0, description="a due entry")
-    dispatcher = Dispatcher(app, queue)
-    try:
-        return dispatcher.run()
-    finally:
-        dispatcher.close()
+    return dispatch(app)
 
 
 def context_in(envelope: Envelope) -> str:
@@ -215,7 +206,7 @@ def context_in(envelope: Envelope) -> str:
 def test_push_many_creates_a_span_for_each_task(app: Celery, spans: Recorder) -> None:
     results = DurableTasks(app, leases=False).push_many([app.signature(NOTE) for _ in range(3)], countdown=60)
     assert {span.attributes["messaging.message.id"] for span in spans} == {result.id for result in results}
-    assert sorted(map(context_in, stored(app))) == sorted(span.context for span in spans)
+    assert sorted(map(context_in, stored_messages(app))) == sorted(span.context for span in spans)
     assert len({span.context for span in spans}) == 3
 
 
@@ -227,9 +218,9 @@ def test_pushed_call_keeps_its_own_schedule_span(app: Celery, broker: Broker, sp
     assert scheduled.attributes["messaging.message.id"] == id_
     if other:
         with instrumented():
-            assert dispatch(app) == Dispatched(1)
+            assert dispatch_due(app) == Dispatched(1)
     else:
-        assert dispatch(app) == Dispatched(1)
+        assert dispatch_due(app) == Dispatched(1)
     assert one(spans.named(f"dispatch {NOTE}")).links == [scheduled.context]
     headers = one_message(broker, app).headers
     assert (headers["mine"], PARENT.fullmatch(headers["traceparent"])[1]) == (1, scheduled.context)  # type: ignore[index]
@@ -282,7 +273,7 @@ def test_hostile_headers_are_forwarded_and_create_no_link(
                 b"[[], {}, {}]", "application/json", "utf-8", headers, {}, "", app.conf.task_default_queue
             )
             delayed.queue.push_many([delayed.writer.as_push(envelope, (0, None))])
-        assert dispatch(app) == Dispatched(len(HOSTILE))
+        assert dispatch_due(app) == Dispatched(len(HOSTILE))
     assert len(broker.take_ids(app.conf.task_default_queue)) == len(HOSTILE)
     assert not list(spans)
     assert not caplog.records
@@ -295,11 +286,11 @@ def test_unsampled_schedule_creates_no_later_spans(
     with recording(monkeypatch, sampler=ALWAYS_OFF) as unsampled:
         app.send_task(NOTE, countdown=SOON)
     assert not list(unsampled)
-    (envelope,) = stored(app)
+    (envelope,) = stored_messages(app)
     assert envelope.headers["traceparent"][-3:] in ("-00", "-02")
     assert DUE_AT not in envelope.headers
     with recording(monkeypatch) as all_sampled:
-        assert dispatch(app) == Dispatched(1)
+        assert dispatch_due(app) == Dispatched(1)
     assert not list(all_sampled)
 
 
@@ -324,7 +315,7 @@ def test_broken_span_processor_blocks_no_task(
         app.send_task(NOTE, countdown=SOON)
         push_task(DurableTasks(app, leases=False).queue, NOTE)
         wait_until(lambda: DurableTasks(app, leases=False).queue.stats().due == 4, description="all entries to be due")
-        assert dispatch(app) == Dispatched(4)
+        assert dispatch_due(app) == Dispatched(4)
     assert len(broker.take_ids(app.conf.task_default_queue)) == 4
     assert [record.getMessage() for record in caplog.records if record.name.startswith("redis_queue")] == [
         "a span is missing"
@@ -339,11 +330,11 @@ def test_a_long_tracestate_is_not_stored(app: Celery, spans: Recorder) -> None:
             app.send_task(NOTE, countdown=60, headers={"tracestate": "stale=1"})
 
     send({"vendor": "x"})
-    (envelope,) = stored(app)
+    (envelope,) = stored_messages(app)
     assert envelope.headers["tracestate"] == "vendor=x"
     DurableTasks(app, leases=False).cancel(envelope.id)
     send({f"vendor{number}": "x" * 200 for number in range(10)})
-    (envelope,) = stored(app)
+    (envelope,) = stored_messages(app)
     assert "tracestate" not in envelope.headers
     assert all(span.trace_id == f"{1:032x}" for span in spans)
 
@@ -351,7 +342,7 @@ def test_a_long_tracestate_is_not_stored(app: Celery, spans: Recorder) -> None:
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)
 def test_without_a_provider_nothing_is_added(app: Celery, client: redis.Redis) -> None:
     app.send_task(NOTE, countdown=60)
-    (envelope,) = stored(app)
+    (envelope,) = stored_messages(app)
     assert not {"traceparent", "tracestate", DUE_AT} & set(envelope.headers)
 
 

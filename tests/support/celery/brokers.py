@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from celery import Celery
+from celery._state import _task_stack
 from kombu.connection import Connection
 from kombu.entity import Exchange, Queue
 
+from redis_queue.celery import Dispatched, Dispatcher, DurableTasks
+from redis_queue.celery.message.envelope import Envelope
 from tests.support.ports import HOST
 
 if TYPE_CHECKING:
@@ -137,3 +141,42 @@ def close_results(app: Celery) -> None:
         consumer.stop()
         # A result that is collected later would subscribe again in order to unsubscribe.
         consumer._pubsub = None
+
+
+def stored_messages(app: Celery) -> list[Envelope]:
+    """Return the stored messages of *app*, by due time."""
+    entries = DurableTasks(app, leases=False).queue.list(limit=500)
+    return [Envelope.unpack(entry.payload, entry.id, entry.headers) for entry in entries]
+
+
+def send_due(delayed: DurableTasks, name: str = "shop.remind", **options: Any) -> str:
+    """Store a delayed task and make it due."""
+    result = delayed.app.send_task(name, countdown=60, **options)
+    assert delayed.run_now(result.id)
+    return str(result.id)
+
+
+def dispatch(app: Celery) -> Dispatched:
+    """Dispatch due entries."""
+    with contextlib.closing(Dispatcher(app, DurableTasks(app, leases=False).queue)) as dispatcher:
+        return dispatcher.run()
+
+
+def deliver(app: Celery) -> Dispatched:
+    """Make all entries due and dispatch them."""
+    delayed = DurableTasks(app, leases=False)
+    for entry in delayed.queue.list(limit=500):
+        assert delayed.run_now(entry.id)
+    return dispatch(app)
+
+
+@contextlib.contextmanager
+def running(task: Any, task_id: str, *args: Any, **request: Any) -> Iterator[None]:
+    """Act like a worker that is running *task* with *args*."""
+    _task_stack.push(task)
+    task.push_request(id=task_id, args=args, kwargs={}, called_directly=False, is_eager=False, **request)
+    try:
+        yield
+    finally:
+        task.pop_request()
+        _task_stack.pop()

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any, Final
 
 from kombu.connection import Connection
 from kombu.entity import Queue
 from kombu.messaging import Consumer
+from kombu.transport.redis import Channel
 
 from redis_queue.celery.admission.admission import Admission, AdmissionKeys
 from redis_queue.celery.fetch.channel import FetchingChannel
-from redis_queue.celery.fetch.fetch import Asked, Fetch
+from redis_queue.celery.fetch.fetch import Asked, Fetch, Fetched
 from redis_queue.celery.fetch.settlement import InFlightRecords, Settlement
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import InFlightKeys
@@ -22,6 +24,22 @@ from redis_queue.celery.leases.qos import lease_channels
 from redis_queue.store.keys import FlowKeys
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
+
+
+class Unconnected(FetchingChannel, Channel):
+    """A channel without a connection."""
+
+    def __del__(self) -> None:
+        """Close nothing: there is no connection."""
+
+
+def take_in(item: bytes, put_aside: Callable[..., None]) -> Any:
+    """Return a channel that has fetched *item*; if it is invalid, *put_aside* was called with its tag."""
+    channel = object.__new__(Unconnected)
+    channel._active_queues = ["celery"]
+    channel._qos = SimpleNamespace(put_aside=put_aside, record=lambda *_: None, can_consume=lambda: True)
+    channel._take_in(Fetched(1.0, 1.0, [("celery", item, "tag")]))
+    return channel
 
 
 class Taker:

@@ -10,8 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 from kombu.utils.json import dumps
 
-from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.packing import PHRASES
+from redis_queue.celery.message.envelope import PHRASES, Envelope
 
 # Values with a meaning of their own in the stored form, or with a special encoding.
 AWKWARD = [
