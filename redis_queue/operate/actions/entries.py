@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -21,7 +20,7 @@ from redis_queue.operate.actions.rows import INVALID_ROW, Rows, chosen
 from redis_queue.operate.audit import Subject
 from redis_queue.operate.dead_letters import Letter, Letters
 from redis_queue.operate.entries import ANY, DEAD, Entries, subjects
-from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE, chunks
+from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE, Pace, chunks, gap_ms
 from redis_queue.store.ids import is_id
 
 KINDS: Final = ("queue", "delay")
@@ -191,12 +190,11 @@ def redrive(_: Access, queue: AnyQueue, ids: Sequence[str], choice: Choice) -> I
 
     Example: redis-queue dead redrive --reason Timeout --rate 50
     """
-    rate, started, moved = choice.arguments.get("rate"), time.monotonic(), 0
+    rate = choice.arguments.get("rate")
+    pace = Pace(gap_ms(rate))
     for chunk in chunks(ids, CHUNK):
-        # The rate is kept over all batches.
-        after = 0.0 if rate is None else max(0.0, moved / rate - (time.monotonic() - started))
-        count = queue.redrive(chunk, rate=rate, after=after)
-        moved += count
+        count = queue.redrive(chunk, rate=rate, after=pace.delay() / 1000)
+        pace.add(count)
         yield Done(count, tried=len(chunk))
 
 
