@@ -97,7 +97,7 @@ def test_every_id_is_read(client: redis.Redis) -> None:
     queue = RedisQueue("long", client)
     queue.put_many(range(2345))
     queue.put_many(range(1234), delay=3600)
-    (shard,) = survey(client, servers(client), "redis_queue").shards
+    (shard,) = survey(client, servers(client, "redis_queue"), "redis_queue").shards
     ready, waiting = client.lrange(queue._keys.ready, 0, -1), client.zrange(queue._keys.waiting, 0, -1)
     assert sorted(shard.placed(None)) == sorted([*ready, *waiting])
     assert sorted(set(shard.ids(None))) == sorted([*ready, *waiting])
