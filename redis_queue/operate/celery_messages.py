@@ -1,27 +1,21 @@
-"""Messages that wait in one of Celery's queues on a Redis broker: conditions, pages and actions."""
+"""The listing of messages that wait in one of Celery's queues on a Redis broker."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
-from redis_queue.celery.message.destinations import Destinations
 from redis_queue.celery.message.task_entry import Conditions
 from redis_queue.celery.queues.contents import REACH, QueueContents
 from redis_queue.celery.queues.message import Element, WaitingMessage
-from redis_queue.celery.queues.open import on_redis, purge, queue_contents
-from redis_queue.errors import ConfigurationError, InvalidNameError
+from redis_queue.celery.queues.open import queue_contents
+from redis_queue.errors import ConfigurationError
 from redis_queue.operate.access import Access
-from redis_queue.operate.actions.action import Done
-from redis_queue.operate.audit import MOST_SUBJECTS, Subject
 from redis_queue.operate.celery_queues import CeleryQueues
 from redis_queue.operate.listing import Chunk, Listing, SearchReport
 
 __all__ = ["REACH", "Messages", "WaitingMessage"]
-
-_REFERENCE: Final = re.compile(r"\d{1,3}\.[0-9a-f]{32}", re.ASCII)
 
 MessageCursor = tuple[int, int]
 """The number of a list, and of its older messages to skip."""
@@ -69,72 +63,6 @@ def celery_queues_of(access: Access) -> CeleryQueues:
     if access.celery_queues is None:
         raise ConfigurationError("Celery's queues need an app: redis-queue -A APP, or celery -A APP redis-queue")
     return access.celery_queues
-
-
-def check_target(access: Access, name: str, target: str) -> str:
-    """Return *target* if messages of the queue *name* can be moved to it.
-
-    Raises InvalidNameError for an unknown queue, with a suggestion, and ForbiddenDestinationError.
-    """
-    if target == name:
-        raise InvalidNameError(f"to={target!r}: must be another queue")
-    found = celery_queues_of(access).check(target)
-    Destinations(access.app).check_queue(found)
-    return found
-
-
-def by_reference(access: Access, name: str, references: Sequence[str]) -> list[WaitingMessage]:
-    """Return the messages with these *references* that still wait."""
-    left, found = set(references), []
-    for message in Messages(access, name, Conditions()).all() if left else ():
-        if message.element.reference in left:
-            left.remove(message.element.reference)
-            found.append(message)
-            if not left:
-                break
-    return found
-
-
-def is_reference(text: str) -> bool:
-    """Tell whether *text* has the form of a reference."""
-    return _REFERENCE.fullmatch(text) is not None
-
-
-def keeps_order(access: Access) -> bool:
-    """Tell whether the broker is Redis, whose messages can be read and chosen."""
-    return on_redis(access.app)
-
-
-def remove(access: Access, name: str, references: Sequence[str], target: str | None = None) -> Iterator[Done]:
-    """Delete the messages with these *references*, or move them to the queue *target*, batch by batch.
-
-    A message that a worker has taken meanwhile is left out, as is one that cannot be moved: messages of other
-    programs, and those larger than 1 MiB.
-    """
-    celery_queues_of(access)
-    left = len(references)
-    with queue_contents(access.app, name) as contents:
-        for removed, refused in contents.remove(references, target):
-            left -= len(removed) + refused
-            subjects = [subject(name, WaitingMessage.of(element)) for element in removed[:MOST_SUBJECTS]]
-            yield Done(len(removed), tried=len(removed) + refused, subjects=subjects)
-    if left > 0:
-        yield Done(0, tried=left)
-
-
-def purge_queue(access: Access, name: str, limit: int) -> Iterator[Done]:
-    """Delete up to *limit* messages, also those that wait for a place in a flow.
-
-    On brokers other than Redis, all that the broker has are deleted, and up to *limit* that wait for a place.
-    """
-    celery_queues_of(access)
-    for count in purge(access.app, name, limit):
-        yield Done(count, tried=count)
-
-
-def subject(name: str, message: WaitingMessage) -> Subject:
-    """Return *message* for preview and audit."""
-    return Subject(message.id, name, message.task, message.since)
 
 
 def as_row(message: WaitingMessage, *, with_body: bool) -> dict[str, Any]:

@@ -18,16 +18,11 @@ from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.destinations import ForbiddenDestinationError
 from redis_queue.celery.queues.contents import REACH, QueueContents
 from redis_queue.celery.queues.message import Element
-from redis_queue.celery.queues.open import queue_contents
+from redis_queue.celery.queues.open import purge, queue_contents
 from redis_queue.errors import ConfigurationError, InvalidNameError, InvalidValueError, StoreError, WrongTypeError
 from redis_queue.operate.access import AppAccess
-from redis_queue.operate.celery_messages import (
-    Messages,
-    WaitingMessage,
-    check_target,
-    purge_queue,
-    remove,
-)
+from redis_queue.operate.actions.messages import check_target, remove
+from redis_queue.operate.celery_messages import Messages, WaitingMessage
 from redis_queue.operate.listing import Conditions, SearchReport
 from tests.support.actions import references_of
 from tests.support.celery.brokers import Broker
@@ -289,7 +284,7 @@ class TestRemove:
             chosen = references_of(look(access))
             assert done(access, chosen[:3], "slow") == 3
             assert done(access, chosen[3:6]) == 3
-            assert sum(batch.count for batch in purge_queue(access, "mail", 4)) == 4
+            assert sum(purge(app, "mail", 4)) == 4
             assert (client.llen("mail"), client.llen("slow")) == (0, 3)
             app.close()
 
@@ -299,7 +294,7 @@ class TestRemove:
         assert done(access, references) == 0
 
     def test_the_target_is_checked(self, access: AppAccess, app: Celery) -> None:
-        assert check_target(access, "mail", "slow") == "slow"
+        check_target(access, "mail", "slow")
         with pytest.raises(InvalidNameError, match="did you mean 'slow'"):
             check_target(access, "mail", "slwo")
         with pytest.raises(InvalidNameError, match="must be another queue"):
@@ -315,12 +310,12 @@ class TestPurge:
     ) -> None:
         for number in range(6):
             send(number, priority=3 * (number % 2))
-        assert sum(batch.count for batch in purge_queue(access, "mail", 5)) == 5
+        assert sum(purge(access.app, "mail", 5)) == 5
         assert (ids(client, "mail"), ids(client, STEP_3)) == ([], ["task-5"])
 
     def test_a_long_queue_is_deleted_in_batches(self, access: AppAccess, client: redis.Redis) -> None:
         client.lpush("mail", *["x"] * 1200)
-        assert [batch.count for batch in purge_queue(access, "mail", 1200)] == [500, 500, 200]
+        assert list(purge(access.app, "mail", 1200)) == [500, 500, 200]
 
     def test_a_lost_reply_deletes_no_more(
         self, send: Send, client: redis.Redis, app: Celery, monkeypatch: pytest.MonkeyPatch
@@ -351,7 +346,7 @@ class TestPurge:
             access = AppAccess(app)
             with pytest.raises(ConfigurationError, match="the broker is amqp: must be Redis"):
                 Messages(access, name, Conditions()).page(None, 10)
-            assert sum(batch.count for batch in purge_queue(access, name, 1)) == 3
+            assert sum(purge(app, name, 1)) == 3
 
 
 class TestPermissions:
@@ -383,12 +378,12 @@ class TestPermissions:
             with pytest.raises(StoreError):
                 done(access, chosen)
             with pytest.raises(StoreError):
-                list(purge_queue(access, "mail", 9))
+                list(purge(app, "mail", 9))
             assert len(look(access)) == 9
             client.execute_command("ACL", "SETUSER", "limited", *act.split())
             assert done(access, chosen[:3], "slow") == 3
             assert done(access, chosen[3:6]) == 3
-            assert sum(batch.count for batch in purge_queue(access, "mail", 9)) == 3
+            assert sum(purge(app, "mail", 9)) == 3
             client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", "+ping", "+info")
             assert "cannot be read" in access.celery_queues.overview().error
             app.close()
