@@ -19,7 +19,7 @@ from redis_queue.store.connection import Client
 from redis_queue.store.keys import Keys
 from redis_queue.store.records import Clock, now_ms, server_clock
 from redis_queue.store.registry import Known
-from redis_queue.store.scripts import ReadCall, Scripts
+from redis_queue.store.scripts import ReadCall, Scripts, pairs
 from redis_queue.store.settings import Settings
 
 MOST_SHARDS: Final = 2048
@@ -112,8 +112,8 @@ class Inspector:
         found = list(rows)
         for number, reply in zip(numbers, replies, strict=True):
             try:
-                due = _score(reply())
-                found[number] = replace(found[number], next_due=None if due is None else from_ms(due))
+                due = [from_ms(float(score)) for _, score in pairs(reply())]
+                found[number] = replace(found[number], next_due=due[0] if due else None)
             except BROKEN as error:
                 found[number] = QueueRow("queue", found[number].name, error=fault_text(error))
         return found
@@ -123,10 +123,3 @@ class Inspector:
         if isinstance(queue, RedisQueue):
             return [Keys(prefix, "queue", queue.name)]
         return [Keys(prefix, "delay", queue.name, shard) for shard in range(queue.settings.shards)]
-
-
-def _score(reply: Any) -> float | None:
-    """Return the score of the first member of a sorted set; with a Cluster, redis-py returns pairs."""
-    if not reply:
-        return None
-    return float(reply[0][1] if isinstance(reply[0], (tuple, list)) else reply[1])

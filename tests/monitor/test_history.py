@@ -173,7 +173,7 @@ class TestTotals:
         clock.forward(30 * MINUTE)
         reports.write(tallies={MAIL: tally(1)})
         assert history.totals(10) == {MAIL: tally(1)}
-        assert history.totals_before(10, 25) == {BILL: tally(3)}
+        assert history.totals(10, before=25) == {BILL: tally(3)}
 
     def test_all_time_counts_do_not_decrease_when_a_minute_is_closed(
         self, reports: Reports, history: History, clock: Clock

@@ -82,7 +82,7 @@ def test_a_worker_that_was_killed_is_left_out_after_a_minute(reports: Reports, w
     clock.forward(60)
     assert workers.rows() == [ROW]
     clock.forward(0.001)
-    assert (workers.rows(), workers.running(), workers.consumers()) == ([], [], {})
+    assert (workers.rows(), workers.running()) == ([], [])
 
 
 def test_workers_that_were_not_seen_for_an_hour_are_removed(
@@ -95,12 +95,6 @@ def test_workers_that_were_not_seen_for_an_hour_are_removed(
         reports.write(ROW)
     assert client.hkeys(KEYS.workers) == [b"one@host"]
     assert client.hkeys(KEYS.running) == []
-
-
-def test_consumers_are_counted_for_each_queue(reports: Reports, workers: Workers) -> None:
-    reports.write(ROW)
-    reports.write(replace(ROW, name="two@host", queues=("mail", "mail")))
-    assert workers.consumers() == {"mail": 2, "default": 1}
 
 
 def test_rows_are_limited_and_ordered_by_name(reports: Reports, workers: Workers) -> None:
