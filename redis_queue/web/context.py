@@ -144,8 +144,7 @@ def delay_queues(name: str | None) -> tuple[DelayQueue, list[str]]:
         # There is no queue yet: an empty page is better than an error.
         known = Settings()
         first = Known("delay", access.default_delay_queue, known.max_deliveries, known.shards)
-        queue = context().catalog.open(first)
-        assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
+        queue = context().catalog.open_as(DelayQueue, first)
     else:
         queue = access.delay_queue(name)
     return queue, sorted({*names, queue.name})

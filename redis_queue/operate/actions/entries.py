@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from redis_queue.basics.times import When, read_time, span_text
-from redis_queue.catalog import AnyQueue, kind_of
+from redis_queue.catalog import KINDS, AnyQueue, kind_of
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidDelayError, InvalidValueError
 from redis_queue.model import CancelOutcome, State
@@ -22,8 +22,6 @@ from redis_queue.operate.dead_letters import Letter, Letters
 from redis_queue.operate.entries import ANY, DEAD, Entries, subjects
 from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE, Pace, chunks, gap_ms
 from redis_queue.store.ids import is_id
-
-KINDS: Final = ("queue", "delay")
 
 GONE: Final = "gone"
 """Version of a message or entry that does not exist."""
