@@ -30,17 +30,11 @@ NONE: Final = "none"
 """Text of a value that removes a limit."""
 
 ARGUMENTS: Final = {
-    "": {"limit": "limit", "rate": "rate", "burst": "burst"},
-    "key": {"limit": "limit_each", "rate": "rate_each", "burst": "burst_each"},
-    "fair": {
-        "limit": "limit",
-        "rate": "rate",
-        "limit_each": "limit_each",
-        "rate_each": "rate_each",
-        "burst": "burst",
-    },
+    "": ("limit", "rate", "burst"),
+    "key": ("limit", "rate", "burst"),
+    "fair": ("limit", "rate", "limit_each", "rate_each", "burst"),
 }
-"""For each kind of a flow: each argument of :meth:`Flows.set` with the field of :class:`LimitsRow` that it changes."""
+"""The arguments of :meth:`Flows.set` for each kind of a flow; with "key" they change the limits of each key."""
 
 KINDS: Final = {"key": "limits count for each key", "fair": "keys take turns"}
 """Text of each kind of a flow."""
@@ -156,9 +150,9 @@ def has_limits(state: FlowState) -> bool:
 
 def arguments_of(state: FlowState) -> dict[str, tuple[str, int | str | None]]:
     """Return the label and the value in force of each argument that :meth:`Flows.set` takes for this flow."""
-    row = LimitsRow.of(state.limits)
+    row, each = LimitsRow.of(state.limits), "_each" if state.kind == "key" else ""
     found: dict[str, tuple[str, int | str | None]] = {
-        argument: (LABELS[field], getattr(row, field)) for argument, field in ARGUMENTS[state.kind].items()
+        argument: (LABELS[f"{argument}{each}"], getattr(row, f"{argument}{each}")) for argument in ARGUMENTS[state.kind]
     }
     return {**found, "burst": (found["burst"][0], row.bursts or None)}
 
