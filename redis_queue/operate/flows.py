@@ -201,23 +201,21 @@ def flow_or_queue(access: Access, name: str) -> FlowState:
     """
     if not check_flow_name(name).startswith(OF_QUEUE):
         return access.flows.find(name)
-    _check_queue(access, name)
+    if access.celery_queues is not None and access.flows.get(name) is None:
+        # A pause needs the store alone: a broker that cannot be read does not prevent it.
+        with contextlib.suppress(OperationalError):
+            access.celery_queues.check(name.removeprefix(OF_QUEUE))
     return _flow_or_bare(access, name)
 
 
 def pause(access: Access, name: str) -> FlowState:
-    """Start no more messages of a flow, or of any queue; return what is in force.
-
-    Raises the errors of :func:`flow_or_queue`.
-    """
-    _check_queue(access, name)
+    """Start no more messages of a flow, or of any queue; return what is in force."""
     access.flows.pause(name)
     return access.flows.find(name)
 
 
 def resume(access: Access, name: str) -> FlowState:
-    """End a pause, if there is one; return what is in force. Raises the errors of :func:`flow_or_queue`."""
-    _check_queue(access, name)
+    """End a pause, if there is one; return what is in force."""
     access.flows.resume(name)
     return _flow_or_bare(access, name)
 
@@ -252,11 +250,3 @@ def _read_change(name: str, text: str) -> Any:
 def _flow_or_bare(access: Access, name: str) -> FlowState:
     # A queue without a flow is known only while it is paused.
     return access.flows.get(name) or FlowState(name, Limits(), Limits(), "", False, 0, 0)
-
-
-def _check_queue(access: Access, name: str) -> None:
-    if access.celery_queues is None or not name.startswith(OF_QUEUE) or access.flows.get(name) is not None:
-        return
-    # A pause needs the store alone: a broker that cannot be read does not prevent it.
-    with contextlib.suppress(OperationalError):
-        access.celery_queues.check(name.removeprefix(OF_QUEUE))
