@@ -50,7 +50,7 @@ class Messages(Listing[WaitingMessage, MessageCursor]):
         found: list[Element] = self._contents.read(number, offset, size)
         items = [(WaitingMessage.of(element), (number, at)) for at, element in enumerate(found, offset + 1)]
         spent = sum(element.size for element in found)
-        return Chunk(items, items[-1][1] if items else (number + 1, 0), spent=spent)
+        return Chunk(items, items[-1][1] if items else (number + 1, 0), spent)
 
     def match(self, item: WaitingMessage) -> bool:
         """Tell whether the message matches, and count it."""

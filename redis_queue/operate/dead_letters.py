@@ -10,7 +10,7 @@ from redis_queue.catalog import AnyQueue
 from redis_queue.celery.message.task_entry import Conditions, TaskEntry
 from redis_queue.model import DeadLetter, Entry, Unread
 from redis_queue.operate.access import Access
-from redis_queue.operate.listing import Chunk, Listing, SearchReport, items_within_budget
+from redis_queue.operate.listing import LOOK_BYTES, Chunk, Listing, SearchReport, items_within_budget
 from redis_queue.operate.queue_row import Faults, QueueRow
 
 MOST_QUEUES: Final = 200
@@ -79,8 +79,10 @@ class Letters(Listing[Letter, LetterCursor]):
         is_cut = self.reads and budget is not None
         letters = items_within_budget(listed, lambda letter: letter.body) if is_cut else listed
         spent = sum(letter.size for letter in listed if not isinstance(letter.body, Unread))
+        if len(letters) < len(listed):
+            spent = max(spent, LOOK_BYTES)
         items = [(Letter(queue, letter), (number, at)) for at, letter in enumerate(letters, offset + 1)]
-        return Chunk(items, items[-1][1] if items else (number + 1, 0), int(len(letters) < len(listed)), spent)
+        return Chunk(items, items[-1][1] if items else (number + 1, 0), spent)
 
     def match(self, item: Letter) -> bool:
         """Tell whether the letter matches, and count it."""

@@ -62,7 +62,8 @@ class Entries(Listing[Waiting, str]):
             entries = items_within_budget(listed, attrgetter("payload"))
         items = [((entry, TaskEntry.of(entry)), self._queue.cursor(entry)) for entry in entries]
         is_last = not items or len(entries) == len(listed) < size
-        return Chunk(items, None if is_last else items[-1][1], int(len(entries) < len(listed)))
+        spent = LOOK_BYTES if len(entries) < len(listed) else 0
+        return Chunk(items, None if is_last else items[-1][1], spent)
 
     def match(self, item: Waiting) -> bool:
         """Tell whether the entry matches, and count it."""

@@ -23,7 +23,7 @@ from redis_queue.errors import ConfigurationError, InvalidNameError, InvalidValu
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.actions.messages import check_target, remove
 from redis_queue.operate.celery_messages import Messages, WaitingMessage
-from redis_queue.operate.listing import Conditions, SearchReport
+from redis_queue.operate.listing import LOOK_BYTES, Conditions, SearchReport
 from tests.support.actions import references_of
 from tests.support.celery.brokers import Broker
 from tests.support.paths import ROOT
@@ -128,7 +128,7 @@ class TestLook:
     def test_the_search_for_an_action_reads_a_bounded_number_of_bytes(
         self, access: AppAccess, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("redis_queue.operate.listing.MOST_FULL_LOOKS_TO_ACT", 8)
+        monkeypatch.setattr("redis_queue.operate.listing.MOST_BYTES_TO_ACT", 8 * LOOK_BYTES)
         client.lpush("mail", *["x" * 60_000] * 600)
         messages = Messages(access, "mail", Conditions(task_part="never"))
         assert messages.gather(10_000, lambda found: found) == ([], True)

@@ -16,7 +16,7 @@ from redis_queue.errors import InvalidDelayError, InvalidValueError
 from redis_queue.model import CancelOutcome, State
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Done
-from redis_queue.operate.actions.rows import INVALID_ROW, Rows, chosen
+from redis_queue.operate.actions.rows import INVALID_ROW, Rows
 from redis_queue.operate.audit import Subject
 from redis_queue.operate.dead_letters import Letter, Letters
 from redis_queue.operate.entries import ANY, DEAD, Entries, subjects
@@ -118,7 +118,7 @@ class EntryRows(StoredRows):
         else:
             listing = Entries(access, queue, choice.conditions, choice.scan)
             # Ids written by other tools may be invalid for any call.
-            ids, more = chosen(listing, choice.most, lambda found: found[0].id if is_id(found[0].id) else None)
+            ids, more = listing.gather(choice.most, lambda found: found[0].id if is_id(found[0].id) else None)
         return [Row(queue, id_) for id_ in ids], more
 
 
@@ -140,7 +140,8 @@ class LetterRows(StoredRows):
             is_meant = is_id(letter.id) and (wanted is None or letter.id in wanted)
             return Row(letter.queue, letter.id) if is_meant else None
 
-        return chosen(Letters(access, name, choice.conditions, choice.faults, choice.scan), choice.most, row_of)
+        listing = Letters(access, name, choice.conditions, choice.faults, choice.scan)
+        return listing.gather(choice.most, row_of)
 
 
 def as_delay_queue(queue: AnyQueue) -> DelayQueue:

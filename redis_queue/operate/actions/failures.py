@@ -21,7 +21,7 @@ from redis_queue.monitor.model import Failure
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan
 from redis_queue.operate.actions.entries import RATE
-from redis_queue.operate.actions.rows import INVALID_ROW, Rows, chosen
+from redis_queue.operate.actions.rows import INVALID_ROW, Rows
 from redis_queue.operate.audit import MOST_SUBJECTS, Subject
 from redis_queue.operate.failures import FailureList, delay_queue_of, is_dispatched
 from redis_queue.store.chunks import Pace, chunks, gap_ms
@@ -61,7 +61,7 @@ class FailureRows(Rows[Failure]):
         if choice.ids is not None:
             return access.monitor.failures.full(choice.ids), False
         listing = FailureList(access, choice.conditions, choice.scan)
-        return chosen(listing, choice.most, lambda failure: failure if is_id(failure.id) else None)
+        return listing.gather(choice.most, lambda failure: failure if is_id(failure.id) else None)
 
     def read(self, access: Access, choice: Choice) -> list[Failure]:  # noqa: ARG002
         """Return the failures as they were when the references were made."""

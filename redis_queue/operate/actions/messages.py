@@ -15,7 +15,7 @@ from redis_queue.errors import ConfigurationError, InvalidNameError, InvalidValu
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan
 from redis_queue.operate.actions.queues import One
-from redis_queue.operate.actions.rows import INVALID_ROW, Rows, chosen
+from redis_queue.operate.actions.rows import INVALID_ROW, Rows
 from redis_queue.operate.audit import MOST_SUBJECTS, Subject
 from redis_queue.operate.celery_messages import Messages, WaitingMessage, celery_queues_of
 from redis_queue.operate.listing import Conditions
@@ -41,7 +41,7 @@ class MessageRows(Rows[Message]):
         """Return the messages with the ids of *choice*, or those that match."""
         wanted = None if choice.ids is None else frozenset(choice.ids)
         listing = Messages(access, choice.scope["name"], choice.conditions, choice.scan)
-        return chosen(listing, choice.most, lambda row: row if wanted is None or row.id in wanted else None)
+        return listing.gather(choice.most, lambda row: row if wanted is None or row.id in wanted else None)
 
     def read(self, access: Access, choice: Choice) -> list[Message]:  # noqa: ARG002
         """Return the references."""
