@@ -15,7 +15,7 @@ from redis_queue.monitor.report import MOST_RUNNING, Reports
 from redis_queue.store.keys import MonitorKeys
 from tests.support.clock import Clock, when
 
-KEYS = MonitorKeys("p")
+KEYS = MonitorKeys("redis_queue")
 ROW = WorkerRow(
     "one@host",
     when(0),
@@ -44,13 +44,8 @@ TASK = RunningTask("id1", "shop.mail", "mail", "one@host", when(-30), "(1,)", "{
 
 
 @pytest.fixture
-def reports(client: redis.Redis, clock: Clock) -> Reports:
-    return Reports(client, "p", clock)
-
-
-@pytest.fixture
 def workers(client: redis.Redis, clock: Clock) -> Workers:
-    return Workers(client, "p", clock)
+    return Workers(client, "redis_queue", clock)
 
 
 def test_a_report_is_read_as_it_was_written(reports: Reports, workers: Workers) -> None:
