@@ -109,20 +109,15 @@ class Catalog:
 
         Raises ConfigurationError for settings that no queue can have.
         """
-        return self.open_as(RedisQueue, known) if known.kind == "queue" else self.open_as(DelayQueue, known)
-
-    def open_as(self, made: type[Opened], known: Known) -> Opened:
-        """As :meth:`open`, for a queue of which the class is known."""
-        settings = Settings(prefix=self.prefix, max_deliveries=known.max_deliveries, shards=known.shards)
-        return made(known.name, self.client, settings=settings, clock=self.clock)
+        return open_as(RedisQueue, known, self) if known.kind == "queue" else open_as(DelayQueue, known, self)
 
     def queue(self, name: str) -> RedisQueue:
         """Return the RedisQueue *name*; raises InvalidNameError for an unknown name."""
-        return self.open_as(RedisQueue, self._find("queue", name))
+        return open_as(RedisQueue, self._find("queue", name), self)
 
     def delay_queue(self, name: str) -> DelayQueue:
         """Return the DelayQueue *name*; raises InvalidNameError for an unknown name."""
-        return self.open_as(DelayQueue, self._find("delay", name))
+        return open_as(DelayQueue, self._find("delay", name), self)
 
     def queues(self, name: str | None = None) -> list[AnyQueue]:
         """Return all queues, or those of either kind with *name*; raises InvalidNameError for an unknown name."""
@@ -138,6 +133,12 @@ class Catalog:
         ]
         hint = did_you_mean(name, names) if names else f"{self.url} has no such queues"
         raise InvalidNameError(f"no {CLASSES[kind].__name__} {name!r} under the prefix {self.prefix!r}: {hint}")
+
+
+def open_as(made: type[Opened], known: Known, catalog: Catalog) -> Opened:
+    """As :meth:`Catalog.open`, for a queue of which the class is known."""
+    settings = Settings(prefix=catalog.prefix, max_deliveries=known.max_deliveries, shards=known.shards)
+    return made(known.name, catalog.client, settings=settings, clock=catalog.clock)
 
 
 def kind_of(queue: AnyQueue) -> Kind:

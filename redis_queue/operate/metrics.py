@@ -13,6 +13,7 @@ from prometheus_client import Metric
 from redis_queue.admission.backlog import Backlog
 from redis_queue.admission.flow_rules import FlowState
 from redis_queue.basics.logs import logger_of
+from redis_queue.catalog import open_as
 from redis_queue.delay.dispatch_log import Dispatches
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate.inspector import Inspector
@@ -160,7 +161,7 @@ class Collector:
             done, dispatchers = found.get(name, (Dispatches(), 0))
             try:
                 # The counts of dispatchers are stored with the first shard.
-                queue = self._inspector.catalog.open_as(DelayQueue, replace(one, shards=min(one.shards, 1)))
+                queue = open_as(DelayQueue, replace(one, shards=min(one.shards, 1)), self._inspector.catalog)
                 log = queue.dispatch_log
                 found[name] = done + log.totals(), dispatchers + len(log.dispatchers())
             except BROKEN:
