@@ -67,9 +67,6 @@ READS: dict[str, Callable[[Catalog], Any]] = {
     "listing": lambda catalog: catalog.listing("ord"),
     "first": lambda catalog: catalog.first(1),
     "open": lambda catalog: [catalog.open(known) for known in catalog.known()],
-    "open_as": lambda catalog: [
-        catalog.open_as(DelayQueue, known) for known in catalog.known() if known.kind == "delay"
-    ],
     "queue": lambda catalog: catalog.queue("orders"),
     "delay_queue": lambda catalog: catalog.delay_queue("orders"),
     "queues": Catalog.queues,

@@ -13,6 +13,7 @@ from kombu.exceptions import OperationalError
 
 from redis_queue.celery.message.headers import retry_id
 from redis_queue.celery.message.task_entry import TaskEntry
+from redis_queue.celery.queues.message import WaitingMessage
 from redis_queue.celery.results import ResultRecord
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import ConfigurationError, RedisQueueError
@@ -20,8 +21,7 @@ from redis_queue.model import Item
 from redis_queue.monitor.model import Failure, Run, RunningTask
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit, AuditLine
-from redis_queue.operate.celery_messages import Messages, WaitingMessage
-from redis_queue.operate.entries import task_of
+from redis_queue.operate.items import Messages, task_of
 from redis_queue.operate.listing import Conditions
 from redis_queue.operate.queue_row import BROKEN
 from redis_queue.store.chunks import CHUNK

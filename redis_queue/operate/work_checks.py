@@ -30,8 +30,8 @@ from redis_queue.monitor.model import Tally, WorkerRow
 from redis_queue.monitor.report import OTHER
 from redis_queue.operate.access import Access
 from redis_queue.operate.flows import KINDS, LimitsRow
+from redis_queue.operate.items import MOST_READ, RunningRow, running
 from redis_queue.operate.queue_row import BROKEN, CeleryQueueRow
-from redis_queue.operate.running import MOST_READ, RunningRow, running
 from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import redact
 from redis_queue.store.scripts import Scripts

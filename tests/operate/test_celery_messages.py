@@ -17,12 +17,12 @@ from kombu.entity import Queue
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.destinations import ForbiddenDestinationError
 from redis_queue.celery.queues.contents import REACH, QueueContents
-from redis_queue.celery.queues.message import Element
+from redis_queue.celery.queues.message import Element, WaitingMessage
 from redis_queue.celery.queues.open import purge, queue_contents
 from redis_queue.errors import ConfigurationError, InvalidNameError, InvalidValueError, StoreError, WrongTypeError
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.actions.messages import check_target, remove
-from redis_queue.operate.celery_messages import Messages, WaitingMessage
+from redis_queue.operate.items import Messages
 from redis_queue.operate.listing import LOOK_BYTES, Conditions, SearchReport
 from tests.support.actions import references_of
 from tests.support.celery.brokers import Broker

@@ -17,8 +17,8 @@ from redis_queue.monitor.model import Failure
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Choice
 from redis_queue.operate.actions.failures import BATCH, NOT_MINE, delete, retry
-from redis_queue.operate.failures import FailureList, point
 from redis_queue.operate.inspector import Inspector
+from redis_queue.operate.items import FailureList, point
 from redis_queue.operate.listing import Conditions
 from tests.support.servers import RedisServer
 

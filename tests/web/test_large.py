@@ -11,8 +11,8 @@ from redis_queue.model import Unread
 from redis_queue.operate import forecast
 from redis_queue.operate import listing as pages
 from redis_queue.operate.access import Access
-from redis_queue.operate.entries import Entries
 from redis_queue.operate.inspector import Inspector
+from redis_queue.operate.items import Entries
 from redis_queue.operate.listing import Conditions
 from redis_queue.store.keys import Keys
 from redis_queue.web import dashboard, entries, queues

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -17,11 +18,17 @@ from redis_queue.model import CancelOutcome, State
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Done
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows
-from redis_queue.operate.audit import Subject
-from redis_queue.operate.dead_letters import Letter, Letters
-from redis_queue.operate.entries import ANY, DEAD, Entries, subjects
+from redis_queue.operate.audit import MOST_SUBJECTS, Subject
+from redis_queue.operate.items import Entries, Letter, Letters, task_of
+from redis_queue.operate.queue_row import BROKEN
 from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE, Pace, chunks, gap_ms
 from redis_queue.store.ids import is_id
+
+MOST_LOOKS: Final = 100
+"""Most messages and entries that are read to show the first ones."""
+
+ANY: Final[Sequence[State]] = ("ready", "delayed", "in_flight", "dead")
+DEAD: Final[Sequence[State]] = ("dead",)
 
 GONE: Final = "gone"
 """Version of a message or entry that does not exist."""
@@ -142,6 +149,22 @@ class LetterRows(StoredRows):
 
         listing = Letters(access, name, choice.conditions, choice.faults, choice.scan)
         return listing.gather(choice.most, row_of)
+
+
+def subjects(pairs: Iterable[tuple[AnyQueue, str]], states: Sequence[State] = ANY) -> list[Subject]:
+    """Return the first :data:`MOST_SUBJECTS` of *pairs* (queue, id) that exist in one of *states*.
+
+    It reads at most :data:`MOST_LOOKS` of them. Unreadable queues are left out.
+    """
+    found: list[Subject] = []
+    for (queue, id_), _ in zip(pairs, range(MOST_LOOKS), strict=False):
+        with contextlib.suppress(*BROKEN):
+            item = queue.look(id_)
+            if item is not None and item.state in states:
+                found.append(Subject(id_, queue.name, task_of(item).task, item.at))
+        if len(found) == MOST_SUBJECTS:
+            break
+    return found
 
 
 def as_delay_queue(queue: AnyQueue) -> DelayQueue:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,14 +17,14 @@ from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import Attempt, call_name, new_call, sibling_id
 from redis_queue.delay.model import Push
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.errors import InvalidValueError
+from redis_queue.errors import InvalidNameError, InvalidValueError
 from redis_queue.monitor.model import Failure
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan
 from redis_queue.operate.actions.entries import RATE
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows
 from redis_queue.operate.audit import MOST_SUBJECTS, Subject
-from redis_queue.operate.failures import FailureList, delay_queue_of, is_dispatched
+from redis_queue.operate.items import FailureList
 from redis_queue.store.chunks import Pace, chunks, gap_ms
 from redis_queue.store.codec import read_document
 from redis_queue.store.ids import is_id
@@ -150,6 +151,23 @@ def delete(access: Access, found: Sequence[Failure], _: Choice) -> Iterator[Done
     for chunk in chunks(found):
         deleted = access.monitor.failures.delete(chunk)
         yield Done(len(deleted), tried=len(deleted), subjects=_subjects(deleted))
+
+
+def is_dispatched(access: Access) -> bool:
+    """Tell whether a process dispatches the DelayQueue of Celery tasks: without one, retried tasks wait."""
+    with contextlib.suppress(InvalidValueError):
+        return bool(delay_queue_of(access).dispatch_log.dispatchers())
+    return False
+
+
+def delay_queue_of(access: Access) -> DelayQueue:
+    """Return the DelayQueue of Celery tasks; raises InvalidValueError if it is unknown, which cannot be for an app."""
+    try:
+        return access.delay_queue()
+    except InvalidNameError as error:
+        raise InvalidValueError(
+            f"{error}: name the Celery app (redis-queue -A APP …), so that its first delayed task can be stored"
+        ) from None
 
 
 def _subjects(failures: Sequence[Failure]) -> list[Subject]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from kombu.exceptions import OperationalError
 
 from redis_queue.celery.message.destinations import Destinations
+from redis_queue.celery.queues.message import WaitingMessage
 from redis_queue.celery.queues.open import on_redis, queue_contents
 from redis_queue.celery.queues.open import purge as purge_messages
 from redis_queue.errors import ConfigurationError, InvalidNameError, InvalidValueError
@@ -17,7 +18,7 @@ from redis_queue.operate.actions.action import Action, Argument, Choice, Done, P
 from redis_queue.operate.actions.queues import One
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows
 from redis_queue.operate.audit import MOST_SUBJECTS, Subject
-from redis_queue.operate.celery_messages import Messages, WaitingMessage, celery_queues_of
+from redis_queue.operate.items import Messages, celery_queues_of
 from redis_queue.operate.listing import Conditions
 
 _REFERENCE: Final = re.compile(r"\d{1,3}\.[0-9a-f]{32}", re.ASCII)

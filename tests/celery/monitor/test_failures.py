@@ -16,8 +16,7 @@ from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.actions.action import Argument, Total
-from redis_queue.operate.actions.failures import ARGS, KWARGS, NO_MESSAGE
-from redis_queue.operate.failures import is_dispatched
+from redis_queue.operate.actions.failures import ARGS, KWARGS, NO_MESSAGE, is_dispatched
 from redis_queue.operate.listing import Conditions
 from tests.support.actions import act
 from tests.support.celery.observed_names import AGAIN, DIE, FAIL, GATE, HUGE, IGNORE, LONG, MENDED, OK, REJECT, SEEN
