@@ -72,6 +72,22 @@ def done(access: AppAccess, references: list[str], target: str | None = None) ->
     return sum(batch.count for batch in remove(access, "mail", references, target))
 
 
+def lose_a_reply(contents: QueueContents, monkeypatch: pytest.MonkeyPatch, part: bytes = b"") -> list[object]:
+    """Lose the reply of the first command that has *part*; return the command once that has happened."""
+    link = contents._scripts._link
+    send, lost = link.send, list[object]()
+
+    def lose(*command: Any) -> Any:
+        reply = send(*command)
+        if not lost and any(isinstance(word, bytes) and part in word for word in command):
+            lost.append(command)
+            raise redis.ConnectionError("reply lost")
+        return reply
+
+    monkeypatch.setattr(link, "send", lose)
+    return lost
+
+
 class TestLook:
     def test_messages_come_in_the_order_of_workers_with_what_they_tell(
         self, access: AppAccess, send: Send, client: redis.Redis
@@ -256,18 +272,8 @@ class TestRemove:
         for number in range(3):
             send(number)
         with queue_contents(app, "mail") as contents:
-            link = contents._scripts._link
-            send_command, lost = link.send, []
-
-            def lose(*command: Any) -> Any:
-                reply = send_command(*command)
-                if any(isinstance(part, bytes) and b":slot:" in part for part in command) and not lost:
-                    lost.append(command)
-                    raise redis.ConnectionError("reply lost")
-                return reply
-
             references = [element.reference for element in contents.read(0)]
-            monkeypatch.setattr(link, "send", lose)
+            lost = lose_a_reply(contents, monkeypatch, b":slot:")
             counts = [len(removed) for removed, _ in contents.remove(references[:1], "slow")]
         assert (len(lost), sum(counts)) == (1, 1)
         assert (ids(client, "slow"), ids(client, "mail")) == (["task-0"], ["task-1", "task-2"])
@@ -323,18 +329,8 @@ class TestPurge:
         for number in range(5):
             send(number)
         with queue_contents(app, "mail") as contents:
-            link = contents._scripts._link
-            send_command, lost = link.send, []
-
-            def lose(*command: Any) -> Any:
-                reply = send_command(*command)
-                if not lost:
-                    lost.append(command)
-                    raise redis.ConnectionError("reply lost")
-                return reply
-
-            monkeypatch.setattr(link, "send", lose)
-            assert list(contents.purge(2)) == [2]
+            lost = lose_a_reply(contents, monkeypatch)
+            assert (list(contents.purge(2)), len(lost)) == ([2], 1)
         assert ids(client, "mail") == ["task-2", "task-3", "task-4"]
 
     def test_rabbitmq_deletes_all_and_shows_none(self, rabbitmq_url: str, redis_url: str, client: redis.Redis) -> None:
