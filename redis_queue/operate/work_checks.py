@@ -157,7 +157,8 @@ def flow_limits(access: Access) -> Iterator[Finding]:
 
 def flow_workers(access: Access) -> Iterator[Finding]:
     """Check that a worker with redis_queue consumes each queue in which tasks wait for a place."""
-    waiting = _queues(access)
+    backlog = Backlog(Scripts(access.catalog.client), access.flows.redis_keys).all()
+    waiting = {flow.removeprefix(OF_QUEUE): count for flow, count in backlog.items() if flow.startswith(OF_QUEUE)}
     if not waiting:
         return
     workers = _leased(access)
@@ -251,11 +252,6 @@ def _listed(access: Access) -> dict[str, int]:
         return {}
     # A pause keeps back all messages of a queue. Without the broker, the check of its queues reports the error.
     return {f"{OF_QUEUE}{row.name}": row.listed for row in access.celery_queues.overview().rows}
-
-
-def _queues(access: Access) -> dict[str, int]:
-    found = Backlog(Scripts(access.catalog.client), access.flows.redis_keys).all()
-    return {flow.removeprefix(OF_QUEUE): count for flow, count in found.items() if flow.startswith(OF_QUEUE)}
 
 
 def _text(declaration: Declaration) -> str:
