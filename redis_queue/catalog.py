@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from redis_queue.basics.options import did_you_mean
 from redis_queue.delay.queue import DelayQueue
@@ -21,12 +21,14 @@ from redis_queue.store.urls import url_of
 
 AnyQueue = RedisQueue | DelayQueue
 
-KINDS: Final[tuple[Kind, ...]] = ("delay", "queue")
+Opened = TypeVar("Opened", RedisQueue, DelayQueue)
+
+KINDS: Final[tuple[Kind, ...]] = ("queue", "delay")
 
 MOST_ROWS: Final = 50
 """Default size of a page of queues."""
 
-CLASSES: Final[dict[Kind, str]] = {"queue": "RedisQueue", "delay": "DelayQueue"}
+CLASSES: Final[dict[Kind, type[AnyQueue]]] = {"queue": RedisQueue, "delay": DelayQueue}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class Catalog:
         """
         if name is None:
             return self._registry.all()
-        found = [self.find(kind, name) for kind in KINDS]
+        found = [self.find(kind, name) for kind in sorted(KINDS)]
         return [known for known in found if known is not None] or [self._find("queue", name)]
 
     def find(self, kind: Kind, name: str) -> Known | None:
@@ -106,21 +108,15 @@ class Catalog:
 
         Raises ConfigurationError for settings that no queue can have.
         """
-        settings = Settings(prefix=self.prefix, max_deliveries=known.max_deliveries, shards=known.shards)
-        made = RedisQueue if known.kind == "queue" else DelayQueue
-        return made(known.name, self.client, settings=settings, clock=self.clock)
+        return open_as(RedisQueue, known, self) if known.kind == "queue" else open_as(DelayQueue, known, self)
 
     def queue(self, name: str) -> RedisQueue:
         """Return the RedisQueue *name*; raises InvalidNameError for an unknown name."""
-        found = self.open(self._find("queue", name))
-        assert isinstance(found, RedisQueue)  # noqa: S101 - the kind says so
-        return found
+        return open_as(RedisQueue, self._find("queue", name), self)
 
     def delay_queue(self, name: str) -> DelayQueue:
         """Return the DelayQueue *name*; raises InvalidNameError for an unknown name."""
-        found = self.open(self._find("delay", name))
-        assert isinstance(found, DelayQueue)  # noqa: S101 - the kind says so
-        return found
+        return open_as(DelayQueue, self._find("delay", name), self)
 
     def queues(self, name: str | None = None) -> list[AnyQueue]:
         """Return all queues, or those of either kind with *name*; raises InvalidNameError for an unknown name."""
@@ -135,7 +131,13 @@ class Catalog:
             field.decode(errors="replace").partition(":")[2] for field in fields if field.startswith(kind.encode())
         ]
         hint = did_you_mean(name, names) if names else f"{self.url} has no such queues"
-        raise InvalidNameError(f"no {CLASSES[kind]} {name!r} under the prefix {self.prefix!r}: {hint}")
+        raise InvalidNameError(f"no {CLASSES[kind].__name__} {name!r} under the prefix {self.prefix!r}: {hint}")
+
+
+def open_as(made: type[Opened], known: Known, catalog: Catalog) -> Opened:
+    """As :meth:`Catalog.open`, for a queue of which the class is known."""
+    settings = Settings(prefix=catalog.prefix, max_deliveries=known.max_deliveries, shards=known.shards)
+    return made(known.name, catalog.client, settings=settings, clock=catalog.clock)
 
 
 def kind_of(queue: AnyQueue) -> Kind:

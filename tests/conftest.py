@@ -17,6 +17,7 @@ import pytest
 import redis
 from celery import Celery
 
+from redis_queue.monitor.report import Reports
 from tests.support.celery.observing import Observed, observed_on_one_redis
 from tests.support.clock import Clock
 from tests.support.cluster import RedisCluster
@@ -98,6 +99,12 @@ def log_level() -> Iterator[None]:
 def clock() -> Clock:
     """A manual clock for queues under test."""
     return Clock()
+
+
+@pytest.fixture
+def reports(client: redis.Redis, clock: Clock) -> Reports:
+    """Write reports of workers by the manual clock."""
+    return Reports(client, "redis_queue", clock)
 
 
 @pytest.fixture(scope="session")

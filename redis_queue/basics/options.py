@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final, TypeVar
 
@@ -29,6 +29,12 @@ def did_you_mean(name: str, known: Iterable[str], *, show: Callable[[str], str] 
     if near := nearest(name, names):
         return f"did you mean {show(near[0])}?"
     return f"known are {', '.join(map(show, names[:MOST_NAMES]))}"
+
+
+def some_of(names: Sequence[str], most: int, noun: str = "") -> str:
+    """Return the first *most* names in one line, and how many more there are: ``a, b and 7 more``, *noun* after it."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more{noun}" if more > 0 else "")
 
 
 def from_options(

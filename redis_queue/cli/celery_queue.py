@@ -12,7 +12,7 @@ from redis_queue.cli.actions import broker_errors, id_arguments, one_command, ro
 from redis_queue.cli.listing import conditions, show_listing
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
-from redis_queue.operate.celery_messages import Messages, as_row, celery_queues_of
+from redis_queue.operate.items import Messages, as_row, celery_queues_of
 from redis_queue.operate.listing import Conditions
 
 

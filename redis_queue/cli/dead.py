@@ -16,7 +16,7 @@ from redis_queue.cli.listing import conditions, item_command, show_listing, show
 from redis_queue.cli.output import shown_body
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
-from redis_queue.operate.dead_letters import Letter, Letters
+from redis_queue.operate.items import Letter, Letters
 from redis_queue.operate.listing import Conditions, sized
 from redis_queue.operate.queue_row import Faults
 

@@ -17,9 +17,7 @@ from redis_queue.cli.report import report
 from redis_queue.monitor.model import Failure, GroupRow
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
-from redis_queue.operate.failures import (
-    FailureList,
-)
+from redis_queue.operate.items import FailureList
 from redis_queue.operate.listing import Conditions
 
 

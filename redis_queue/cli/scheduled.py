@@ -17,7 +17,7 @@ from redis_queue.cli.report import report
 from redis_queue.cli.transfer import export, import_
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
-from redis_queue.operate.entries import Entries, Waiting
+from redis_queue.operate.items import Entries, Waiting
 from redis_queue.operate.listing import Conditions
 from redis_queue.store.chunks import CHUNK
 

@@ -24,8 +24,8 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Plan
 from redis_queue.operate.actions.queues import One
 from redis_queue.operate.audit import MOST_SUBJECTS, Subject
-from redis_queue.operate.entries import Entries
 from redis_queue.operate.entry_file import destination_check, read_pushes, store, to_json
+from redis_queue.operate.items import Entries
 from redis_queue.operate.listing import Conditions
 
 STDOUT: Final = "-"

@@ -14,9 +14,9 @@ from redis_queue.cli.actions import one_command, only_ids, rows_command
 from redis_queue.cli.output import show_count, show_json, show_place, show_table
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
+from redis_queue.operate.items import RunningRow
+from redis_queue.operate.items import running as running_tasks
 from redis_queue.operate.liveness import state_of
-from redis_queue.operate.running import RunningRow
-from redis_queue.operate.running import running as running_tasks
 
 MEGABYTE: Final = 1_000_000
 

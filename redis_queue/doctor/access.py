@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator
+from typing import Final
 
-from redis_queue.doctor.finding import Finding, warning
+from redis_queue.doctor.finding import Check, Finding, warning
 from redis_queue.doctor.roles import all_commands
 from redis_queue.doctor.server import ServerInfo
 from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
@@ -48,14 +49,13 @@ def is_local(host: str) -> bool:
         return host in ("localhost", "ip6-localhost")
 
 
-def permissions(target: tuple[ServerInfo, str]) -> Iterator[Finding]:
+def permissions(server: ServerInfo) -> Iterator[Finding]:
     """The current user has all permissions that redis_queue needs."""
-    server, prefix = target
     me = text(server.command("ACL", "WHOAMI"))
     user = {text(key): value for key, value in pairs(server.command("ACL", "GETUSER", me))}
     if text(user["commands"]) == "+@all" and all(_everything(user[name]) for name in ("keys", "channels")):
         return
-    keys = Keys(prefix, "queue", "doctor")
+    keys = Keys(server.prefix, "queue", "doctor")
     try:
         missing = [name for name, command in _commands(server, keys) if not _may(server, me, command)]
     except (StoreRefusedError, StoreUnavailableError):
@@ -93,3 +93,10 @@ def _commands(server: ServerInfo, keys: Keys) -> Iterator[tuple[str, tuple[bytes
 
 def _may(server: ServerInfo, user: str, command: tuple[bytes | str, ...]) -> bool:
     return text(server.command("ACL", "DRYRUN", user, *command)) == "OK"
+
+
+CHECKS: Final[dict[str, Check[ServerInfo]]] = {
+    "exposure": exposure,
+    "encryption": encryption,
+    "permissions": permissions,
+}

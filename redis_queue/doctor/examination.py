@@ -8,7 +8,7 @@ from typing import Final
 import redis
 
 from redis_queue.doctor import access, keyspace, queues, server
-from redis_queue.doctor.finding import COVERAGE, PERMIT, Finding, run
+from redis_queue.doctor.finding import COVERAGE, PERMIT, Finding, run, run_all
 from redis_queue.doctor.keyspace import mortal
 from redis_queue.doctor.queues import recordless, tally
 from redis_queue.doctor.server import ServerInfo, servers
@@ -16,7 +16,7 @@ from redis_queue.doctor.survey import ShardView, Survey, survey
 from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
 from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.connection import Client
-from redis_queue.store.scripts import Scripts, text
+from redis_queue.store.scripts import Scripts, now_ms, text
 from redis_queue.store.settings import Settings
 
 DEFAULT_PREFIX: Final = Settings().prefix
@@ -34,8 +34,12 @@ def examine(client: Client, prefix: str = DEFAULT_PREFIX) -> list[Finding]:
     """
     Settings(prefix=prefix)
     _check_login(client)
-    nodes = servers(client)
-    return [*_of_servers(nodes, prefix), *_of_queues(client, nodes, prefix), *_of_broker(client)]
+    nodes = servers(client, prefix)
+    return [
+        *_of_servers(nodes),
+        *_of_queues(client, nodes, prefix),
+        *run("unreadable tasks", queues.unreadable, [Scripts(client)]),
+    ]
 
 
 def _check_login(client: Client) -> None:
@@ -47,12 +51,8 @@ def _check_login(client: Client) -> None:
             raise
 
 
-def _of_servers(nodes: list[ServerInfo], prefix: str) -> Iterator[Finding]:
-    for name, check in server.CHECKS.items():
-        yield from run(name, check, nodes)
-    yield from run("exposure", access.exposure, nodes)
-    yield from run("encryption", access.encryption, nodes)
-    yield from run("permissions", access.permissions, [(node, prefix) for node in nodes])
+def _of_servers(nodes: list[ServerInfo]) -> Iterator[Finding]:
+    yield from run_all({**server.CHECKS, **access.CHECKS}, nodes)
     for node in nodes:
         if node.missing:
             names = ", ".join(sorted(node.missing))
@@ -68,16 +68,9 @@ def _of_queues(client: Client, nodes: list[ServerInfo], prefix: str) -> Iterator
     except StoreError as error:
         yield Finding(COVERAGE, "warning", f"no queue could be checked: {error}", PERMIT)
         return
-    for name, check in keyspace.CHECKS.items():
-        yield from run(name, check, [found])
-    for name, inner in queues.CHECKS.items():
-        yield from run(name, inner, found.shards)
+    yield from run_all(keyspace.CHECKS, [found])
+    yield from run_all(queues.CHECKS, found.shards)
     yield from found.notes
-
-
-def _of_broker(client: Client) -> Iterator[Finding]:
-    for name, check in queues.BROKER_CHECKS.items():
-        yield from run(name, check, [Scripts(client)])
 
 
 def repair(client: Client, prefix: str = DEFAULT_PREFIX, *, dry_run: bool = True) -> list[Finding]:
@@ -88,7 +81,7 @@ def repair(client: Client, prefix: str = DEFAULT_PREFIX, *, dry_run: bool = True
     "ok". Raises StoreUnavailableError, and StoreRefusedError if nothing can be read.
     """
     Settings(prefix=prefix)
-    found = survey(client, servers(client), prefix)
+    found = survey(client, servers(client, prefix), prefix)
     return [
         *each("lifetime", lambda: _persist(found, dry_run)),
         *(
@@ -120,7 +113,7 @@ def _persist(found: Survey, dry_run: bool) -> Iterator[tuple[str, bool]]:
 
 def _put_back(shard: ShardView, dry_run: bool) -> Iterator[tuple[str, bool]]:
     if dry_run:
-        count = int(shard.command("ZCOUNT", shard.keys.in_flight, "-inf", shard.now()))
+        count = int(shard.command("ZCOUNT", shard.keys.in_flight, "-inf", now_ms(shard.scripts)))
     else:
         script = shard.script("records/put_back")
         count, seen = 0, CHUNK

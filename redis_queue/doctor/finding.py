@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeVar
 
@@ -56,11 +55,11 @@ def warning(found: str, advice: str) -> Finding:
     return Finding("", "warning", found, advice)
 
 
-def first(findings: Iterable[Finding], count: int, others: str, advice: str) -> Iterator[Finding]:
-    """Yield the first *findings* of *count*, and how many *others* are left out."""
-    yield from itertools.islice(findings, MOST_FINDINGS)
-    if count > MOST_FINDINGS:
-        yield warning(f"{count - MOST_FINDINGS:,} more {others}", advice)
+def first(items: Sequence[Target], finding: Callable[[Target], Finding], others: str, advice: str) -> Iterator[Finding]:
+    """Yield the *finding* of each of the first *items*, and how many *others* are left out."""
+    yield from map(finding, items[:MOST_FINDINGS])
+    if len(items) > MOST_FINDINGS:
+        yield warning(f"{len(items) - MOST_FINDINGS:,} more {others}", advice)
 
 
 class CommandMissingError(StoreError):
@@ -83,6 +82,12 @@ def run(name: str, check: Check[Target], targets: Iterable[Target]) -> Iterator[
             silent = False
     if silent:
         yield Finding(name, "ok", (check.__doc__ or name).split("\n")[0].rstrip("."))
+
+
+def run_all(checks: Mapping[str, Check[Target]], targets: Collection[Target]) -> Iterator[Finding]:
+    """Yield the findings of each of *checks*, by name, on all *targets*; as :func:`run`."""
+    for name, check in checks.items():
+        yield from run(name, check, targets)
 
 
 def _guarded(check: Check[Target], target: Target) -> Iterator[Finding]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from redis_queue.doctor.finding import Check, Finding, error, warning
-from redis_queue.doctor.survey import ShardView, Survey
+from redis_queue.doctor.survey import Survey
 from redis_queue.errors import ConfigurationError, WrongTypeError
 from redis_queue.store.keys import PrefixKeys
-from redis_queue.store.scripts import text
+from redis_queue.store.scripts import Scripts, text
 from redis_queue.store.settings import Settings
 
 SCHEMA: Final = 1
@@ -23,21 +23,22 @@ MOST_DIGITS: Final = 15
 def types(survey: Survey) -> Iterator[Finding]:
     """Every key has the expected type."""
     for shard in survey.shards:
-        for key, expected in shard.keys.types().items():
-            yield from _type(shard, key, expected)
+        yield from foreign_keys(survey.scripts, shard.keys.types(), f"{shard.label} does not work")
     key = PrefixKeys(survey.prefix).registry
     registry = text(survey.scripts.command("TYPE", key))
     if registry not in ("none", "hash"):
         yield error(f"the registry is a {registry}, not a hash", f"RENAME {text(key)} and inspect it")
 
 
-def _type(shard: ShardView, key: bytes, expected: str) -> Iterator[Finding]:
-    kind = text(shard.command("TYPE", key))
-    if kind not in ("none", expected):
-        yield error(
-            f"{text(key)} is a {kind}, not a {expected}: another program wrote to it",
-            f"inspect it, then RENAME it: {shard.label} does not work until then",
-        )
+def foreign_keys(scripts: Scripts, types: Mapping[bytes, str], effect: str) -> Iterator[Finding]:
+    """Yield an error for each key that has another type than in *types*; *effect*: what does not work."""
+    for key, expected in types.items():
+        kind = text(scripts.command("TYPE", key))
+        if kind not in ("none", expected):
+            yield error(
+                f"{text(key)} is a {kind}, not a {expected}: another program wrote to it",
+                f"inspect it, then RENAME it: {effect} until then",
+            )
 
 
 def schema(survey: Survey) -> Iterator[Finding]:

@@ -133,8 +133,7 @@ def _is_free(shard: ShardView, id_: bytes) -> bool:
 
 def put_back(shard: ShardView) -> Iterator[Finding]:
     """Expired leases are put back."""
-    first = shard.soonest(shard.keys.in_flight)
-    late = shard.now() - first[1] if first else 0
+    late = shard.late_ms(shard.keys.in_flight)
     if late > FORGOTTEN_MS:
         yield error(
             f"{shard.label}: a lease expired {span_text(late / 1000)} ago and was not put back",
@@ -147,26 +146,20 @@ def dispatch(shard: ShardView) -> Iterator[Finding]:
     """Due entries are claimed in time."""
     if shard.kind != "delay":
         return
-    first = shard.soonest(shard.keys.waiting)
-    late = shard.now() - first[1] if first else 0
-    if late > LATE_MS:
-        leader = shard.command("GET", shard.first.leader)
-        if leader:
-            yield error(
-                f"{shard.label}: the first entry is overdue by {span_text(late / 1000)}, and {text(leader)} leads",
-                "see the log of the workers, or run more of them",
-            )
-        elif any(shard.command("HLEN", key) for key in (shard.first.lateness, shard.first.dispatchers)):
-            yield error(
-                f"{shard.label}: the first entry is overdue by {span_text(late / 1000)}, and no dispatcher leads",
-                "run celery redis-queue dispatch, or workers",
-            )
-        else:
-            # Without a dispatcher the queue may hold data that its owner claims at any time.
-            yield warning(
-                f"{shard.label}: the first entry is overdue by {span_text(late / 1000)}, and it never had a dispatcher",
-                "for tasks, run celery redis-queue dispatch, or workers; for data, check the process that claims it",
-            )
+    late = shard.late_ms(shard.keys.waiting)
+    if late <= LATE_MS:
+        return
+    found, first = f"{shard.label}: the first entry is overdue by {span_text(late / 1000)}, and", shard.first
+    if leader := shard.command("GET", first.leader):
+        yield error(f"{found} {text(leader)} leads", "see the log of the workers, or run more of them")
+    elif any(shard.command("HLEN", key) for key in (first.lateness, first.dispatchers)):
+        yield error(f"{found} no dispatcher leads", "run celery redis-queue dispatch, or workers")
+    else:
+        # Without a dispatcher the queue may hold data that its owner claims at any time.
+        yield warning(
+            f"{found} it never had a dispatcher",
+            "for tasks, run celery redis-queue dispatch, or workers; for data, check the process that claims it",
+        )
 
 
 def dead_letters(shard: ShardView) -> Iterator[Finding]:
@@ -205,8 +198,4 @@ CHECKS: Final[dict[str, Check[ShardView]]] = {
     "dead letters": dead_letters,
     "quarantine": quarantine,
     "paused": paused,
-}
-
-BROKER_CHECKS: Final[dict[str, Check[Scripts]]] = {
-    "unreadable tasks": unreadable,
 }

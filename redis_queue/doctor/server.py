@@ -32,11 +32,14 @@ SHORTEST_SCRIPT_LIMIT: Final = 1000
 
 
 class ServerInfo:
-    """A server, or one primary of a cluster; *missing* collects commands that the server does not have."""
+    """A server, or one primary of a cluster, on which queues are under *prefix*.
 
-    def __init__(self, client: redis.Redis, label: str = "") -> None:
+    *missing* collects commands that the server does not have.
+    """
+
+    def __init__(self, client: redis.Redis, prefix: str, label: str = "") -> None:
         self._scripts = Scripts(client)
-        self.label = label
+        self.prefix, self.label = prefix, label
         self.missing: set[str] = set()
         options = client.connection_pool.connection_kwargs
         self.host = None if "path" in options else str(options.get("host", "localhost"))
@@ -80,12 +83,12 @@ class ServerInfo:
         return best
 
 
-def servers(client: Client) -> list[ServerInfo]:
+def servers(client: Client, prefix: str) -> list[ServerInfo]:
     """Return the server of *client*, or all primaries of its cluster."""
     if not isinstance(client, redis.RedisCluster):
-        return [ServerInfo(client)]
+        return [ServerInfo(client, prefix)]
     nodes = client.get_primaries()
-    return [ServerInfo(client.get_redis_connection(node), f"{node.host}:{node.port}: ") for node in nodes]
+    return [ServerInfo(client.get_redis_connection(node), prefix, f"{node.host}:{node.port}: ") for node in nodes]
 
 
 def version(server: ServerInfo) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,7 +15,7 @@ from redis_queue.store.connection import Client
 from redis_queue.store.keys import Keys, Kind, Part, PrefixKeys
 from redis_queue.store.links import Argument
 from redis_queue.store.registry import Known, read
-from redis_queue.store.scripts import BoundScript, Scripts, pairs
+from redis_queue.store.scripts import BoundScript, Scripts, now_ms, pairs
 
 STEP: Final = 500
 """Elements per command."""
@@ -62,29 +63,24 @@ class ShardView:
         """Return a script bound to the keys of this shard."""
         return self.scripts.bind(name, self.keys)
 
-    def now(self) -> int:
-        """Return the server's time in ms."""
-        seconds, micros = self.command("TIME")
-        return int(seconds) * 1000 + int(micros) // 1000
-
-    def soonest(self, key: bytes) -> tuple[bytes, float] | None:
-        """Return the member of a sorted set with the lowest score, and its score."""
-        found = pairs(self.command("ZRANGE", key, 0, 0, "WITHSCORES"))
-        return (found[0][0], float(found[0][1])) if found else None
+    def late_ms(self, key: bytes) -> float:
+        """Return for how many ms the first member of a sorted set of times is overdue; 0 if there is none."""
+        first = pairs(self.command("ZRANGE", key, 0, 0, "WITHSCORES"))
+        return now_ms(self.scripts) - float(first[0][1]) if first else 0
 
     def fields(self, key: bytes, limit: int | None = SAMPLE) -> Iterator[tuple[bytes, bytes]]:
         """Yield about *limit* fields of a hash with small values; None: all."""
-        yield from _scanned(self, "HSCAN", key, STEP, limit)
+        return _scanned(self.scripts, "HSCAN", key, STEP, limit)
 
     def ids(self, limit: int | None = SAMPLE) -> Iterator[bytes]:
         """Yield about *limit* ids of records; None: all."""
         # HSCAN returns the records, too, and each may be large.
-        yield from (id_ for id_, _ in _scanned(self, "HSCAN", self.keys.records, 20, limit))
+        return (id_ for id_, _ in _scanned(self.scripts, "HSCAN", self.keys.records, 20, limit))
 
     def placed(self, limit: int | None = SAMPLE) -> Iterator[bytes]:
         """Yield about *limit* ids of each place; None: all."""
         for key in (self.keys.waiting, self.keys.in_flight, self.keys.dead):
-            yield from (id_ for id_, _ in _scanned(self, "ZSCAN", key, STEP, limit))
+            yield from (id_ for id_, _ in _scanned(self.scripts, "ZSCAN", key, STEP, limit))
         yield from self.ready(limit)
 
     def ready(self, limit: int | None = SAMPLE) -> Iterator[bytes]:
@@ -100,11 +96,11 @@ class ShardView:
             end -= STEP
 
 
-def _scanned(shard: ShardView, command: str, key: bytes, step: int, limit: int | None) -> Iterator[tuple[bytes, bytes]]:
+def _scanned(scripts: Scripts, command: str, key: bytes, step: int, limit: int | None) -> Iterator[tuple[bytes, bytes]]:
     cursor: Argument = 0
     seen = 0
     while True:
-        cursor, found = shard.command(command, key, cursor, "COUNT", step)
+        cursor, found = scripts.command(command, key, cursor, "COUNT", step)
         rows = pairs(found)
         yield from rows
         seen += len(rows)
@@ -154,24 +150,17 @@ def survey(client: Client, servers: list[ServerInfo], prefix: str) -> Survey:
 
 
 def _read_registry(found: Survey) -> None:
-    cursor: Argument = 0
-    while True:
-        try:
-            cursor, rows = found.scripts.command("HSCAN", PrefixKeys(found.prefix).registry, cursor, "COUNT", STEP)
-        except WrongTypeError:
-            # The check of types reports it.
-            return
-        for name, value in pairs(rows):
+    # The check of types reports a key of another type.
+    with contextlib.suppress(WrongTypeError):
+        for name, value in _scanned(found.scripts, "HSCAN", PrefixKeys(found.prefix).registry, STEP, None):
+            if len(found.known) + len(found.unreadable) >= MOST_FIELDS:
+                found.note(f"read only {MOST_FIELDS:,} fields of the registry")
+                return
             known = read(name, value)
             if known is None:
                 found.unreadable.append(name)
             else:
                 found.known[known.kind, known.name] = known
-        if int(cursor) == 0:
-            return
-        if len(found.known) + len(found.unreadable) >= MOST_FIELDS:
-            found.note(f"read only {MOST_FIELDS:,} fields of the registry")
-            return
 
 
 def _parts(found: Survey, server: ServerInfo) -> Iterator[Part]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from redis_queue.monitor.model import Failure, GroupRow, Kept
 from redis_queue.monitor.rows import ms_of
 from redis_queue.store.chunks import CHUNK, by_size, check_limit, chunks
 from redis_queue.store.connection import Client
-from redis_queue.store.ids import id_bytes
+from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import MonitorKeys
 from redis_queue.store.scripts import Clock, NumberedCalls, Scripts, now_ms, pairs, server_clock
 
@@ -81,9 +81,8 @@ class Failures:
         found, lost = _LIMITS.fullmatch(limits or b""), _MISSED.fullmatch(missed or b"")
         if found is None:
             return None
-        if lost is None:
-            return Kept(int(found[1]), float(found[2]))
-        return Kept(int(found[1]), float(found[2]), int(lost[1]), from_ms(int(lost[2])))
+        missed_before = (int(lost[1]), from_ms(int(lost[2]))) if lost else ()
+        return Kept(int(found[1]), float(found[2]), *missed_before)
 
     def groups(self) -> list[GroupRow]:
         """Return the failures by task and exception, the group with the last failure first; at most 500 groups."""
@@ -114,10 +113,9 @@ class Failures:
         start = self._start(after, until)
         low = max(self._oldest(), 0 if since is None else to_ms(since))
         reply = self._scripts.command("ZREVRANGE", self._keys.failed_at, start, start + limit - 1, "WITHSCORES")
-        pairs = [(id_, at) for id_, at in _scored(reply) if at >= low]
-        found = self._rows(pairs)
-        more = len(pairs) == limit
-        return found, f"{pairs[-1][1]}.{pairs[-1][0].decode(errors='surrogateescape')}" if more else None
+        times = [(id_, at) for id_, score in pairs(reply) if (at := _score(score)) >= low]
+        following = f"{times[-1][1]}.{id_text(times[-1][0])}" if len(times) == limit else None
+        return self._rows(times), following
 
     def get(self, id_: str) -> Failure | None:
         """Return a failure with its traceback and message, or None."""
@@ -157,30 +155,30 @@ class Failures:
 
         The others are gone, failed again, or are claimed by another retry.
         """
-        return self._claim(failures, token, LEASE_MS)
+        return self._chosen("monitor/failure_claim", failures, token=token, lease=LEASE_MS)
 
     def give_back(self, failures: Sequence[Failure], token: str) -> None:
         """End the claim of *failures* that could not be retried."""
-        self._claim(failures, token, 0)
+        self._chosen("monitor/failure_claim", failures, token=token, lease=0)
 
     def delete(self, failures: Sequence[Failure], token: str = "") -> Sequence[Failure]:
         """Delete *failures*; return those that were deleted.
 
         The others are gone, failed again since they were read, or are being retried (unless with this *token*).
         """
-        return list(self._chosen("monitor/failure_delete", failures, token=token))
+        return self._chosen("monitor/failure_delete", failures, token=token)
 
-    def _claim(self, failures: Sequence[Failure], token: str, lease: int) -> Sequence[Failure]:
-        return list(self._chosen("monitor/failure_claim", failures, token=token, lease=lease))
-
-    def _chosen(self, script: str, failures: Sequence[Failure], **arguments: Any) -> Iterator[Failure]:
+    def _chosen(self, script: str, failures: Sequence[Failure], **arguments: Any) -> Sequence[Failure]:
+        """Return those of *failures* that *script* has changed."""
+        found: list[Failure] = []
         for chunk in chunks(failures):
             more = [field for failure in chunk for field in (id_bytes(failure.id), ms_of(failure.failed_at))]
             flags = self._calls.prepare(script, now=self._clock(), more=more, **arguments)()
-            yield from (failure for failure, flag in zip(chunk, flags, strict=True) if flag == ord("1"))
+            found += (failure for failure, flag in zip(chunk, flags, strict=True) if flag == ord("1"))
+        return found
 
-    def _rows(self, pairs: Sequence[tuple[bytes, int]]) -> Sequence[Failure]:
-        parts = list(chunks(pairs, ROWS))
+    def _rows(self, times: Sequence[tuple[bytes, int]]) -> Sequence[Failure]:
+        parts = list(chunks(times, ROWS))
         calls = [self._scripts.look("HMGET", self._keys.failures, *(id_ for id_, _ in part)) for part in parts]
         replies = self._scripts.each(calls)
         rows = [
@@ -210,14 +208,6 @@ class Failures:
         """Return the time in ms before which failures are too old: a worker may not have removed them yet."""
         kept = self.kept()
         return 0 if kept is None else max(0, now_ms(self._scripts, self._clock) - round(kept.days * 86_400_000))
-
-
-def _scored(reply: Any) -> Iterator[tuple[bytes, int]]:
-    # With a Cluster, redis-py returns pairs.
-    if reply and isinstance(reply[0], list | tuple):
-        reply = [part for pair in reply for part in pair]
-    for id_, at in zip(*[iter(reply)] * 2, strict=True):
-        yield id_, _score(at)
 
 
 def _score(at: Any) -> int:

@@ -68,15 +68,12 @@ class History:
         check_limit(limit, MOST_HOURS)
         return self._periods(limit, series, 60, self._stored_hours)
 
-    def totals(self, minutes: int) -> dict[Series, Tally]:
+    def totals(self, minutes: int, *, before: int = 0) -> dict[Series, Tally]:
         """Return the counts of each series in the last *minutes* (1 to 129,600), without those that had no runs.
 
-        More than two hours are rounded to full hours, more than two days to full days. Raises InvalidValueError.
+        With *before*, those that it would have returned so many minutes ago. More than two hours are rounded to full
+        hours, more than two days to full days. Raises InvalidValueError.
         """
-        return self.totals_before(minutes, 0)
-
-    def totals_before(self, minutes: int, before: int) -> dict[Series, Tally]:
-        """Return what :meth:`totals` would have returned *before* minutes ago."""
         if isinstance(minutes, bool) or not isinstance(minutes, int) or not 1 <= minutes <= MOST_HOURS * 60:
             raise InvalidValueError(f"minutes={minutes!r}: must be 1 to {MOST_HOURS * 60}")
         if isinstance(before, bool) or not isinstance(before, int) or not 0 <= before <= MOST_HOURS * 60:
@@ -169,21 +166,13 @@ class History:
             fields = {b"%b:%d" % (number, hour % 24): number for number in numbers}
             values = self._of_period(self._keys.minutes[day % len(self._keys.minutes)], b"day", day, list(fields))
             for field, text in values.items():
-                rows = found.setdefault(fields[field], {})
-                for part, counts in _PART.findall(text):
-                    minute = hour * 60 + int(part)
-                    if first <= minute <= last:
-                        rows.setdefault(minute, []).append(counts)
+                _add_parts(found.setdefault(fields[field], {}), text, hour * 60, range(first, last + 1))
         return found
 
     def _stored_hours(self, numbers: Sequence[bytes], first: int, last: int) -> dict[bytes, dict[int, list[bytes]]]:
         found: dict[bytes, dict[int, list[bytes]]] = {}
         for number, day, text in self._of_days(numbers, first // 24, last // 24, b"%b:%d"):
-            rows = found.setdefault(number, {})
-            for part, counts in _PART.findall(text):
-                hour = day * 24 + int(part)
-                if first <= hour <= last:
-                    rows.setdefault(hour, []).append(counts)
+            _add_parts(found.setdefault(number, {}), text, day * 24, range(first, last + 1))
         return found
 
     def _stored_days(self, numbers: Sequence[bytes], first: int, last: int) -> dict[bytes, list[bytes]]:
@@ -211,6 +200,13 @@ class History:
         calls = [self._scripts.look("HMGET", key, *chunk) for chunk in chunks(fields, CHUNK)]
         values = [value for reply in self._scripts.each(calls) for value in reply()]
         return {field: value for field, value in zip(fields, values, strict=True) if value is not None}
+
+
+def _add_parts(rows: dict[int, list[bytes]], text: bytes, start: int, periods: range) -> None:
+    """Add the counts of each of *periods* in *text*, whose parts are numbered from *start* on."""
+    for part, counts in _PART.findall(text):
+        if (period := start + int(part)) in periods:
+            rows.setdefault(period, []).append(counts)
 
 
 def _flat(stored: Mapping[bytes, Mapping[int, Iterable[bytes]]]) -> dict[bytes, list[bytes]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -59,26 +58,17 @@ class Workers:
         """Return one worker; None if it is unknown, or was not seen within the last 60 s."""
         return next(iter(self._read([name.encode(errors="replace")])), None)
 
-    def consumers(self) -> dict[str, int]:
-        """Return for each queue how many workers consume it."""
-        return Counter(queue for row in self.rows() for queue in dict.fromkeys(row.queues))
-
     def running(self, limit: int = 1000) -> list[RunningTask]:
-        """Return up to *limit* running tasks, worker by worker; each worker reports at most :data:`MOST_RUNNING`."""
-        names: list[bytes] = sorted(self._scripts.command("HKEYS", self._keys.running))[:MOST_WORKERS]
-        found: list[RunningTask] = []
-        for chunk in chunks(names):
-            alive = {row.name for row in self._read(chunk)}
-            for task in self._running(chunk):
-                if task.worker in alive:
-                    found.append(task)
-                    if len(found) == limit:
-                        return found
-        return found
+        """Return up to *limit* running tasks, worker by worker; each worker reports at most :data:`MOST_RUNNING`.
+
+        It reads at most :data:`MOST_BYTES` of reports.
+        """
+        return list(itertools.islice(self._search(b""), limit))
 
     def running_of(self, name: str) -> list[RunningTask]:
         """Return the running tasks of one worker."""
-        return list(self._running([name.encode(errors="replace")]))
+        text = self._scripts.command("HGET", self._keys.running, name.encode(errors="replace"))
+        return [] if text is None else read_running(name, text, MOST_RUNNING)
 
     def find_running(self, id_: str) -> RunningTask | None:
         """Return a running task by its id; None if :data:`MOST_BYTES` of reports do not have it."""
@@ -126,13 +116,6 @@ class Workers:
                     row = read_worker(name.decode(errors="replace"), from_ms(int(parts[1])), parts[2])
                     found += [row] if row is not None else []
         return found
-
-    def _running(self, names: Sequence[bytes]) -> Iterator[RunningTask]:
-        for chunk in chunks(names):
-            texts: list[bytes | None] = self._scripts.command("HMGET", self._keys.running, *chunk)
-            for name, text in zip(chunk, texts, strict=True):
-                if text is not None:
-                    yield from read_running(name.decode(errors="replace"), text, MOST_RUNNING)
 
 
 class Runs:

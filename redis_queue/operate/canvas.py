@@ -10,7 +10,7 @@ from redis_queue.celery.results import Link, ResultRecord
 from redis_queue.errors import ConfigurationError
 from redis_queue.monitor.model import Run, RunningTask
 from redis_queue.operate.access import Access
-from redis_queue.operate.entries import task_of
+from redis_queue.operate.items import task_of
 from redis_queue.operate.task_life import RESULT_STATES, WORDS, TaskLife
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.ids import is_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
@@ -67,7 +67,7 @@ class CeleryQueues:
                 depths = broker.depths(chosen[offset : offset + limit])
             error = NO_REPORTS if workers is None else ""
         except (OperationalError, StoreError) as failure:
-            error = f"the broker cannot be read: {redact(str(failure))}"
+            error = _away(failure)
             names, ready, in_flight = self._names(workers), None, None
             chosen = [name for name in names if part in name]
             depths = [Depth(error=error) for _ in chosen[offset : offset + limit]]
@@ -99,7 +99,7 @@ class CeleryQueues:
             with broker_queues(self._app) as broker:
                 depths = broker.depths([name])
         except (OperationalError, StoreError) as failure:
-            depths = [Depth(error=f"the broker cannot be read: {redact(str(failure))}")]
+            depths = [Depth(error=_away(failure))]
         return self._rows([name], depths, workers, at)[0]
 
     def known_rows(self, names: Sequence[str]) -> list[CeleryQueueRow]:
@@ -117,7 +117,7 @@ class CeleryQueues:
                     known = self._names(workers, broker)
                 depths = broker.depths(names)
         except OperationalError as failure:
-            raise StoreError(f"the broker cannot be read: {redact(str(failure))}") from failure
+            raise StoreError(_away(failure)) from failure
         for name, depth in zip(names, depths, strict=True):
             _check_known(name, known, depth)
         return self._rows(names, depths, workers, at)
@@ -158,8 +158,9 @@ class CeleryQueues:
     ) -> list[CeleryQueueRow]:
         workers = reports or ()
         consumers = Counter(queue for row in workers for queue in dict.fromkeys(row.queues))
-        held = _sum(row.held or {} for row in workers)
-        executed: Counter[str] = Counter()
+        held, executed = Counter[str](), Counter[str]()
+        for worker in workers:
+            held.update(worker.held or {})
         for series, tally in self._lately().items():
             executed[series.queue] += tally.executed
         found = []
@@ -170,7 +171,7 @@ class CeleryQueues:
                 name,
                 ready=depth.ready,
                 in_flight=in_flight,
-                consumers=_known(None if reports is None else consumers[name], depth.consumers),
+                consumers=consumers[name] if depth.consumers is None and reports is not None else depth.consumers,
                 oldest_age=None if depth.oldest_at is None else max(0.0, at.timestamp() - depth.oldest_at),
                 executed_per_minute=rate,
                 put_per_minute=None if depth.put_rate is None else depth.put_rate * 60,
@@ -202,13 +203,5 @@ def _check_known(name: str, names: Sequence[str], depth: Depth) -> None:
         raise InvalidNameError(f"queue={name!r}: no such Celery queue; {did_you_mean(name, names)}")
 
 
-def _known(reported: int | None, counted: int | None) -> int | None:
-    """Return what the broker has *counted*, else what workers have *reported*."""
-    return reported if counted is None else counted
-
-
-def _sum(counts: Iterable[Any]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for row in counts:
-        found.update(row)
-    return found
+def _away(failure: Exception) -> str:
+    return f"the broker cannot be read: {redact(str(failure))}"

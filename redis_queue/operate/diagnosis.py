@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,6 +13,7 @@ import redis
 from kombu.exceptions import OperationalError
 
 from redis_queue.basics.lazy_property import LazyProperty
+from redis_queue.basics.options import some_of
 from redis_queue.basics.times import span_text
 from redis_queue.celery.admission.admission import task_id_of
 from redis_queue.celery.kombu.connection import client_of
@@ -21,12 +22,11 @@ from redis_queue.celery.leases.connections import disabled_settings, low_visibil
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.queues.open import connected, on_redis
 from redis_queue.celery.stored_tasks import has_leases
-from redis_queue.delay.queue import DelayQueue
 from redis_queue.doctor import Finding
 from redis_queue.doctor import examine as examine_redis
 from redis_queue.doctor import repair as repair_redis
 from redis_queue.doctor.examination import each
-from redis_queue.doctor.finding import CHECK_BROKER, Check, error, run, warning
+from redis_queue.doctor.finding import CHECK_BROKER, Check, error, run, run_all, warning
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.operate.access import Access
 from redis_queue.operate.listing import LOOK_BYTES
@@ -55,20 +55,23 @@ def examine(access: Access, *, ask: bool) -> list[Finding]:
 
     Raises StoreUnavailableError if Redis cannot be reached.
     """
-    found = examine_redis(access.catalog.client, access.catalog.prefix)
-    found += (finding for name, check in CHECKS.items() for finding in run(name, check, [access]))
-    workers = _workers(access.app) if ask and access.app is not None else {}
-    in_flight = InFlight(access, workers)
-    found += (f for name, check in IN_FLIGHT.items() for f in run(name, check, [in_flight]))
+    examined = Examined(access, _workers(access.app) if ask and access.app is not None else {})
+    found = [
+        *examine_redis(access.catalog.client, access.catalog.prefix),
+        *run_all(CHECKS, [access]),
+        *run_all(IN_FLIGHT, [examined]),
+    ]
     if access.app is None:
         return found
-    state = AppState(access.delay_queue(), workers, _known(access.app, workers))
-    checks = {"dispatchers": _dispatchers, "tasks": _unknown_tasks}
-    of_queue = (finding for name, check in checks.items() for finding in run(name, check, [state]))
-    of_app = run("lease settings", _lease_settings, [access.app])
     # Without an answer of the workers, nobody knows what those without the extension consume.
     unread = run("queue_unread", unread_queues, [access]) if ask else ()
-    return [*found, *of_queue, *of_app, *unread, *run("flow places", flow_places, [access])]
+    return [
+        *found,
+        *run_all({"dispatchers": _dispatchers, "tasks": _unknown_tasks}, [examined]),
+        *run("lease settings", _lease_settings, [access.app]),
+        *unread,
+        *run("flow places", flow_places, [access]),
+    ]
 
 
 def repair(access: Access, *, dry_run: bool) -> list[Finding]:
@@ -80,25 +83,14 @@ def repair(access: Access, *, dry_run: bool) -> list[Finding]:
     return [*repair_redis(client, prefix, dry_run=dry_run), *_repair_in_flight(access, dry_run=dry_run)]
 
 
-@dataclass(frozen=True, slots=True)
-class AppState:
-    """The DelayQueue of an app, the workers that answered with their tasks, and all known tasks."""
-
-    queue: DelayQueue
-    workers: Mapping[str, frozenset[str]]
-    known: frozenset[str]
-
-
-def _dispatchers(state: AppState) -> Iterator[Finding]:
+def _dispatchers(examined: Examined) -> Iterator[Finding]:
     """Check that a dispatcher sends due entries."""
-    queue = state.queue
+    queue = examined.access.delay_queue()
     if queue.dispatch_log.dispatchers():
         return
     say, what = (error, "entries wait, and") if queue.count() else (warning, "no entries wait yet, but")
-    names = sorted(state.workers)
-    if names:
-        more = f" and {len(names) - NAMED:,} more" if names[NAMED:] else ""
-        found = f"{what} none of the running workers dispatches: {', '.join(names[:NAMED])}{more}"
+    if examined.answers:
+        found = f"{what} none of the running workers dispatches: {some_of(sorted(examined.answers), NAMED)}"
         advice = (
             "put DurableTasks(app) into the module that the workers load, or remove --without-dispatch or "
             "redis_queue_dispatch=False, and restart them; or run celery -A app redis-queue dispatch"
@@ -117,27 +109,27 @@ def _lease_settings(app: Any) -> Iterator[Finding]:
         yield warning(f"{name} is off: a task whose worker is killed is lost", f"leave {name} out, or set it to True")
 
 
-def _unknown_tasks(state: AppState) -> Iterator[Finding]:
+def _unknown_tasks(examined: Examined) -> Iterator[Finding]:
     """Check that waiting tasks are known to the workers."""
-    queue = state.queue
+    queue, known = examined.access.delay_queue(), _known_tasks(examined)
     # Only the next ones: reading all would take long.
     entries = queue.list(limit=CHUNK, max_bytes=LOOK_BYTES)
     tasks = Counter(TaskEntry.of(entry).task for entry in entries)
-    strange = [(name, count) for name, count in tasks.most_common() if name and name not in state.known]
+    strange = [f"{name} ({count:,})" for name, count in tasks.most_common() if name and name not in known]
     if strange:
-        named = ", ".join(f"{name} ({count:,})" for name, count in strange[:NAMED])
-        more = f" and {len(strange) - NAMED:,} more" if len(strange) > NAMED else ""
+        named = some_of(strange, NAMED)
         yield warning(
-            f"delay {queue.name}: of the next {len(entries):,}, some call tasks that no worker knows: {named}{more}",
+            f"delay {queue.name}: of the next {len(entries):,}, some call tasks that no worker knows: {named}",
             "deploy workers that have these tasks, or redis-queue scheduled cancel --task NAME",
         )
 
 
-def _known(app: Any, workers: Mapping[str, frozenset[str]]) -> frozenset[str]:
+def _known_tasks(examined: Examined) -> frozenset[str]:
     """Return the tasks of the workers that answered; those of the app if none did."""
-    names = frozenset[str]().union(*workers.values())
+    names = frozenset[str]().union(*examined.answers.values())
     if names:
         return names
+    app = examined.access.app
     app.loader.import_default_modules()
     return frozenset(app.tasks)
 
@@ -207,37 +199,34 @@ def broker_of(access: Access) -> Iterator[Broker | None]:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was found of the messages in flight: *lost* of *total* are not in kombu's index, *named* are the first.
+    """The messages in flight: a flag of each (see lua/broker/mend.lua), and names of the first lost ones.
 
-    Of the others, *leased* have a lease and *bare* have none: kombu's *timeout* in seconds, if known, is theirs.
+    Lost ones are not in kombu's *index*. Those without a lease have kombu's *timeout* in seconds, if it is known.
     *failure* tells why the broker could not be asked.
     """
 
-    total: int = 0
-    leased: int = 0
-    bare: int = 0
-    timeout: float | None = None
-    lost: int = 0
-    named: Sequence[str] = ()
+    flags: bytes = b""
+    lost: Sequence[str] = ()
     index: str = ""
+    timeout: float | None = None
     failure: str = ""
 
 
-class InFlight:
-    """The messages in flight at the broker of *access*, read once for several checks.
+class Examined:
+    """What several checks look at: the messages in flight at the broker of *access*, read once, and its workers.
 
-    *answered*: the workers that answered a broadcast, if they were asked.
+    *answers*: the workers that answered a broadcast, if they were asked, with their tasks.
     """
 
-    def __init__(self, access: Access, answered: Collection[str] = ()) -> None:
-        self._access = access
-        self._answered = answered
+    def __init__(self, access: Access, answers: Mapping[str, frozenset[str]]) -> None:
+        self.access = access
+        self.answers = answers
 
     @LazyProperty
     def seen(self) -> Seen:
-        """What was found. Raises StoreError."""
+        """The messages in flight. Raises StoreError."""
         try:
-            with broker_of(self._access) as broker:
+            with broker_of(self.access) as broker:
                 return Seen() if broker is None else _seen(broker)
         except StoreUnavailableError as failure:
             return Seen(failure=str(failure))
@@ -247,8 +236,8 @@ class InFlight:
 
         Without their answers, of those that report only those count whose broker is the store.
         """
-        rows = {row.name: row for row in self._access.monitor.workers.rows()}
-        here = sorted(self._answered or (name for name, row in rows.items() if row.lists))
+        rows = {row.name: row for row in self.access.monitor.workers.rows()}
+        here = sorted(self.answers or (name for name, row in rows.items() if row.lists))
         reporting = [rows[name] for name in here if name in rows]
         return (
             [row.name for row in reporting if row.keeper is not None],
@@ -260,16 +249,8 @@ class InFlight:
 def _seen(broker: Broker) -> Seen:
     tags = broker.sample()
     flags = broker.flags(tags)
-    lost = _lost(tags, flags)
-    return Seen(
-        len(tags),
-        flags.count(LEASE),
-        flags.count(NO_LEASE),
-        broker.timeout,
-        len(lost),
-        [_named(broker, tag) for tag in lost[:NAMED]],
-        broker.keys.index,
-    )
+    lost = [_named(broker, tag) for tag in _lost(tags, flags)[:NAMED]]
+    return Seen(flags, lost, broker.keys.index, broker.timeout)
 
 
 def _lost(tags: Sequence[bytes], flags: bytes) -> list[bytes]:
@@ -282,37 +263,36 @@ def _named(broker: Broker, tag: bytes) -> str:
     return f"task {id_} ({text})" if id_ else text
 
 
-def unindexed(in_flight: InFlight) -> Iterator[Finding]:
+def unindexed(examined: Examined) -> Iterator[Finding]:
     """Every message in flight at the broker is in kombu's index."""
-    seen = in_flight.seen
+    seen = examined.seen
     if seen.failure:
         yield warning(f"could not be checked: {seen.failure}", CHECK_BROKER)
-    if seen.lost:
-        some = "at least " if seen.total >= SAMPLE else ""
-        more = f" and {seen.lost - NAMED:,} more" if seen.lost > NAMED else ""
+    if count := seen.flags.count(NO_INDEX):
+        some = "at least " if len(seen.flags) >= SAMPLE else ""
+        more = f" and {count - NAMED:,} more" if count > NAMED else ""
         yield error(
-            f"{some}{seen.lost:,} messages in flight are not in {seen.index}, and never come back if their workers are "
-            f"gone: {', '.join(seen.named)}{more}",
+            f"{some}{count:,} messages in flight are not in {seen.index}, and never come back if their workers are "
+            f"gone: {', '.join(seen.lost)}{more}",
             "redis-queue doctor --fix",
             repairable=True,
         )
 
 
-def bare_workers(in_flight: InFlight) -> Iterator[Finding]:
+def bare_workers(examined: Examined) -> Iterator[Finding]:
     """Workers without leases do not consume beside workers with leases."""
-    seen = in_flight.seen
+    seen, without_lease = examined.seen, examined.seen.flags.count(NO_LEASE)
     if seen.failure:
         yield warning(f"could not be checked: {seen.failure}", CHECK_BROKER)
         return
-    leased, bare, silent = in_flight.workers() if seen.index else ([], [], [])
-    if not (leased or seen.leased) or not (bare or seen.bare):
+    leased, bare, silent = examined.workers() if seen.index else ([], [], [])
+    if not (leased or LEASE in seen.flags) or not (bare or without_lease):
         return
-    if seen.bare:
+    if without_lease:
         # Workers of stock Celery, or of an app with another store, whose leases nobody knows.
         bare += [f"{name} (no report)" for name in silent]
-    more = f" and {len(bare) - NAMED:,} more" if bare[NAMED:] else ""
-    who = f": {', '.join(bare[:NAMED])}{more}" if bare else ""
-    held = f"; {seen.bare:,} of {seen.total:,} messages in flight have no lease" if seen.bare else ""
+    who = f": {some_of(bare, NAMED)}" if bare else ""
+    held = f"; {without_lease:,} of {len(seen.flags):,} messages in flight have no lease" if without_lease else ""
     timeout = "" if seen.timeout is None else f" ({span_text(seen.timeout)})"
     yield warning(
         f"workers without leases consume beside workers with leases{who}{held}. If they are killed, their tasks come "
@@ -340,7 +320,7 @@ def _repair_in_flight(access: Access, *, dry_run: bool) -> list[Finding]:
         return [Finding("in flight", "error", f"could not be repaired: {failure}", CHECK_BROKER)]
 
 
-IN_FLIGHT: Final[dict[str, Check[InFlight]]] = {
+IN_FLIGHT: Final[dict[str, Check[Examined]]] = {
     "in flight": unindexed,
     "workers without leases": bare_workers,
 }

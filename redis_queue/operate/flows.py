@@ -30,17 +30,11 @@ NONE: Final = "none"
 """Text of a value that removes a limit."""
 
 ARGUMENTS: Final = {
-    "": {"limit": "limit", "rate": "rate", "burst": "burst"},
-    "key": {"limit": "limit_each", "rate": "rate_each", "burst": "burst_each"},
-    "fair": {
-        "limit": "limit",
-        "rate": "rate",
-        "limit_each": "limit_each",
-        "rate_each": "rate_each",
-        "burst": "burst",
-    },
+    "": ("limit", "rate", "burst"),
+    "key": ("limit", "rate", "burst"),
+    "fair": ("limit", "rate", "limit_each", "rate_each", "burst"),
 }
-"""For each kind of a flow: each argument of :meth:`Flows.set` with the field of :class:`LimitsRow` that it changes."""
+"""The arguments of :meth:`Flows.set` for each kind of a flow; with "key" they change the limits of each key."""
 
 KINDS: Final = {"key": "limits count for each key", "fair": "keys take turns"}
 """Text of each kind of a flow."""
@@ -156,9 +150,9 @@ def has_limits(state: FlowState) -> bool:
 
 def arguments_of(state: FlowState) -> dict[str, tuple[str, int | str | None]]:
     """Return the label and the value in force of each argument that :meth:`Flows.set` takes for this flow."""
-    row = LimitsRow.of(state.limits)
+    row, each = LimitsRow.of(state.limits), "_each" if state.kind == "key" else ""
     found: dict[str, tuple[str, int | str | None]] = {
-        argument: (LABELS[field], getattr(row, field)) for argument, field in ARGUMENTS[state.kind].items()
+        argument: (LABELS[f"{argument}{each}"], getattr(row, f"{argument}{each}")) for argument in ARGUMENTS[state.kind]
     }
     return {**found, "burst": (found["burst"][0], row.bursts or None)}
 
@@ -207,23 +201,21 @@ def flow_or_queue(access: Access, name: str) -> FlowState:
     """
     if not check_flow_name(name).startswith(OF_QUEUE):
         return access.flows.find(name)
-    _check_queue(access, name)
+    if access.celery_queues is not None and access.flows.get(name) is None:
+        # A pause needs the store alone: a broker that cannot be read does not prevent it.
+        with contextlib.suppress(OperationalError):
+            access.celery_queues.check(name.removeprefix(OF_QUEUE))
     return _flow_or_bare(access, name)
 
 
 def pause(access: Access, name: str) -> FlowState:
-    """Start no more messages of a flow, or of any queue; return what is in force.
-
-    Raises the errors of :func:`flow_or_queue`.
-    """
-    _check_queue(access, name)
+    """Start no more messages of a flow, or of any queue; return what is in force."""
     access.flows.pause(name)
     return access.flows.find(name)
 
 
 def resume(access: Access, name: str) -> FlowState:
-    """End a pause, if there is one; return what is in force. Raises the errors of :func:`flow_or_queue`."""
-    _check_queue(access, name)
+    """End a pause, if there is one; return what is in force."""
     access.flows.resume(name)
     return _flow_or_bare(access, name)
 
@@ -258,11 +250,3 @@ def _read_change(name: str, text: str) -> Any:
 def _flow_or_bare(access: Access, name: str) -> FlowState:
     # A queue without a flow is known only while it is paused.
     return access.flows.get(name) or FlowState(name, Limits(), Limits(), "", False, 0, 0)
-
-
-def _check_queue(access: Access, name: str) -> None:
-    if access.celery_queues is None or not name.startswith(OF_QUEUE) or access.flows.get(name) is not None:
-        return
-    # A pause needs the store alone: a broker that cannot be read does not prevent it.
-    with contextlib.suppress(OperationalError):
-        access.celery_queues.check(name.removeprefix(OF_QUEUE))

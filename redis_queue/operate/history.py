@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -78,7 +77,7 @@ def table(access: Access, span: str, *, task: str = "", queue: str = "") -> list
     minutes = _span(span).minutes
     history = access.monitor.history
     now = history.totals(minutes)
-    before = history.totals_before(minutes, minutes) if minutes <= SPANS["2d"].minutes else None
+    before = history.totals(minutes, before=minutes) if minutes <= SPANS["2d"].minutes else None
     rows = [
         HistoryRow(series, tally, None if before is None else before.get(series, Tally()))
         for series, tally in now.items()
@@ -116,7 +115,7 @@ def _quantiles(tallies: Sequence[Tally], name: str) -> list[tuple[str, Sequence[
 
 
 def _sum(periods: Sequence[Period]) -> Period:
-    return Period(periods[0].at, sum(itertools.chain(period.tally for period in periods), Tally()))
+    return Period(periods[0].at, sum((period.tally for period in periods), Tally()))
 
 
 def _share(tally: Tally) -> float:

@@ -11,14 +11,13 @@ from typing import Any, Final
 from redis_queue.admission.flows import Flows
 from redis_queue.admission.owners import Owners
 from redis_queue.basics.times import from_ms
-from redis_queue.catalog import AnyQueue, Catalog
+from redis_queue.catalog import AnyQueue, Catalog, kind_of
 from redis_queue.monitor.monitor import Monitor
 from redis_queue.operate.queue_row import BROKEN, TOTALS, Overview, QueueRow, fault_text
-from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.connection import Client
-from redis_queue.store.keys import Keys
+from redis_queue.store.keys import Keys, Kind
 from redis_queue.store.registry import Known
-from redis_queue.store.scripts import Clock, ReadCall, Scripts, now_ms, server_clock
+from redis_queue.store.scripts import Clock, ReadCall, Scripts, now_ms, pairs, server_clock
 from redis_queue.store.settings import Settings
 
 MOST_SHARDS: Final = 2048
@@ -73,22 +72,21 @@ class Inspector:
     def expired(self, queue: AnyQueue) -> int:
         """Count the expired leases of *queue*, which the next put-back would end."""
         now = now_ms(self._scripts, self.catalog.clock)
-        found = (self._scripts.command("ZCOUNT", keys.in_flight, "-inf", now) for keys in self._keys(queue))
-        return sum(map(int, found))
+        shards = self._keys(kind_of(queue), queue.name, queue.settings.shards)
+        return sum(int(self._scripts.command("ZCOUNT", keys.in_flight, "-inf", now)) for keys in shards)
 
     def _looks(self, known: Known, left: int) -> list[ReadCall] | str:
         """Return the calls that count a queue; an error text if it is broken or has more shards than *left*."""
-        prefix = self.catalog.prefix
         try:
-            Settings(prefix=prefix, max_deliveries=known.max_deliveries, shards=known.shards)
-            if known.kind == "queue":
-                return [self._scripts.bind("queue/stats", Keys(prefix, "queue", known.name)).look()]
-            if known.shards > max(left, FEW_SHARDS):
-                return f"not counted: {known.shards:,} shards are too many for this list; open the page of the queue"
-            shards = [Keys(prefix, "delay", known.name, number) for number in range(known.shards)]
+            Settings(prefix=self.catalog.prefix, max_deliveries=known.max_deliveries, shards=known.shards)
+            shards = self._keys(known.kind, known.name, known.shards)
         except BROKEN as error:
             # One broken queue must not hide the others.
             return fault_text(error)
+        if known.kind == "queue":
+            return [self._scripts.bind("queue/stats", shards[0]).look()]
+        if known.shards > max(left, FEW_SHARDS):
+            return f"not counted: {known.shards:,} shards are too many for this list; open the page of the queue"
         now = self.catalog.clock()
         stats = [self._scripts.bind("delay/stats", keys).look(now=now) for keys in shards]
         return stats + [self._scripts.look("HMGET", keys.meta, *TOTALS) for keys in shards]
@@ -106,26 +104,17 @@ class Inspector:
     def _with_first_due(self, rows: Sequence[QueueRow]) -> list[QueueRow]:
         """Return *rows*; those of a RedisQueue with delayed messages get its next due time."""
         numbers = [number for number, row in enumerate(rows) if row.kind == "queue" and row.delayed]
-        keys = [Keys(self.catalog.prefix, "queue", rows[number].name).waiting for number in numbers]
+        keys = [self._keys("queue", rows[number].name, 1)[0].waiting for number in numbers]
         replies = self._scripts.each([self._scripts.look("ZRANGE", key, 0, 0, "WITHSCORES") for key in keys])
         found = list(rows)
         for number, reply in zip(numbers, replies, strict=True):
             try:
-                due = _score(reply())
-                found[number] = replace(found[number], next_due=None if due is None else from_ms(due))
+                due = [from_ms(float(score)) for _, score in pairs(reply())]
+                found[number] = replace(found[number], next_due=due[0] if due else None)
             except BROKEN as error:
                 found[number] = QueueRow("queue", found[number].name, error=fault_text(error))
         return found
 
-    def _keys(self, queue: AnyQueue) -> list[Keys]:
-        prefix = self.catalog.prefix
-        if isinstance(queue, RedisQueue):
-            return [Keys(prefix, "queue", queue.name)]
-        return [Keys(prefix, "delay", queue.name, shard) for shard in range(queue.settings.shards)]
-
-
-def _score(reply: Any) -> float | None:
-    """Return the score of the first member of a sorted set; with a Cluster, redis-py returns pairs."""
-    if not reply:
-        return None
-    return float(reply[0][1] if isinstance(reply[0], (tuple, list)) else reply[1])
+    def _keys(self, kind: Kind, name: str, shards: int) -> list[Keys]:
+        numbers = [None] if kind == "queue" else range(shards)
+        return [Keys(self.catalog.prefix, kind, name, number) for number in numbers]

@@ -39,11 +39,11 @@ MOST_LOOKED_AT_TO_ACT: Final = 100_000
 LOOK_BYTES: Final = 2 * 1024 * 1024
 """Most bytes of records per read; bodies that do not fit stay in Redis."""
 
-MOST_FULL_LOOKS: Final = 4
-"""Most full reads (LOOK_BYTES each) for a page."""
+MOST_BYTES: Final = 4 * LOOK_BYTES
+"""Bytes of records that are read for one page."""
 
-MOST_FULL_LOOKS_TO_ACT: Final = 32
-"""Most full reads to find the items of an action."""
+MOST_BYTES_TO_ACT: Final = 32 * LOOK_BYTES
+"""Bytes of records that are read to find the items of an action."""
 
 
 class SearchReport:
@@ -82,13 +82,12 @@ class SearchReport:
 class Chunk(Generic[T, Cursor]):
     """The items of one read, each with the cursor behind it; *next* is None if there are no more.
 
-    *full* counts how often :data:`LOOK_BYTES` were used up, *spent* the bytes of bodies, where they are known. *ends*:
-    a page ends here, whatever it has found.
+    *spent* counts the bytes of bodies, where they are known; it is at least :data:`LOOK_BYTES` if these were used up.
+    *ends*: a page ends here, whatever it has found.
     """
 
     items: Sequence[tuple[T, Cursor]]
     next: Cursor | None
-    full: int = 0
     spent: int = 0
     ends: bool = False
 
@@ -97,15 +96,15 @@ class Chunk(Generic[T, Cursor]):
 class Page(Generic[T, Cursor]):
     """Items, and where to continue: *next* is None after the last one.
 
-    *looked* counts items that were looked at, *unread* those of them that are too large to be searched, and *full* the
-    reads that used up :data:`LOOK_BYTES`.
+    *looked* counts items that were looked at, *unread* those of them that are too large to be searched, and *spent* the
+    bytes of bodies that were read, as in :class:`Chunk`.
     """
 
     items: Sequence[T]
     next: Cursor | None
     looked: int
     unread: int = 0
-    full: int = 0
+    spent: int = 0
 
 
 class Listing(ABC, Generic[T, Cursor]):
@@ -156,7 +155,7 @@ class Listing(ABC, Generic[T, Cursor]):
     def page(self, start: Cursor | None, limit: int) -> Page[T, Cursor]:
         """Return up to *limit* items that match behind the cursor *start*.
 
-        It looks at about :data:`MOST_LOOKED_AT` items and reads :data:`MOST_FULL_LOOKS` times :data:`LOOK_BYTES`. Large
+        It looks at about :data:`MOST_LOOKED_AT` items and reads about :data:`MOST_BYTES`. Large
         bodies stay in Redis: such items match by what else is known of them. Raises InvalidValueError for a cursor that
         is none, and StoreError.
         """
@@ -178,30 +177,32 @@ class Listing(ABC, Generic[T, Cursor]):
         """Return the first *limit* of all items that match, and whether there are more."""
         return first(self.all(), limit)
 
-    def gather(self, most: int, key: Callable[[T], Key | None]) -> tuple[list[Key], bool]:
-        """Return the *key* of the first *most* items that match, for an action, and whether there may be more.
+    def gather(self, most: int | None, key: Callable[[T], Key | None]) -> tuple[list[Key], bool]:
+        """Return the *key* of the first *most* items that match, or of all, and whether there may be more.
 
-        Items with the key None are left out.
+        Items themselves, which may have large bodies, are not kept; those with the key None are left out.
         """
+        if most is None:
+            return [row for item in self.all() if (row := key(item)) is not None], False
         found: list[Key] = []
-        cursor, looked, unread, full = None, 0, 0, 0
+        cursor, looked, unread, spent = None, 0, 0, 0
         with self.opened():
-            while len(found) < most and looked < MOST_LOOKED_AT_TO_ACT and full < MOST_FULL_LOOKS_TO_ACT:
+            while len(found) < most and looked < MOST_LOOKED_AT_TO_ACT and spent < MOST_BYTES_TO_ACT:
                 page = self._page(cursor, most - len(found))
                 found += [row for item in page.items if (row := key(item)) is not None]
                 cursor, looked = page.next, looked + page.looked
-                unread, full = unread + page.unread, full + page.full
+                unread, spent = unread + page.unread, spent + page.spent
                 if cursor is None:
                     return found, unread > 0
         return found, True
 
     def _page(self, start: Cursor | None, limit: int) -> Page[T, Cursor]:
         found: list[T] = []
-        cursor, looked, unread, full, spent = start, 0, 0, 0, 0
-        while len(found) < limit and looked < MOST_LOOKED_AT and max(full, spent // LOOK_BYTES) < MOST_FULL_LOOKS:
+        cursor, looked, unread, spent = start, 0, 0, 0
+        while len(found) < limit and looked < MOST_LOOKED_AT and spent < MOST_BYTES:
             size = CHUNK if self.searches else min(limit - len(found), CHUNK)
             chunk = self.read(cursor, size, LOOK_BYTES if self.reads else max(0, LOOK_BYTES - spent))
-            full, spent = full + chunk.full, spent + chunk.spent
+            spent += chunk.spent
             for item, behind in chunk.items:
                 looked, cursor = looked + 1, behind
                 unread += self.is_unread(item)
@@ -212,9 +213,9 @@ class Listing(ABC, Generic[T, Cursor]):
             else:
                 cursor = chunk.next
                 if cursor is None or chunk.ends:
-                    return Page(found, cursor, looked, unread, max(full, spent // LOOK_BYTES))
+                    return Page(found, cursor, looked, unread, spent)
         following = cursor if self._has_more(cursor) else None
-        return Page(found, following, looked, unread, max(full, spent // LOOK_BYTES))
+        return Page(found, following, looked, unread, spent)
 
     def _has_more(self, cursor: Cursor | None) -> bool:
         while cursor is not None:

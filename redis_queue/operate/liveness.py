@@ -11,7 +11,6 @@ from redis_queue.basics.times import span_text
 from redis_queue.monitor.model import WorkerRow
 from redis_queue.monitor.monitor import Workers
 from redis_queue.store.connection import Client
-from redis_queue.store.links import Argument
 from redis_queue.store.scripts import Scripts, now_ms
 
 State = Literal["alive", "busy", "stopping", "stuck", "missing"]
@@ -105,9 +104,5 @@ def _state(row: WorkerRow, seen_age: float, waiting: int | None, stuck_after: fl
 
 
 def _waiting(scripts: Scripts, lists: Sequence[str]) -> int:
-    calls = [scripts.look("LLEN", _key(name)) for name in lists]
+    calls = [scripts.look("LLEN", name.encode(errors="replace")) for name in lists]
     return sum(int(reply()) for reply in scripts.each(calls))
-
-
-def _key(name: str) -> Argument:
-    return name.encode(errors="replace")

@@ -58,12 +58,13 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
     return list(zip(bounds, map(float, itertools.accumulate(histogram.counts)), strict=True))
 
 
-def _gauge(name: str, text: str, value: str | Value) -> Definition:
-    return Definition(GaugeMetricFamily, name, text, _of_first(value) if isinstance(value, str) else value)
+def _gauge(name: str, text: str, value: str | Value = "") -> Definition:
+    """Return a gauge; a *value* of text is the attribute that has it, by default the one with the same name."""
+    return Definition(GaugeMetricFamily, name, text, _of_first(value or name) if isinstance(value, str) else value)
 
 
-def _counter(name: str, text: str, value: str) -> Definition:
-    return Definition(CounterMetricFamily, name, text, _of_first(value))
+def _counter(name: str, text: str, attribute: str = "") -> Definition:
+    return Definition(CounterMetricFamily, name, text, _of_first(attribute or name))
 
 
 def _times(name: str, text: str, value: Value) -> Definition:
@@ -104,12 +105,12 @@ METRICS: Final[Mapping[str, Group]] = {
         ),
     ),
     "queues": Group(
-        _gauge("ready", "Messages that can be claimed now; of a DelayQueue, entries that are due.", "ready"),
-        _gauge("delayed", "Messages or entries that are not due yet.", "delayed"),
-        _gauge("in_flight", "Messages or entries that are claimed and not acknowledged.", "in_flight"),
-        _gauge("dead", "Dead letters: deliveries used up, kept for a person.", "dead"),
-        _gauge("quarantined", "Records that could not be read, kept for a person.", "quarantined"),
-        _gauge("paused", "1 if nobody can claim because the queue is paused.", "paused"),
+        _gauge("ready", "Messages that can be claimed now; of a DelayQueue, entries that are due."),
+        _gauge("delayed", "Messages or entries that are not due yet."),
+        _gauge("in_flight", "Messages or entries that are claimed and not acknowledged."),
+        _gauge("dead", "Dead letters: deliveries used up, kept for a person."),
+        _gauge("quarantined", "Records that could not be read, kept for a person."),
+        _gauge("paused", "1 if nobody can claim because the queue is paused."),
         _gauge(
             "oldest_due_age_seconds",
             "Age of the oldest ready message; of a DelayQueue, how overdue the first entry is; 0 if there is none.",
@@ -118,19 +119,14 @@ METRICS: Final[Mapping[str, Group]] = {
         labels=("kind", "queue"),
     ),
     "totals": Group(
-        _counter("put", "Messages or entries that were put.", "put"),
+        _counter("put", "Messages or entries that were put."),
         _counter(
             "acked",
             "Acked messages or entries; entries that a dispatcher moves within one Redis are counted only by "
             "redis_queue_dispatched_total.",
-            "acked",
         ),
-        _counter(
-            "redelivered", "Messages or entries that can be claimed again after a nack or a put-back.", "redelivered"
-        ),
-        _counter(
-            "put_back", "Expired leases: a consumer or dispatcher died, or was slower than its lease.", "put_back"
-        ),
+        _counter("redelivered", "Messages or entries that can be claimed again after a nack or a put-back."),
+        _counter("put_back", "Expired leases: a consumer or dispatcher died, or was slower than its lease."),
         labels=("kind", "queue"),
     ),
     "dispatches": Group(

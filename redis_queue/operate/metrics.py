@@ -13,11 +13,12 @@ from prometheus_client import Metric
 from redis_queue.admission.backlog import Backlog
 from redis_queue.admission.flow_rules import FlowState
 from redis_queue.basics.logs import logger_of
+from redis_queue.catalog import open_as
 from redis_queue.delay.dispatch_log import Dispatches
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.metric_table import METRICS, Samples
-from redis_queue.operate.queue_row import BROKEN, CeleryQueueRow, Count, QueueRow
+from redis_queue.operate.queue_row import BROKEN, SIZES, CeleryQueueRow, QueueRow
 from redis_queue.store.registry import Known
 from redis_queue.store.scripts import Scripts
 
@@ -28,34 +29,20 @@ T = TypeVar("T")
 OTHERS: Final = "(other)"
 """The queue label under which the smallest queues are added up."""
 
-NOTHING: Final = Dispatches()
-
 MOST_FLOWS: Final = 200
 """Most flows that are exported."""
 
 MOST_CELERY_QUEUES: Final = 200
 
-SIZES: Final[Sequence[Count]] = ("ready", "delayed", "in_flight", "dead", "quarantined")
-"""Counts that are added up for :data:`OTHERS`."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Dispatching:
-    """Dispatch counts of one DelayQueue, or of several."""
-
-    queue: str
-    done: Dispatches = NOTHING
-    dispatchers: int = 0
-
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What one scrape read of the queues."""
+    """What one scrape read of the queues; *dispatching*: what each DelayQueue has sent, and its dispatchers."""
 
     at: datetime
     rows: Sequence[QueueRow]
     unreadable: int
-    dispatching: Sequence[_Dispatching]
+    dispatching: Mapping[str, tuple[Dispatches, int]]
     left_out: int
 
 
@@ -115,11 +102,14 @@ class Collector:
         }
         if look is not None:
             rows = [((row.kind, row.name), (row, look.at)) for row in look.rows]
+            sent = look.dispatching.items()
             readers |= {
                 "queues": lambda: rows,
                 "totals": lambda: [(labels, read) for labels, read in rows if read[0].name != OTHERS],
-                "dispatches": lambda: [((one.queue,), (one.done,)) for one in look.dispatching if one.queue != OTHERS],
-                "dispatchers": lambda: [((one.queue,), (one.dispatchers,)) for one in look.dispatching],
+                "dispatches": lambda: [
+                    ((name,), (row[0],)) for name, row in look.dispatching.items() if name != OTHERS
+                ],
+                "dispatchers": lambda: [((name,), (dispatchers,)) for name, (_, dispatchers) in sent],
                 "flows": lambda: read_flows(inspector, look.at),
                 "unique tasks": lambda: _single(inspector.unique.count()),
             }
@@ -158,28 +148,25 @@ class Collector:
         self._kept = frozenset((row.kind, row.name) for row in kept)
         return kept
 
-    def _dispatching(self, known: Iterable[Known], kept: set[str]) -> tuple[list[_Dispatching], set[tuple[str, str]]]:
+    def _dispatching(
+        self, known: Iterable[Known], kept: set[str]
+    ) -> tuple[dict[str, tuple[Dispatches, int]], set[tuple[str, str]]]:
         """Return the dispatch counts of the DelayQueues in *kept* and of all others together, and unreadable queues."""
-        found: dict[str, _Dispatching] = {}
+        found: dict[str, tuple[Dispatches, int]] = {}
         broken: set[tuple[str, str]] = set()
         for one in known:
             if one.kind != "delay":
                 continue
             name = one.name if one.name in kept else OTHERS
-            before = found.get(name, _Dispatching(name))
+            done, dispatchers = found.get(name, (Dispatches(), 0))
             try:
                 # The counts of dispatchers are stored with the first shard.
-                queue = self._inspector.catalog.open(replace(one, shards=min(one.shards, 1)))
-                assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
-                done, dispatchers = (
-                    before.done + queue.dispatch_log.totals(),
-                    before.dispatchers + len(queue.dispatch_log.dispatchers()),
-                )
+                queue = open_as(DelayQueue, replace(one, shards=min(one.shards, 1)), self._inspector.catalog)
+                log = queue.dispatch_log
+                found[name] = done + log.totals(), dispatchers + len(log.dispatchers())
             except BROKEN:
                 broken.add((one.kind, one.name))
-                continue
-            found[name] = _Dispatching(name, done, dispatchers)
-        return [found[name] for name in sorted(found)], broken
+        return dict(sorted(found.items())), broken
 
 
 def _tried(name: str, read: Callable[[], T]) -> T | None:

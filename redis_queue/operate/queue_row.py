@@ -14,6 +14,7 @@ from redis_queue.errors import RedisQueueError, SchemaError, WrongTypeError
 from redis_queue.queue.claims import read_stats
 from redis_queue.store.keys import Kind
 
+SIZES: Final = ("ready", "delayed", "in_flight", "dead", "quarantined")
 TOTALS: Final = ("put", "acked", "redelivered", "put_back")
 
 Count = Literal["ready", "delayed", "in_flight", "dead", "quarantined", "put", "acked", "redelivered", "put_back"]
@@ -54,21 +55,8 @@ class QueueRow:
     def of_queue(cls, name: str, reply: Any) -> QueueRow:
         """Return the row of a RedisQueue from the *reply* of ``queue/stats``."""
         stats = read_stats(reply)
-        return cls(
-            "queue",
-            name,
-            ready=stats.ready,
-            delayed=stats.delayed,
-            in_flight=stats.in_flight,
-            dead=stats.dead,
-            quarantined=stats.quarantined,
-            paused=stats.paused,
-            put=stats.put,
-            acked=stats.acked,
-            redelivered=stats.redelivered,
-            put_back=stats.put_back,
-            oldest_at=stats.oldest_ready_at,
-        )
+        counts: dict[str, Any] = {count: getattr(stats, count) for count in (*SIZES, *TOTALS)}
+        return cls("queue", name, paused=stats.paused, oldest_at=stats.oldest_ready_at, **counts)
 
     @classmethod
     def of_delay(cls, name: str, replies: Sequence[Any]) -> QueueRow:
@@ -76,7 +64,8 @@ class QueueRow:
         shards = len(replies) // 2
         stats = sum_stats(replies[:shards])
         columns = zip(*replies[shards:], strict=True)
-        put, acked, redelivered, put_back = (sum(int(count or 0) for count in column) for column in columns)
+        totals = (sum(int(count or 0) for count in column) for column in columns)
+        counts: dict[str, Any] = dict(zip(TOTALS, totals, strict=True))
         return cls(
             "delay",
             name,
@@ -87,10 +76,7 @@ class QueueRow:
             quarantined=stats.quarantined,
             oldest_at=stats.next_due if stats.due else None,
             next_due=stats.next_due,
-            put=put,
-            acked=acked,
-            redelivered=redelivered,
-            put_back=put_back,
+            **counts,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from kombu.exceptions import OperationalError
 
 from redis_queue.celery.message.headers import retry_id
 from redis_queue.celery.message.task_entry import TaskEntry
+from redis_queue.celery.queues.message import WaitingMessage
 from redis_queue.celery.results import ResultRecord
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import ConfigurationError, RedisQueueError
@@ -20,8 +20,7 @@ from redis_queue.model import Item
 from redis_queue.monitor.model import Failure, Run, RunningTask
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit, AuditLine
-from redis_queue.operate.celery_messages import Messages, WaitingMessage
-from redis_queue.operate.entries import task_of
+from redis_queue.operate.items import Messages, task_of
 from redis_queue.operate.listing import Conditions
 from redis_queue.operate.queue_row import BROKEN
 from redis_queue.store.chunks import CHUNK
@@ -105,20 +104,17 @@ class TaskLife:
     def task(self) -> str:
         """The name of the task; "" if it is unknown."""
         subjects = (subject.task for action in self.actions for subject in action.subjects if subject.id == self.id)
-        waiting = [self.waiting[1].task] if self.waiting else []
-        return next(filter(None, itertools.chain((place.task for place in self._places()), waiting, subjects)), "")
+        return self._known("task") or next(filter(None, subjects), "")
 
     @property
     def queue(self) -> str:
         """The Celery queue; "" if it is unknown."""
-        waiting = [self.waiting[0]] if self.waiting else []
-        return next(filter(None, (*waiting, *(place.queue for place in self._places()))), "")
+        return self.waiting[0] if self.waiting else self._known("queue")
 
     @property
     def worker(self) -> str:
         """The worker that runs it, or ran it last; "" if it is unknown."""
-        found = [self.running, *self.runs[:1], self.failure, self.result]
-        return next((place.worker for place in found if place is not None and place.worker), "")
+        return self._known("worker")
 
     @property
     def arguments(self) -> tuple[str, str]:
@@ -176,9 +172,11 @@ class TaskLife:
             yield RESULT_STATES.get(self.result.state, self.result.state.lower())
         yield "unknown"
 
-    def _places(self) -> Iterator[Run | RunningTask | TaskEntry | Failure | ResultRecord]:
-        stored = self.stored[2] if self.stored else None
-        yield from (place for place in (self.running, *self.runs, stored, self.failure, self.result) if place)
+    def _known(self, name: str) -> str:
+        """Return this attribute of the first source that has it, the latest one first; "" if none has."""
+        stored, waiting = self.stored and self.stored[2], self.waiting and self.waiting[1]
+        places = (self.running, *self.runs, stored, self.failure, self.result, waiting)
+        return next((found for place in places if (found := getattr(place, name, ""))), "")
 
     def _of_runs(self) -> Iterator[Event]:
         for run in reversed(self.runs):

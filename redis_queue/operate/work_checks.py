@@ -13,7 +13,7 @@ from redis_queue.admission.backlog import Backlog
 from redis_queue.admission.declarations import Declaration, Declarations
 from redis_queue.admission.flow_rules import FlowState
 from redis_queue.admission.flows import OF_QUEUE
-from redis_queue.basics.options import nearest
+from redis_queue.basics.options import nearest, some_of
 from redis_queue.basics.times import span_text
 from redis_queue.celery.admission.admission import Admission, AdmissionKeys
 from redis_queue.celery.brokers.redis import is_same_database
@@ -23,17 +23,18 @@ from redis_queue.celery.queues.open import connected, on_redis
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
 from redis_queue.doctor import Finding
-from redis_queue.doctor.finding import CHECK_BROKER, error, first, warning
+from redis_queue.doctor.finding import CHECK_BROKER, first, warning
+from redis_queue.doctor.keyspace import foreign_keys
 from redis_queue.errors import StoreError
 from redis_queue.monitor.model import Tally, WorkerRow
 from redis_queue.monitor.report import OTHER
 from redis_queue.operate.access import Access
 from redis_queue.operate.flows import KINDS, LimitsRow
-from redis_queue.operate.queue_row import BROKEN
-from redis_queue.operate.running import MOST_READ, RunningRow, running
+from redis_queue.operate.items import MOST_READ, RunningRow, running
+from redis_queue.operate.queue_row import BROKEN, CeleryQueueRow
 from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import redact
-from redis_queue.store.scripts import Scripts, text
+from redis_queue.store.scripts import Scripts
 
 MINUTES: Final = 60
 """Minutes of history in which failures count."""
@@ -74,14 +75,12 @@ def failing_tasks(access: Access) -> Iterator[Finding]:
         if count >= LEAST_ENDS and failed >= FAILING * count
     ]
 
-    def findings() -> Iterator[Finding]:
-        for failed, count, task in sorted(failing, reverse=True):
-            yield warning(
-                f"{task} failed {failed:,} of {count:,} times in the last hour",
-                f"see why: redis-queue failures list --task {task}",
-            )
+    def finding(row: tuple[int, int, str]) -> Finding:
+        failed, count, task = row
+        found = f"{task} failed {failed:,} of {count:,} times in the last hour"
+        return warning(found, f"see why: redis-queue failures list --task {task}")
 
-    yield from first(findings(), len(failing), "tasks fail nearly always", "redis-queue history")
+    return first(sorted(failing, reverse=True), finding, "tasks fail nearly always", "redis-queue history")
 
 
 def slow_tasks(access: Access) -> Iterator[Finding]:
@@ -91,17 +90,16 @@ def slow_tasks(access: Access) -> Iterator[Finding]:
         if row.seconds >= LEAST_SECONDS and row.is_slow and row.p50 is not None and row.seconds >= FACTOR * row.p50:
             slow.setdefault(row.task.task, []).append(row)
 
-    def findings() -> Iterator[Finding]:
-        for task, (row, *others) in slow.items():
-            id_ = row.task.id
-            more = f"; {len(others):,} more runs of it take far too long" if others else ""
-            yield warning(
-                f"{task} has run for {span_text(row.seconds)} on {row.task.worker} (task {id_}), and half of its runs "
-                f"take at most {span_text(row.p50)}{more}",
-                f"find out what it waits for, and give it a time limit; to end it: redis-queue -A APP terminate {id_}",
-            )
+    def finding(rows: list[RunningRow]) -> Finding:
+        row, others, task = rows[0], len(rows) - 1, rows[0].task
+        more = f"; {others:,} more runs of it take far too long" if others else ""
+        return warning(
+            f"{task.task} has run for {span_text(row.seconds)} on {task.worker} (task {task.id}), and half of its runs "
+            f"take at most {span_text(row.p50)}{more}",
+            f"find out what it waits for, and give it a time limit; to end it: redis-queue -A APP terminate {task.id}",
+        )
 
-    yield from first(findings(), len(slow), "tasks run for far longer than usual", "redis-queue running")
+    return first(list(slow.values()), finding, "tasks run for far longer than usual", "redis-queue running")
 
 
 def unread_queues(access: Access) -> Iterator[Finding]:
@@ -120,18 +118,17 @@ def unread_queues(access: Access) -> Iterator[Finding]:
     consumed = _consumed(access.app) | {row.name for row in overview.rows if row.consumers}
     unread = [row for row in unread if row.name not in consumed]
 
-    def findings() -> Iterator[Finding]:
-        for row in unread:
-            waits = "1 message waits" if row.listed == 1 else f"{row.listed:,} messages wait"
-            near = nearest(row.name, consumed, similarity=SIMILAR)
-            hint = f"; workers consume {near[0]}, which has a similar name" if near else ""
-            yield warning(
-                f"Celery queue {row.name}: {waits}, and no worker consumes it{hint}",
-                f"start a worker with -Q {row.name}, or move them: redis-queue -A APP celery-queue {row.name} move "
-                f"--all --to {near[0] if near else 'QUEUE'}",
-            )
+    def finding(row: CeleryQueueRow) -> Finding:
+        waits = "1 message waits" if row.listed == 1 else f"{row.listed:,} messages wait"
+        near = nearest(row.name, consumed, similarity=SIMILAR)
+        hint = f"; workers consume {near[0]}, which has a similar name" if near else ""
+        return warning(
+            f"Celery queue {row.name}: {waits}, and no worker consumes it{hint}",
+            f"start a worker with -Q {row.name}, or move them: redis-queue -A APP celery-queue {row.name} move "
+            f"--all --to {near[0] if near else 'QUEUE'}",
+        )
 
-    yield from first(findings(), len(unread), "Celery queues are not consumed", "redis-queue queues")
+    yield from first(unread, finding, "Celery queues are not consumed", "redis-queue queues")
 
 
 def _consumed(app: Any) -> set[str]:
@@ -148,21 +145,20 @@ def flow_limits(access: Access) -> Iterator[Finding]:
     found = Declarations(Scripts(catalog.client), access.flows.redis_keys, catalog.clock).read()
     different = {name: apps for name, apps in found.items() if len({(app.limits, app.kind) for app in apps}) > 1}
 
-    def findings() -> Iterator[Finding]:
-        for name, apps in sorted(different.items()):
-            texts = [f"{_text(app)} in {app.app}" for app in apps[:MOST_APPS]]
-            more = f" and {len(apps) - MOST_APPS:,} more apps" if apps[MOST_APPS:] else ""
-            yield warning(
-                f"flow {name} has {', '.join(texts)}{more}: the worker that started last sets them for all",
-                f"give all apps the same limits, or set them for all: redis-queue flow set {name}",
-            )
+    def finding(name: str) -> Finding:
+        texts = some_of([f"{_text(app)} in {app.app}" for app in different[name]], MOST_APPS, " apps")
+        return warning(
+            f"flow {name} has {texts}: the worker that started last sets them for all",
+            f"give all apps the same limits, or set them for all: redis-queue flow set {name}",
+        )
 
-    yield from first(findings(), len(different), "flows have different limits in several apps", "redis-queue flow list")
+    return first(sorted(different), finding, "flows have different limits in several apps", "redis-queue flow list")
 
 
 def flow_workers(access: Access) -> Iterator[Finding]:
     """Check that a worker with redis_queue consumes each queue in which tasks wait for a place."""
-    waiting = _queues(access)
+    backlog = Backlog(Scripts(access.catalog.client), access.flows.redis_keys).all()
+    waiting = {flow.removeprefix(OF_QUEUE): count for flow, count in backlog.items() if flow.startswith(OF_QUEUE)}
     if not waiting:
         return
     workers = _leased(access)
@@ -171,19 +167,16 @@ def flow_workers(access: Access) -> Iterator[Finding]:
         yield warning(found, "find out which other program writes to their keys")
         return
     consumed = {queue for row in workers for queue in row.queues}
-    unread = {queue: count for queue, count in waiting.items() if queue not in consumed}
 
-    def findings() -> Iterator[Finding]:
-        for queue, count in sorted(unread.items()):
-            yield warning(
-                f"Celery queue {queue}: {_waits(count)} for a place in a flow, and no worker that reports leases "
-                "consumes it: other workers do not see them",
-                f"start a worker of an app with DurableTasks(app) and -Q {queue}",
-            )
+    def finding(queue: str) -> Finding:
+        return warning(
+            f"Celery queue {queue}: {_waits(waiting[queue])} for a place in a flow, and no worker that reports leases "
+            "consumes it: other workers do not see them",
+            f"start a worker of an app with DurableTasks(app) and -Q {queue}",
+        )
 
-    yield from first(
-        findings(), len(unread), "queues with tasks that wait for a place are not consumed", "redis-queue flow list"
-    )
+    others = "queues with tasks that wait for a place are not consumed"
+    yield from first(sorted(waiting.keys() - consumed), finding, others, "redis-queue flow list")
 
 
 def flow_stops(access: Access) -> Iterator[Finding]:
@@ -193,13 +186,11 @@ def flow_stops(access: Access) -> Iterator[Finding]:
     waiting = {state: state.waiting + (listed.get(state.name, 0) if state.paused else 0) for state in stops}
     stopped = [state for state in stops if waiting[state]]
 
-    def findings() -> Iterator[Finding]:
-        for state in stopped:
-            yield warning(f"flow {state.name} {_stop(state)}, and {_waits(waiting[state])}", _advice(state))
+    def finding(state: FlowState) -> Finding:
+        return warning(f"flow {state.name} {_stop(state)}, and {_waits(waiting[state])}", _advice(state))
 
-    yield from first(
-        findings(), len(stopped), "flows with waiting tasks are paused or have a limit of 0", "redis-queue flow list"
-    )
+    others = "flows with waiting tasks are paused or have a limit of 0"
+    return first(stopped, finding, others, "redis-queue flow list")
 
 
 def flow_places(access: Access) -> Iterator[Finding]:
@@ -222,14 +213,7 @@ def flow_places(access: Access) -> Iterator[Finding]:
 
 def flow_keys(access: Access) -> Iterator[Finding]:
     """Check that the keys of flows have the expected types."""
-    keys, scripts = access.flows.redis_keys, Scripts(access.catalog.client)
-    for key, expected in keys.types().items():
-        kind = text(scripts.command("TYPE", key))
-        if kind not in ("none", expected):
-            yield error(
-                f"{text(key)} is a {kind}, not a {expected}: another program wrote to it",
-                "inspect it, then RENAME it: flows do not work until then",
-            )
+    return foreign_keys(Scripts(access.catalog.client), access.flows.redis_keys.types(), "flows do not work")
 
 
 def _leased(access: Access) -> list[WorkerRow] | None:
@@ -268,11 +252,6 @@ def _listed(access: Access) -> dict[str, int]:
         return {}
     # A pause keeps back all messages of a queue. Without the broker, the check of its queues reports the error.
     return {f"{OF_QUEUE}{row.name}": row.listed for row in access.celery_queues.overview().rows}
-
-
-def _queues(access: Access) -> dict[str, int]:
-    found = Backlog(Scripts(access.catalog.client), access.flows.redis_keys).all()
-    return {flow.removeprefix(OF_QUEUE): count for flow, count in found.items() if flow.startswith(OF_QUEUE)}
 
 
 def _text(declaration: Declaration) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
@@ -84,3 +85,21 @@ def gap_ms(rate: float | None) -> float:
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not MIN_RATE <= rate <= MAX_RATE:
         raise InvalidValueError(f"rate={rate!r}: must be {MIN_RATE} to {MAX_RATE:.0f} per second")
     return 1000 / rate
+
+
+class Pace:
+    """Spread items over time, those of several calls too: the first one *first* ms from now, then one each *gap* ms."""
+
+    def __init__(self, gap: float, first: float = 0.0) -> None:
+        self._gap, self._before = gap, first
+        self._started = 0.0
+
+    def delay(self) -> float:
+        """Return the milliseconds until the next item."""
+        now = time.monotonic() * 1000
+        self._started = self._started or now
+        return max(0.0, self._before - (now - self._started))
+
+    def add(self, count: int) -> None:
+        """Count items; the next one comes after them."""
+        self._before += count * self._gap

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
@@ -12,7 +11,7 @@ from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import from_ms
 from redis_queue.errors import InvalidValueError, RedisQueueError
 from redis_queue.model import DeadLetter, InFlight, Item, Lease, PutBack, Quarantined, Unread
-from redis_queue.store.chunks import CHUNK, chunks
+from redis_queue.store.chunks import CHUNK, Pace, chunks
 from redis_queue.store.codec import Codec, UnreadableError
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import Keys
@@ -200,18 +199,19 @@ class Records:
 
         Return their number.
         """
-        started, moved = time.monotonic(), 0
+        pace, moved = Pace(gap, first), 0
         for chunk in self._dead_ids() if ids is None else chunks(ids):
-            after = max(0.0, first + moved * gap - (time.monotonic() - started) * 1000) if moved else first
             flags = self.call(
                 "records/redrive",
                 now=self.clock(),
-                after=after,
+                after=pace.delay(),
                 gap=gap,
                 listed=self._listed,
                 more=map(id_bytes, chunk),
             )
-            moved += flags.count(_YES_BYTE)
+            count = flags.count(_YES_BYTE)
+            pace.add(count)
+            moved += count
         return moved
 
     def delete_dead(self, ids: Iterable[str], latest: int) -> int:

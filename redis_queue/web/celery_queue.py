@@ -7,9 +7,9 @@ from typing import Any, Final
 from flask import Blueprint, render_template, request
 
 from redis_queue.errors import ConfigurationError, InvalidNameError
-from redis_queue.operate.celery_messages import REACH, Messages
 from redis_queue.operate.celery_queues import CeleryQueues
 from redis_queue.operate.flows import LimitsRow, flow_of_queue, has_limits
+from redis_queue.operate.items import Messages
 from redis_queue.web import request_args
 from redis_queue.web.context import context
 
@@ -43,7 +43,7 @@ def show() -> str:
         flow=flow,
         limits="" if flow is None or not has_limits(flow) else LimitsRow.of(flow.limits).text,
         why=why,
-        reach=REACH,
+        reach=Messages.reach,
         nothing="".join(messages.nothing("no message waits")),
         after=None if found is None or found.next is None else "{}.{}".format(*found.next),
         **request_args.search(CONDITIONS),

@@ -11,7 +11,7 @@ from typing import Final
 from flask import current_app
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.catalog import AnyQueue
+from redis_queue.catalog import AnyQueue, open_as
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.doctor.finding import ORDER, Finding
 from redis_queue.errors import RedisQueueError
@@ -144,8 +144,7 @@ def delay_queues(name: str | None) -> tuple[DelayQueue, list[str]]:
         # There is no queue yet: an empty page is better than an error.
         known = Settings()
         first = Known("delay", access.default_delay_queue, known.max_deliveries, known.shards)
-        queue = context().catalog.open(first)
-        assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
+        queue = open_as(DelayQueue, first, context().catalog)
     else:
         queue = access.delay_queue(name)
     return queue, sorted({*names, queue.name})

@@ -8,7 +8,7 @@ from flask import Blueprint, render_template
 
 from redis_queue.catalog import kind_of
 from redis_queue.operate.actions.entries import reference
-from redis_queue.operate.dead_letters import Letters
+from redis_queue.operate.items import Letters
 from redis_queue.operate.queue_row import Faults
 from redis_queue.store.ids import is_id
 from redis_queue.web import request_args

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from redis_queue.catalog import open_as
 from redis_queue.delay.dispatch_log import Dispatches
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate.queue_row import BROKEN
@@ -50,8 +51,7 @@ def plot_of(name: str) -> Plot | None:
     """Return the plot of a DelayQueue; None if nothing was ever dispatched, or its counts cannot be read."""
     try:
         # The counts of dispatchers are stored with the first shard.
-        queue = context().catalog.open(Known("delay", name, Settings().max_deliveries, 1))
-        assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
+        queue = open_as(DelayQueue, Known("delay", name, Settings().max_deliveries, 1), context().catalog)
         minutes, total = queue.dispatch_log.minutes(MINUTES), queue.dispatch_log.totals()
     except BROKEN:
         # A broken queue must not hide the others; its row shows the error.

@@ -9,10 +9,10 @@ from typing import Final
 
 from flask import Blueprint, abort, render_template, request
 
-from redis_queue.catalog import kind_of
+from redis_queue.catalog import KINDS, kind_of
 from redis_queue.model import Item
-from redis_queue.operate.actions.entries import KINDS, reference
-from redis_queue.operate.entries import Entries, task_of
+from redis_queue.operate.actions.entries import reference
+from redis_queue.operate.items import Entries, task_of
 from redis_queue.store.ids import id_bytes, id_text, is_id
 from redis_queue.web import formatting, request_args
 from redis_queue.web.context import context, delay_queues, queue_of

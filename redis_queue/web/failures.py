@@ -6,8 +6,8 @@ from typing import Final
 
 from flask import Blueprint, abort, render_template, request
 
-from redis_queue.operate.actions.failures import reference
-from redis_queue.operate.failures import FailureList, is_dispatched
+from redis_queue.operate.actions.failures import is_dispatched, reference
+from redis_queue.operate.items import FailureList
 from redis_queue.store.ids import is_id
 from redis_queue.web import request_args
 from redis_queue.web.context import context

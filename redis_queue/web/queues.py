@@ -6,9 +6,8 @@ from typing import Final
 
 from flask import Blueprint, render_template
 
-from redis_queue.catalog import AnyQueue, kind_of
+from redis_queue.catalog import KINDS, AnyQueue, kind_of
 from redis_queue.errors import InvalidNameError
-from redis_queue.operate.actions.entries import KINDS
 from redis_queue.operate.flows import paused_queues
 from redis_queue.operate.queue_row import BROKEN
 from redis_queue.queue.queue import RedisQueue

@@ -11,7 +11,7 @@ from redis_queue import DelayQueue
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
 from redis_queue.monitor.failures import Failures
-from redis_queue.operate.failures import NO_MESSAGE
+from redis_queue.operate.actions.failures import NO_MESSAGE
 from redis_queue.store.keys import MonitorKeys
 from tests.support.cli.commands import DUE, Run
 

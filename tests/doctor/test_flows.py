@@ -15,7 +15,6 @@ from redis_queue.admission.flow_rules import Limits
 from redis_queue.admission.flows import Flows
 from redis_queue.basics.times import from_ms
 from redis_queue.celery.stored_tasks import StoredTasks
-from redis_queue.doctor import Finding
 from redis_queue.doctor.finding import MOST_FINDINGS
 from redis_queue.monitor.model import WorkerRow
 from redis_queue.monitor.report import Reports
@@ -25,7 +24,7 @@ from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Scripts
 from tests.support.celery.flow_names import SYNC
 from tests.support.celery.flows import Fleet, flow_app
-from tests.support.doctor.stage import Limit
+from tests.support.doctor.stage import Limit, problems
 from tests.support.servers import RedisServer
 
 KEYS = FlowKeys("redis_queue")
@@ -42,21 +41,12 @@ def app(sound: RedisServer, client: redis.Redis) -> Iterator[Celery]:
 
 def found(client: redis.Redis, check: str) -> list[tuple[str, str]]:
     """Return text and advice of the findings of a check, without an app."""
-    return [pair(finding) for finding in examine(access_to(client, "redis_queue"), ask=False) if is_of(finding, check)]
+    return [(row.found, row.advice) for row in problems(access_to(client, "redis_queue"), check)]
 
 
 def found_by(app: Celery, check: str, *, ask: bool = False) -> list[tuple[str, str]]:
     """Return text and advice of the findings of a check for an app."""
-    return [pair(finding) for finding in examine(AppAccess(app), ask=ask) if is_of(finding, check)]
-
-
-def is_of(finding: Finding, check: str) -> bool:
-    return finding.check == check and finding.severity != "ok"
-
-
-def pair(finding: Finding) -> tuple[str, str]:
-    assert finding.severity in ("warning", "error")
-    return finding.found, finding.advice
+    return [(row.found, row.advice) for row in problems(AppAccess(app), check, ask=ask)]
 
 
 def send(app: Celery, count: int = 1, queue: str = "mail") -> None:

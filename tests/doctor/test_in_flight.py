@@ -19,9 +19,10 @@ from redis_queue.doctor import Finding
 from redis_queue.monitor.model import WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import AppAccess, access_to
-from redis_queue.operate.diagnosis import LARGE, NAMED, broker_of, examine, repair
+from redis_queue.operate.diagnosis import LARGE, NAMED, broker_of, repair
 from tests.support.celery.leasing import Leasing
 from tests.support.celery.leasing_names import WAIT
+from tests.support.doctor.stage import problems
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -56,8 +57,7 @@ def take(app: Celery, count: int = 1) -> list[tuple[str, str]]:
 
 def found(app: Celery | None, client: redis.Redis, check: str = "in flight", *, ask: bool = False) -> list[Finding]:
     """Return the findings of a check."""
-    access = access_to(client, "redis_queue") if app is None else AppAccess(app)
-    return [row for row in examine(access, ask=ask) if row.check == check and row.severity != "ok"]
+    return problems(access_to(client, "redis_queue") if app is None else AppAccess(app), check, ask=ask)
 
 
 class TestIndex:

@@ -6,33 +6,21 @@ import pytest
 import redis
 
 from redis_queue.basics.histogram import Histogram
-from redis_queue.doctor import Finding
 from redis_queue.doctor.finding import MOST_FINDINGS
 from redis_queue.monitor.model import RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import OTHER, Reports
 from redis_queue.operate.access import Access
-from redis_queue.operate.diagnosis import examine
 from redis_queue.operate.inspector import Inspector
 from tests.support.clock import Clock, when
+from tests.support.doctor.stage import problems
 
 FAILING, SLOW = "failing tasks", "slow tasks"
 
 
 @pytest.fixture
-def reports(client: redis.Redis, clock: Clock) -> Reports:
-    """Reports of workers."""
-    return Reports(client, "p", clock)
-
-
-@pytest.fixture
 def access(client: redis.Redis, clock: Clock) -> Access:
     """The reader of these reports."""
-    return Access(Inspector(client, prefix="p", clock=clock))
-
-
-def found(access: Access, check: str) -> list[Finding]:
-    """Return the findings of a check."""
-    return [row for row in examine(access, ask=False) if row.check == check and row.severity != "ok"]
+    return Access(Inspector(client, clock=clock))
 
 
 class TestFailing:
@@ -44,7 +32,7 @@ class TestFailing:
                 Series("shop.mail", "mail"): Tally(20, 20),
             }
         )
-        first, second = found(access, FAILING)
+        first, second = problems(access, FAILING)
         assert (first.severity, first.found) == ("warning", "shop.charge failed 1,115 of 1,120 times in the last hour")
         assert first.advice == "see why: redis-queue failures list --task shop.charge"
         assert second.found == "shop.mail failed 20 of 20 times in the last hour"
@@ -64,19 +52,19 @@ class TestFailing:
     )
     def test_only_with_enough_runs(self, access: Access, reports: Reports, tally: Tally, *, fails: bool) -> None:
         reports.write(tallies={Series("shop.charge", "mail"): tally})
-        assert bool(found(access, FAILING)) is fails
+        assert bool(problems(access, FAILING)) is fails
 
     def test_only_lately(self, access: Access, reports: Reports, clock: Clock) -> None:
         reports.write(tallies={Series("shop.charge", "mail"): Tally(100, 100)})
         clock.forward(3660)
         reports.write(tallies={Series("shop.mail", "mail"): Tally(1)})
-        assert found(access, FAILING) == []
+        assert problems(access, FAILING) == []
 
     def test_many_are_counted(self, access: Access, reports: Reports) -> None:
         reports.write(tallies={OTHER: Tally(100, 100)})
-        assert found(access, FAILING) == []
+        assert problems(access, FAILING) == []
         reports.write(tallies={Series(f"t{number}", "q"): Tally(100, 100) for number in range(MOST_FINDINGS + 2)})
-        *rows, last = found(access, FAILING)
+        *rows, last = problems(access, FAILING)
         assert (len(rows), last.found) == (MOST_FINDINGS, "2 more tasks fail nearly always")
 
 
@@ -91,7 +79,7 @@ class TestSlow:
 
     def test_a_task_that_runs_for_far_too_long(self, access: Access, reports: Reports) -> None:
         self.run(reports, [40.0] * 100, 5, 61, 7500, 70)
-        [said] = found(access, SLOW)
+        [said] = problems(access, SLOW)
         assert said.severity == "warning"
         assert said.found == (
             "shop.charge has run for 2 h 5 min on a@test (task id2), and half of its runs take at most 38 ms; 2 more "
@@ -114,4 +102,4 @@ class TestSlow:
         self, access: Access, reports: Reports, usual_ms: list[float], seconds: float
     ) -> None:
         self.run(reports, usual_ms, seconds)
-        assert found(access, SLOW) == []
+        assert problems(access, SLOW) == []

@@ -21,7 +21,7 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer, client_options
 
 MAIL, BILL = Series("shop.mail", "mail"), Series("shop.bill", "default")
-KEYS = MonitorKeys("p")
+KEYS = MonitorKeys("redis_queue")
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
 MOST_SERIES = 200
@@ -35,13 +35,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def reports(client: redis.Redis, clock: Clock) -> Reports:
-    return Reports(client, "p", clock)
-
-
-@pytest.fixture
 def history(client: redis.Redis, clock: Clock) -> History:
-    return History(client, "p", clock)
+    return History(client, "redis_queue", clock)
 
 
 def tally(executed: int, *, failed: int = 0, took_ms: float = 30) -> Tally:
@@ -173,7 +168,7 @@ class TestTotals:
         clock.forward(30 * MINUTE)
         reports.write(tallies={MAIL: tally(1)})
         assert history.totals(10) == {MAIL: tally(1)}
-        assert history.totals_before(10, 25) == {BILL: tally(3)}
+        assert history.totals(10, before=25) == {BILL: tally(3)}
 
     def test_all_time_counts_do_not_decrease_when_a_minute_is_closed(
         self, reports: Reports, history: History, clock: Clock
@@ -279,8 +274,8 @@ class TestSeries:
 def test_a_report_whose_reply_was_lost_counts_once(redis_server: RedisServer, client: redis.Redis) -> None:
     with FaultProxy(redis_server.address) as proxy, redis.Redis.from_url(proxy.url, **client_options()) as through:
         proxy.cut_next_reply()
-        Reports(through, "p").write(tallies={MAIL: tally(3)})
-    assert sum(executed(History(client, "p").minutes(2))) == 3
+        Reports(through, "redis_queue").write(tallies={MAIL: tally(3)})
+    assert sum(executed(History(client, "redis_queue").minutes(2))) == 3
 
 
 def test_a_count_that_is_repeated_counts_once(reports: Reports, history: History) -> None:
@@ -312,7 +307,7 @@ def test_a_minute_with_many_series_is_closed_in_short_steps(
 
 def test_a_minute_that_is_closed_in_part_is_read_in_full(client: redis.Redis, history: History, clock: Clock) -> None:
     many = [Series("shop.mail", f"queue{number:03}") for number in range(IN_A_REPORT)]
-    Reports(client, "p", clock).write(tallies={series: tally(1) for series in many})
+    Reports(client, "redis_queue", clock).write(tallies={series: tally(1) for series in many})
     clock.forward(MINUTE)
     NumberedCalls(Scripts(client), KEYS).prepare("monitor/count", now=clock(), more=[])()
     assert client.hlen(KEYS.current) < IN_A_REPORT

@@ -14,7 +14,7 @@ from redis_queue.monitor.report import MOST_ENDED, Reports
 from redis_queue.store.keys import MonitorKeys
 from tests.support.clock import Clock, when
 
-KEYS = MonitorKeys("p")
+KEYS = MonitorKeys("redis_queue")
 DAY = 86400
 RUN = Run(
     "id1",
@@ -34,13 +34,8 @@ RUN = Run(
 
 
 @pytest.fixture
-def reports(client: redis.Redis, clock: Clock) -> Reports:
-    return Reports(client, "p", clock)
-
-
-@pytest.fixture
 def runs(client: redis.Redis) -> Runs:
-    return Runs(client, "p")
+    return Runs(client, "redis_queue")
 
 
 def test_a_run_is_read_as_it_was_written(reports: Reports, runs: Runs) -> None:
@@ -139,5 +134,5 @@ def test_a_hostile_root_leaves_nothing(reports: Reports, clock: Clock, client: r
 def test_runs_of_one_report_are_in_the_order_of_their_starts(client: redis.Redis, clock: Clock) -> None:
     first = Run("a", "shop.mail", "mail", "one@host", "retried", when(0), when(-2))
     last = replace(first, outcome="failed", started_at=when(-1), retries=1)
-    Reports(client, "p", clock).write(ended=[last, first])
-    assert [run.outcome for run in Runs(client, "p").get("a")] == ["failed", "retried"]
+    Reports(client, "redis_queue", clock).write(ended=[last, first])
+    assert [run.outcome for run in Runs(client, "redis_queue").get("a")] == ["failed", "retried"]

@@ -15,7 +15,7 @@ from redis_queue.monitor.report import MOST_RUNNING, Reports
 from redis_queue.store.keys import MonitorKeys
 from tests.support.clock import Clock, when
 
-KEYS = MonitorKeys("p")
+KEYS = MonitorKeys("redis_queue")
 ROW = WorkerRow(
     "one@host",
     when(0),
@@ -44,13 +44,8 @@ TASK = RunningTask("id1", "shop.mail", "mail", "one@host", when(-30), "(1,)", "{
 
 
 @pytest.fixture
-def reports(client: redis.Redis, clock: Clock) -> Reports:
-    return Reports(client, "p", clock)
-
-
-@pytest.fixture
 def workers(client: redis.Redis, clock: Clock) -> Workers:
-    return Workers(client, "p", clock)
+    return Workers(client, "redis_queue", clock)
 
 
 def test_a_report_is_read_as_it_was_written(reports: Reports, workers: Workers) -> None:
@@ -82,7 +77,7 @@ def test_a_worker_that_was_killed_is_left_out_after_a_minute(reports: Reports, w
     clock.forward(60)
     assert workers.rows() == [ROW]
     clock.forward(0.001)
-    assert (workers.rows(), workers.running(), workers.consumers()) == ([], [], {})
+    assert (workers.rows(), workers.running()) == ([], [])
 
 
 def test_workers_that_were_not_seen_for_an_hour_are_removed(
@@ -95,12 +90,6 @@ def test_workers_that_were_not_seen_for_an_hour_are_removed(
         reports.write(ROW)
     assert client.hkeys(KEYS.workers) == [b"one@host"]
     assert client.hkeys(KEYS.running) == []
-
-
-def test_consumers_are_counted_for_each_queue(reports: Reports, workers: Workers) -> None:
-    reports.write(ROW)
-    reports.write(replace(ROW, name="two@host", queues=("mail", "mail")))
-    assert workers.consumers() == {"mail": 2, "default": 1}
 
 
 def test_rows_are_limited_and_ordered_by_name(reports: Reports, workers: Workers) -> None:

@@ -17,18 +17,13 @@ from kombu.entity import Queue
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.destinations import ForbiddenDestinationError
 from redis_queue.celery.queues.contents import REACH, QueueContents
-from redis_queue.celery.queues.message import Element
-from redis_queue.celery.queues.open import queue_contents
+from redis_queue.celery.queues.message import Element, WaitingMessage
+from redis_queue.celery.queues.open import purge, queue_contents
 from redis_queue.errors import ConfigurationError, InvalidNameError, InvalidValueError, StoreError, WrongTypeError
 from redis_queue.operate.access import AppAccess
-from redis_queue.operate.celery_messages import (
-    Messages,
-    WaitingMessage,
-    check_target,
-    purge_queue,
-    remove,
-)
-from redis_queue.operate.listing import Conditions, SearchReport
+from redis_queue.operate.actions.messages import check_target, remove
+from redis_queue.operate.items import Messages
+from redis_queue.operate.listing import LOOK_BYTES, Conditions, SearchReport
 from tests.support.actions import references_of
 from tests.support.celery.brokers import Broker
 from tests.support.paths import ROOT
@@ -75,6 +70,22 @@ def ids(client: redis.Redis, key: str) -> list[str]:
 
 def done(access: AppAccess, references: list[str], target: str | None = None) -> int:
     return sum(batch.count for batch in remove(access, "mail", references, target))
+
+
+def lose_a_reply(contents: QueueContents, monkeypatch: pytest.MonkeyPatch, part: bytes = b"") -> list[object]:
+    """Lose the reply of the first command that has *part*; return the command once that has happened."""
+    link = contents._scripts._link
+    send, lost = link.send, list[object]()
+
+    def lose(*command: Any) -> Any:
+        reply = send(*command)
+        if not lost and any(isinstance(word, bytes) and part in word for word in command):
+            lost.append(command)
+            raise redis.ConnectionError("reply lost")
+        return reply
+
+    monkeypatch.setattr(link, "send", lose)
+    return lost
 
 
 class TestLook:
@@ -133,7 +144,7 @@ class TestLook:
     def test_the_search_for_an_action_reads_a_bounded_number_of_bytes(
         self, access: AppAccess, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("redis_queue.operate.listing.MOST_FULL_LOOKS_TO_ACT", 8)
+        monkeypatch.setattr("redis_queue.operate.listing.MOST_BYTES_TO_ACT", 8 * LOOK_BYTES)
         client.lpush("mail", *["x" * 60_000] * 600)
         messages = Messages(access, "mail", Conditions(task_part="never"))
         assert messages.gather(10_000, lambda found: found) == ([], True)
@@ -261,18 +272,8 @@ class TestRemove:
         for number in range(3):
             send(number)
         with queue_contents(app, "mail") as contents:
-            link = contents._scripts._link
-            send_command, lost = link.send, []
-
-            def lose(*command: Any) -> Any:
-                reply = send_command(*command)
-                if any(isinstance(part, bytes) and b":slot:" in part for part in command) and not lost:
-                    lost.append(command)
-                    raise redis.ConnectionError("reply lost")
-                return reply
-
             references = [element.reference for element in contents.read(0)]
-            monkeypatch.setattr(link, "send", lose)
+            lost = lose_a_reply(contents, monkeypatch, b":slot:")
             counts = [len(removed) for removed, _ in contents.remove(references[:1], "slow")]
         assert (len(lost), sum(counts)) == (1, 1)
         assert (ids(client, "slow"), ids(client, "mail")) == (["task-0"], ["task-1", "task-2"])
@@ -289,7 +290,7 @@ class TestRemove:
             chosen = references_of(look(access))
             assert done(access, chosen[:3], "slow") == 3
             assert done(access, chosen[3:6]) == 3
-            assert sum(batch.count for batch in purge_queue(access, "mail", 4)) == 4
+            assert sum(purge(app, "mail", 4)) == 4
             assert (client.llen("mail"), client.llen("slow")) == (0, 3)
             app.close()
 
@@ -299,7 +300,7 @@ class TestRemove:
         assert done(access, references) == 0
 
     def test_the_target_is_checked(self, access: AppAccess, app: Celery) -> None:
-        assert check_target(access, "mail", "slow") == "slow"
+        check_target(access, "mail", "slow")
         with pytest.raises(InvalidNameError, match="did you mean 'slow'"):
             check_target(access, "mail", "slwo")
         with pytest.raises(InvalidNameError, match="must be another queue"):
@@ -315,12 +316,12 @@ class TestPurge:
     ) -> None:
         for number in range(6):
             send(number, priority=3 * (number % 2))
-        assert sum(batch.count for batch in purge_queue(access, "mail", 5)) == 5
+        assert sum(purge(access.app, "mail", 5)) == 5
         assert (ids(client, "mail"), ids(client, STEP_3)) == ([], ["task-5"])
 
     def test_a_long_queue_is_deleted_in_batches(self, access: AppAccess, client: redis.Redis) -> None:
         client.lpush("mail", *["x"] * 1200)
-        assert [batch.count for batch in purge_queue(access, "mail", 1200)] == [500, 500, 200]
+        assert list(purge(access.app, "mail", 1200)) == [500, 500, 200]
 
     def test_a_lost_reply_deletes_no_more(
         self, send: Send, client: redis.Redis, app: Celery, monkeypatch: pytest.MonkeyPatch
@@ -328,18 +329,8 @@ class TestPurge:
         for number in range(5):
             send(number)
         with queue_contents(app, "mail") as contents:
-            link = contents._scripts._link
-            send_command, lost = link.send, []
-
-            def lose(*command: Any) -> Any:
-                reply = send_command(*command)
-                if not lost:
-                    lost.append(command)
-                    raise redis.ConnectionError("reply lost")
-                return reply
-
-            monkeypatch.setattr(link, "send", lose)
-            assert list(contents.purge(2)) == [2]
+            lost = lose_a_reply(contents, monkeypatch)
+            assert (list(contents.purge(2)), len(lost)) == ([2], 1)
         assert ids(client, "mail") == ["task-2", "task-3", "task-4"]
 
     def test_rabbitmq_deletes_all_and_shows_none(self, rabbitmq_url: str, redis_url: str, client: redis.Redis) -> None:
@@ -351,7 +342,7 @@ class TestPurge:
             access = AppAccess(app)
             with pytest.raises(ConfigurationError, match="the broker is amqp: must be Redis"):
                 Messages(access, name, Conditions()).page(None, 10)
-            assert sum(batch.count for batch in purge_queue(access, name, 1)) == 3
+            assert sum(purge(app, name, 1)) == 3
 
 
 class TestPermissions:
@@ -383,12 +374,12 @@ class TestPermissions:
             with pytest.raises(StoreError):
                 done(access, chosen)
             with pytest.raises(StoreError):
-                list(purge_queue(access, "mail", 9))
+                list(purge(app, "mail", 9))
             assert len(look(access)) == 9
             client.execute_command("ACL", "SETUSER", "limited", *act.split())
             assert done(access, chosen[:3], "slow") == 3
             assert done(access, chosen[3:6]) == 3
-            assert sum(batch.count for batch in purge_queue(access, "mail", 9)) == 3
+            assert sum(purge(app, "mail", 9)) == 3
             client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", "+ping", "+info")
             assert "cannot be read" in access.celery_queues.overview().error
             app.close()

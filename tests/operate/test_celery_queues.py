@@ -26,7 +26,6 @@ from redis_queue.operate.queue_row import CeleryQueueRow
 from redis_queue.store.keys import FlowKeys, MonitorKeys
 from tests.support.celery.brokers import Broker
 from tests.support.celery.flows import flow_app
-from tests.support.celery.observing import observed_on_one_redis
 from tests.support.clock import Clock
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer
@@ -376,9 +375,8 @@ class TestOnOtherBrokers:
         assert (row.ready, row.in_flight, row.consumers, row.error) == (None, None, 0, "")
 
 
-def test_consumers_are_unknown_if_reports_cannot_be_read() -> None:
-    with observed_on_one_redis() as observed:
-        observed.send("any.task", queue="mail")
-        observed.client.set(MonitorKeys("redis_queue").workers, "something else")
-        row = AppAccess(observed.app).celery_queues.row("mail")  # type: ignore[union-attr]
-        assert (row.ready, row.consumers, row.is_unread) == (1, None, False)
+def test_consumers_are_unknown_if_reports_cannot_be_read(make_app: Callable[..., Celery], client: redis.Redis) -> None:
+    client.lpush("mail", "x")
+    client.set(MonitorKeys("redis_queue").workers, "something else")
+    row = queues_of(make_app()).row("mail")
+    assert (row.ready, row.consumers, row.is_unread) == (1, None, False)

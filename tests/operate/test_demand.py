@@ -18,7 +18,7 @@ from tests.support.celery.observed_names import OK
 from tests.support.celery.observing import Observed, observed_on_one_redis
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def observed() -> Iterator[Observed]:
     """An app with five messages in the queue "mail", two in the default one, and delayed tasks for "mail"."""
     with observed_on_one_redis() as found:

@@ -15,8 +15,10 @@ from redis_queue.celery.message.envelope import Envelope
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure
 from redis_queue.operate.access import Access
-from redis_queue.operate.failures import BATCH, NOT_MINE, FailureList, delete, point, retry
+from redis_queue.operate.actions.action import Choice
+from redis_queue.operate.actions.failures import BATCH, NOT_MINE, delete, retry
 from redis_queue.operate.inspector import Inspector
+from redis_queue.operate.items import FailureList, point
 from redis_queue.operate.listing import Conditions
 from tests.support.servers import RedisServer
 
@@ -58,19 +60,17 @@ def own_server() -> Iterator[RedisServer]:
 def test_retries_at_the_same_time_store_each_once(access: Access, client: redis.Redis) -> None:
     found = list(FailureList(access, Conditions()).all())
     with ThreadPoolExecutor(4) as pool:
-        done = list(pool.map(lambda _: list(retry(access, found)), range(4)))
-    stored = [each.id for batches in done for batch in batches for each in batch.stored]
-    reasons = {reason for batches in done for batch in batches for _, reason in batch.skipped}
-    assert sorted(stored) == sorted(each.id for each in found)
-    assert reasons == {NOT_MINE}
-    assert waiting(client) == sorted(stored)
+        done = list(pool.map(lambda _: list(retry(access, found, Choice())), range(4)))
+    assert sum(batch.count for batches in done for batch in batches) == NUMBER
+    assert {reason for batches in done for batch in batches for reason in batch.skipped} == {NOT_MINE}
+    assert waiting(client) == sorted(each.id for each in found)
     assert access.monitor.failures.count() == 0
 
 
 def test_the_rate_holds_over_batches(access: Access, client: redis.Redis) -> None:
     began = datetime.now(timezone.utc)
     found = list(FailureList(access, Conditions()).all())
-    assert [batch.tried for batch in retry(access, found, rate=50)] == [BATCH, BATCH, BATCH, 7]
+    assert [batch.tried for batch in retry(access, found, Choice(arguments={"rate": 50}))] == [BATCH, BATCH, BATCH, 7]
     due = [entry.due_at for entry in DelayQueue("scheduled", client).scan() if entry.id != "known"]
     assert len(due) == NUMBER
     span = timedelta(seconds=(NUMBER - 1) / 50)
@@ -83,10 +83,10 @@ def test_a_full_redis_loses_no_failure(own_server: RedisServer) -> None:
         found = list(FailureList(access, Conditions()).all())
         client.config_set("maxmemory", 1)
         with pytest.raises(StoreRefusedError):
-            list(retry(access, found))
+            list(retry(access, found, Choice()))
         client.config_set("maxmemory", 0)
         assert access.monitor.failures.count() == 20
-        assert sum(len(batch.stored) for batch in retry(access, found)) == 20
+        assert sum(batch.count for batch in retry(access, found, Choice())) == 20
 
 
 def test_a_retry_that_dies_before_the_failure_is_removed(
@@ -100,21 +100,21 @@ def test_a_retry_that_dies_before_the_failure_is_removed(
     with monkeypatch.context() as patched:
         patched.setattr(Failures, "delete", die)
         with pytest.raises(KeyboardInterrupt):
-            list(retry(access, found))
+            list(retry(access, found, Choice()))
     assert (len(waiting(client)), access.monitor.failures.count()) == (3, NUMBER)
     # Its claim lasts for a minute.
-    (batch,) = retry(access, found)
-    assert (len(batch.stored), [reason for _, reason in batch.skipped]) == (0, [NOT_MINE] * 3)
+    (batch,) = retry(access, found, Choice())
+    assert (batch.count, batch.skipped) == (0, {NOT_MINE: 3})
     access.monitor.failures.give_back(found, client.hget("{redis_queue:monitor}:retrying", found[0].id).decode()[14:])  # type: ignore[union-attr]
-    (batch,) = retry(access, found)
-    assert (len(batch.stored), len(waiting(client)), access.monitor.failures.count()) == (3, 3, NUMBER - 3)
+    (batch,) = retry(access, found, Choice())
+    assert (batch.count, len(waiting(client)), access.monitor.failures.count()) == (3, 3, NUMBER - 3)
 
 
 def test_delete_leaves_those_that_failed_again(access: Access) -> None:
     store = access.monitor.failures
     first, second, *_ = FailureList(access, Conditions()).all()
     store.keep([replace(failure(0), id=first.id)], 1000, 7)
-    assert [each.id for deleted in delete(access, [first, second]) for each in deleted] == [second.id]
+    assert [each.id for done in delete(access, [first, second], Choice()) for each in done.subjects] == [second.id]
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,7 @@ MAIL, BILL = Series("shop.mail", "mail"), Series("shop.bill", "default")
 
 @pytest.fixture
 def access(client: redis.Redis, clock: Clock) -> Access:
-    return Access(Inspector(client, prefix="p", clock=clock))
-
-
-@pytest.fixture
-def reports(client: redis.Redis, clock: Clock) -> Reports:
-    return Reports(client, "p", clock)
+    return Access(Inspector(client, prefix="redis_queue", clock=clock))
 
 
 def tally(executed: int, failed: int = 0) -> Tally:

@@ -16,8 +16,8 @@ from redis_queue.monitor.model import RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import Access
 from redis_queue.operate.inspector import Inspector
+from redis_queue.operate.items import running
 from redis_queue.operate.liveness import liveness
-from redis_queue.operate.running import running
 from tests.support.clock import Clock, when
 from tests.support.wait import wait_until
 

@@ -34,11 +34,6 @@ def access(client: redis.Redis, clock: Clock) -> Access:
 
 
 @pytest.fixture
-def reports(client: redis.Redis, clock: Clock) -> Reports:
-    return Reports(client, PREFIX, clock)
-
-
-@pytest.fixture
 def app_access(app: Celery) -> AppAccess:
     return AppAccess(app)
 

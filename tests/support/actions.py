@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from redis_queue.celery.queues.message import WaitingMessage
 from redis_queue.monitor.model import RunningTask
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Choice, Total, perform
 from redis_queue.operate.actions.registry import action_of
 from redis_queue.operate.actions.workers import reference
-from redis_queue.operate.celery_messages import WaitingMessage
 
 
 def act(access: Access, target: str, verb: str, *, arguments: dict[str, Any] | None = None, **choice: Any) -> Total:

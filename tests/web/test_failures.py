@@ -15,8 +15,8 @@ from redis_queue import DelayQueue
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.delay.model import Push
 from redis_queue.monitor.failures import Failures
+from redis_queue.operate.actions.failures import NO_MESSAGE
 from redis_queue.operate.audit import Audit
-from redis_queue.operate.failures import NO_MESSAGE
 from redis_queue.store.keys import MonitorKeys
 from redis_queue.web import actions, dashboard
 from tests.support.web.browser import Browser, Page

@@ -11,8 +11,8 @@ from redis_queue.model import Unread
 from redis_queue.operate import forecast
 from redis_queue.operate import listing as pages
 from redis_queue.operate.access import Access
-from redis_queue.operate.entries import Entries
 from redis_queue.operate.inspector import Inspector
+from redis_queue.operate.items import Entries
 from redis_queue.operate.listing import Conditions
 from redis_queue.store.keys import Keys
 from redis_queue.web import dashboard, entries, queues
@@ -56,10 +56,10 @@ def sent(client: redis.Redis) -> int:
         ("/scheduled", pages.LOOK_BYTES),
         ("/scheduled?limit=100&body=1", pages.LOOK_BYTES),
         ("/scheduled?id_prefix=waits-1", pages.LOOK_BYTES),
-        ("/scheduled?task=shop.nosuch", pages.LOOK_BYTES * pages.MOST_FULL_LOOKS),
+        ("/scheduled?task=shop.nosuch", pages.MOST_BYTES),
         ("/dead", pages.LOOK_BYTES),
         ("/dead?limit=100&body=1", pages.LOOK_BYTES),
-        ("/dead?task=shop.nosuch", pages.LOOK_BYTES * pages.MOST_FULL_LOOKS),
+        ("/dead?task=shop.nosuch", pages.MOST_BYTES),
         ("/queue?kind=delay&name=scheduled", 0),
         ("/queue?kind=queue&name=orders", queues.NEXT_BYTES),
         ("/forecast?span=hour", forecast.WINDOW_BYTES * 2),
@@ -97,7 +97,7 @@ def test_a_search_continues_where_its_limit_ended(large: redis.Redis) -> None:
         unread += page.unread
         if page.next is None:
             break
-        assert page.full == pages.MOST_FULL_LOOKS
+        assert page.spent == pages.MOST_BYTES
         place = page.next
     assert found == [f"waits-{number}" for number in range(COUNT)]
     assert unread == 1

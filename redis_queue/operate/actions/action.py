@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Protocol
 
+from redis_queue.basics.options import some_of
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import MOST_SUBJECTS, Audit, AuditLine, Subject
@@ -224,7 +225,8 @@ def perform(  # noqa: PLR0917 - each is another thing
         if total.count or total.skipped or failed:
             detail = "; ".join(filter(None, (plan.detail, *total.reasons, failed)))
             subjects = total.subjects or plan.subjects
-            line = AuditLine(at, user, action.verb, _names(plan.queues), total.count, detail, subjects)
+            queues = some_of(list(dict.fromkeys(plan.queues)), MOST_QUEUES)
+            line = AuditLine(at, user, action.verb, queues, total.count, detail, subjects)
             total.unwritten = _write(access, line)
 
 
@@ -235,9 +237,3 @@ def _write(access: Access, line: AuditLine) -> str:
     except RedisQueueError as error:
         return str(error)
     return ""
-
-
-def _names(queues: Sequence[str]) -> str:
-    names = list(dict.fromkeys(queues))
-    more = len(names) - MOST_QUEUES
-    return ", ".join(names[:MOST_QUEUES]) + (f" and {more:,} more" if more > 0 else "")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -11,20 +11,24 @@ from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from redis_queue.basics.times import When, read_time, span_text
-from redis_queue.catalog import AnyQueue, kind_of
+from redis_queue.catalog import KINDS, AnyQueue, kind_of
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidDelayError, InvalidValueError
 from redis_queue.model import CancelOutcome, State
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Done
-from redis_queue.operate.actions.rows import INVALID_ROW, Rows, chosen
-from redis_queue.operate.audit import Subject
-from redis_queue.operate.dead_letters import Letter, Letters
-from redis_queue.operate.entries import ANY, DEAD, Entries, subjects
-from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE, chunks
+from redis_queue.operate.actions.rows import INVALID_ROW, Rows
+from redis_queue.operate.audit import MOST_SUBJECTS, Subject
+from redis_queue.operate.items import Entries, Letter, Letters, task_of
+from redis_queue.operate.queue_row import BROKEN
+from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE, Pace, chunks, gap_ms
 from redis_queue.store.ids import is_id
 
-KINDS: Final = ("queue", "delay")
+MOST_LOOKS: Final = 100
+"""Most messages and entries that are read to show the first ones."""
+
+ANY: Final[Sequence[State]] = ("ready", "delayed", "in_flight", "dead")
+DEAD: Final[Sequence[State]] = ("dead",)
 
 GONE: Final = "gone"
 """Version of a message or entry that does not exist."""
@@ -121,7 +125,7 @@ class EntryRows(StoredRows):
         else:
             listing = Entries(access, queue, choice.conditions, choice.scan)
             # Ids written by other tools may be invalid for any call.
-            ids, more = chosen(listing, choice.most, lambda found: found[0].id if is_id(found[0].id) else None)
+            ids, more = listing.gather(choice.most, lambda found: found[0].id if is_id(found[0].id) else None)
         return [Row(queue, id_) for id_ in ids], more
 
 
@@ -143,7 +147,24 @@ class LetterRows(StoredRows):
             is_meant = is_id(letter.id) and (wanted is None or letter.id in wanted)
             return Row(letter.queue, letter.id) if is_meant else None
 
-        return chosen(Letters(access, name, choice.conditions, choice.faults, choice.scan), choice.most, row_of)
+        listing = Letters(access, name, choice.conditions, choice.faults, choice.scan)
+        return listing.gather(choice.most, row_of)
+
+
+def subjects(pairs: Iterable[tuple[AnyQueue, str]], states: Sequence[State] = ANY) -> list[Subject]:
+    """Return the first :data:`MOST_SUBJECTS` of *pairs* (queue, id) that exist in one of *states*.
+
+    It reads at most :data:`MOST_LOOKS` of them. Unreadable queues are left out.
+    """
+    found: list[Subject] = []
+    for (queue, id_), _ in zip(pairs, range(MOST_LOOKS), strict=False):
+        with contextlib.suppress(*BROKEN):
+            item = queue.look(id_)
+            if item is not None and item.state in states:
+                found.append(Subject(id_, queue.name, task_of(item).task, item.at))
+        if len(found) == MOST_SUBJECTS:
+            break
+    return found
 
 
 def as_delay_queue(queue: AnyQueue) -> DelayQueue:
@@ -191,12 +212,11 @@ def redrive(_: Access, queue: AnyQueue, ids: Sequence[str], choice: Choice) -> I
 
     Example: redis-queue dead redrive --reason Timeout --rate 50
     """
-    rate, started, moved = choice.arguments.get("rate"), time.monotonic(), 0
+    rate = choice.arguments.get("rate")
+    pace = Pace(gap_ms(rate))
     for chunk in chunks(ids, CHUNK):
-        # The rate is kept over all batches.
-        after = 0.0 if rate is None else max(0.0, moved / rate - (time.monotonic() - started))
-        count = queue.redrive(chunk, rate=rate, after=after)
-        moved += count
+        count = queue.redrive(chunk, rate=rate, after=pace.delay() / 1000)
+        pace.add(count)
         yield Done(count, tried=len(chunk))
 
 

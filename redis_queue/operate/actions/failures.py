@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from datetime import datetime
+from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from redis_queue.basics.times import from_ms, to_ms
-from redis_queue.errors import InvalidValueError
+from redis_queue.celery.message.body import fresh, with_arguments
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.headers import Attempt, call_name, new_call, sibling_id
+from redis_queue.delay.model import Push
+from redis_queue.delay.queue import DelayQueue
+from redis_queue.errors import InvalidNameError, InvalidValueError
 from redis_queue.monitor.model import Failure
-from redis_queue.operate import failures
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan
 from redis_queue.operate.actions.entries import RATE
-from redis_queue.operate.actions.rows import INVALID_ROW, Rows, chosen
-from redis_queue.operate.audit import Subject
+from redis_queue.operate.actions.rows import INVALID_ROW, Rows
+from redis_queue.operate.audit import MOST_SUBJECTS, Subject
+from redis_queue.operate.items import FailureList
+from redis_queue.store.chunks import Pace, chunks, gap_ms
+from redis_queue.store.codec import read_document
 from redis_queue.store.ids import is_id
+
+PLACE: Final = "failures"
+"""What the audit log names in place of a queue."""
+
+BATCH: Final = 50
+"""Failures that are retried at once: each message may have 64 KiB."""
+
+NO_MESSAGE: Final = "its message was too large to be kept, or could not be read"
+NOT_MINE: Final = "it is gone, has failed again, or is being retried"
 
 _ROW: Final = re.compile(r"(\d{1,15}):([^:]{1,3000})", re.ASCII)
 
@@ -43,8 +61,8 @@ class FailureRows(Rows[Failure]):
         """Return the failures with the ids of *choice*, or those that match."""
         if choice.ids is not None:
             return access.monitor.failures.full(choice.ids), False
-        listing = failures.FailureList(access, choice.conditions, choice.scan)
-        return chosen(listing, choice.most, lambda failure: failure if is_id(failure.id) else None)
+        listing = FailureList(access, choice.conditions, choice.scan)
+        return listing.gather(choice.most, lambda failure: failure if is_id(failure.id) else None)
 
     def read(self, access: Access, choice: Choice) -> list[Failure]:  # noqa: ARG002
         """Return the failures as they were when the references were made."""
@@ -71,11 +89,11 @@ class FailureRows(Rows[Failure]):
 
     def subjects(self, choice: Choice, items: Sequence[Failure]) -> list[Subject]:  # noqa: ARG002
         """Return the first failures."""
-        return failures.subjects_of(items)
+        return _subjects(items)
 
     def queues(self, choice: Choice, items: Sequence[Failure], subjects: Sequence[Subject]) -> Sequence[str]:  # noqa: ARG002
         """Return what stands in place of a queue."""
-        return [failures.PLACE]
+        return [PLACE]
 
     def accepts(self, action: Action, choice: Choice, item: Failure) -> bool:
         """Tell whether *item* counts: in a dry run of a retry, not those without a message."""
@@ -85,9 +103,9 @@ class FailureRows(Rows[Failure]):
         """Return the plan, with the arguments of a retry, and a warning if no process sends what is retried."""
         if action.verb != "retry":
             return super().plan(action, access, choice)
-        failures.delay_queue_of(access)
+        delay_queue_of(access)
         plan = replace(super().plan(action, access, choice), facts=action.given(choice))
-        return plan if not plan.count or failures.is_dispatched(access) else replace(plan, warnings=[WAITS])
+        return plan if not plan.count or is_dispatched(access) else replace(plan, warnings=[WAITS])
 
 
 def retry(access: Access, found: Sequence[Failure], choice: Choice) -> Iterator[Done]:
@@ -98,10 +116,31 @@ def retry(access: Access, found: Sequence[Failure], choice: Choice) -> Iterator[
 
     Example: redis-queue failures retry --exception Timeout --rate 5
     """
-    changes = failures.Changes.read(choice.arguments.get("args"), choice.arguments.get("kwargs"))
-    for batch in failures.retry(access, found, changes, rate=choice.arguments.get("rate")):
-        skipped = Counter(reason for _, reason in batch.skipped)
-        yield Done(len(batch.stored), tried=batch.tried, skipped=skipped, subjects=failures.subjects_of(batch.stored))
+    # A message is stored before its failure is removed, and a second call for it at the same time, or while it waits,
+    # has no effect. If this process dies in between, the failure stays, and can be retried again after a minute.
+    args, kwargs, gap = _given(choice, "args"), _given(choice, "kwargs"), gap_ms(choice.arguments.get("rate"))
+    queue, store = delay_queue_of(access), access.monitor.failures
+    pace = Pace(gap)
+    for chunk in chunks(found, BATCH):
+        token, now = new_call(), access.inspector.now()
+        claimed = store.claim(chunk, token)
+        mine = {failure.id: failure.failed_at for failure in claimed}
+        skipped = [(failure, NOT_MINE) for failure in chunk if failure.id not in mine]
+        ready: list[tuple[Failure, Envelope]] = []
+        for failure in store.full(mine):
+            try:
+                ready.append((failure, _message(failure, args, kwargs, now)))
+            except InvalidValueError as error:
+                skipped.append((failure, str(error)))
+        store.give_back([failure for failure, _ in skipped if failure.id in mine], token)
+        after = pace.delay()
+        pushes = [_push(failure, message, after + gap * n) for n, (failure, message) in enumerate(ready)]
+        _store(queue, ready, pushes)
+        pace.add(len(ready))
+        sent = [failure for failure, _ in ready]
+        store.delete(sent, token)
+        reasons = Counter(reason for _, reason in skipped)
+        yield Done(len(sent), tried=len(sent) + len(skipped), skipped=reasons, subjects=_subjects(sent))
 
 
 def delete(access: Access, found: Sequence[Failure], _: Choice) -> Iterator[Done]:
@@ -109,24 +148,82 @@ def delete(access: Access, found: Sequence[Failure], _: Choice) -> Iterator[Done
 
     Example: redis-queue failures delete --task shop.mail --dry-run
     """
-    for deleted in failures.delete(access, found):
-        yield Done(len(deleted), tried=len(deleted), subjects=failures.subjects_of(deleted))
+    for chunk in chunks(found):
+        deleted = access.monitor.failures.delete(chunk)
+        yield Done(len(deleted), tried=len(deleted), subjects=_subjects(deleted))
 
 
-def _args(text: str) -> str:
-    failures.Changes.read(text, None)
-    return text
+def is_dispatched(access: Access) -> bool:
+    """Tell whether a process dispatches the DelayQueue of Celery tasks: without one, retried tasks wait."""
+    with contextlib.suppress(InvalidValueError):
+        return bool(delay_queue_of(access).dispatch_log.dispatchers())
+    return False
 
 
-def _kwargs(text: str) -> str:
-    failures.Changes.read(None, text)
-    return text
+def delay_queue_of(access: Access) -> DelayQueue:
+    """Return the DelayQueue of Celery tasks; raises InvalidValueError if it is unknown, which cannot be for an app."""
+    try:
+        return access.delay_queue()
+    except InvalidNameError as error:
+        raise InvalidValueError(
+            f"{error}: name the Celery app (redis-queue -A APP …), so that its first delayed task can be stored"
+        ) from None
+
+
+def _subjects(failures: Sequence[Failure]) -> list[Subject]:
+    return [Subject(failure.id, failure.queue, failure.task, failure.failed_at) for failure in failures[:MOST_SUBJECTS]]
+
+
+def _message(failure: Failure, args: Any, kwargs: Any, now: datetime) -> Envelope:
+    if failure.body is None:
+        raise InvalidValueError(NO_MESSAGE)
+    message = with_arguments(fresh(Envelope.unpack(failure.body, ""), now), args, kwargs)
+    # The same failure gets the same name: a second retry recognizes the entry of the first one.
+    return message.with_call(_call(failure))
+
+
+def _call(failure: Failure) -> str:
+    return call_name("failure", failure.id, to_ms(failure.failed_at))
+
+
+def _push(failure: Failure, message: Envelope, delay_ms: float) -> Push:
+    return Push(message.pack(failure.id), delay=delay_ms / 1000, id=failure.id, mark=_call(failure))
+
+
+def _store(queue: DelayQueue, ready: Sequence[tuple[Failure, Envelope]], pushes: Sequence[Push]) -> None:
+    for (failure, message), push, kept in zip(ready, pushes, queue.calls.keep_many(pushes), strict=True):
+        if kept or Attempt(push.mark, first=False).waits_in(queue.look(failure.id)):
+            continue
+        # Another call of this task waits under its id.
+        other = sibling_id(failure.id, push.mark)
+        queue.calls.keep_many([replace(push, id=other, payload=message.pack(other))])
+
+
+def _given(choice: Choice, name: str) -> Any:
+    text = choice.arguments.get(name)
+    return None if text is None else read_document(text)
+
+
+def _json(name: str, kind: type, noun: str) -> Callable[[str], str]:
+    """Return a check of an argument that is JSON of this *kind*."""
+
+    def read(text: str) -> str:
+        short = ascii(text)[:60]
+        try:
+            found = read_document(text)
+        except ValueError as error:
+            raise InvalidValueError(f"{name}={short}: must be JSON: {error}") from None
+        if not isinstance(found, kind):
+            raise InvalidValueError(f"{name}={short}: must be a JSON {noun}")
+        return text
+
+    return read
 
 
 ARGS: Final = Argument(
     "args",
     "Other arguments for all of them: a JSON array.",
-    _args,
+    _json("args", list, "array"),
     "args {}".format,
     metavar="JSON",
     most=MOST_ARGUMENTS,
@@ -134,7 +231,7 @@ ARGS: Final = Argument(
 KWARGS: Final = Argument(
     "kwargs",
     "Other keyword arguments for all of them: a JSON object.",
-    _kwargs,
+    _json("kwargs", dict, "object"),
     "kwargs {}".format,
     metavar="JSON",
     most=MOST_ARGUMENTS,

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from kombu.exceptions import OperationalError
 
-from redis_queue.errors import ConfigurationError, InvalidValueError
-from redis_queue.operate import celery_messages
+from redis_queue.celery.message.destinations import Destinations
+from redis_queue.celery.queues.message import WaitingMessage
+from redis_queue.celery.queues.open import on_redis, queue_contents
+from redis_queue.celery.queues.open import purge as purge_messages
+from redis_queue.errors import ConfigurationError, InvalidNameError, InvalidValueError
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan
 from redis_queue.operate.actions.queues import One
-from redis_queue.operate.actions.rows import INVALID_ROW, Rows, chosen
+from redis_queue.operate.actions.rows import INVALID_ROW, Rows
 from redis_queue.operate.audit import MOST_SUBJECTS, Subject
-from redis_queue.operate.celery_messages import Messages, WaitingMessage, subject
+from redis_queue.operate.items import Messages, celery_queues_of
+from redis_queue.operate.listing import Conditions
+
+_REFERENCE: Final = re.compile(r"\d{1,3}\.[0-9a-f]{32}", re.ASCII)
 
 Message = WaitingMessage | str
 """A message, or the reference to one."""
@@ -35,11 +42,11 @@ class MessageRows(Rows[Message]):
         """Return the messages with the ids of *choice*, or those that match."""
         wanted = None if choice.ids is None else frozenset(choice.ids)
         listing = Messages(access, choice.scope["name"], choice.conditions, choice.scan)
-        return chosen(listing, choice.most, lambda row: row if wanted is None or row.id in wanted else None)
+        return listing.gather(choice.most, lambda row: row if wanted is None or row.id in wanted else None)
 
     def read(self, access: Access, choice: Choice) -> list[Message]:  # noqa: ARG002
         """Return the references."""
-        if not all(map(celery_messages.is_reference, choice.references)):
+        if not all(map(_REFERENCE.fullmatch, choice.references)):
             raise InvalidValueError(INVALID_ROW)
         return list(dict.fromkeys(choice.references))
 
@@ -47,8 +54,12 @@ class MessageRows(Rows[Message]):
         """Return the messages that are shown; the others stay references, since each has to be searched."""
         if not choice.references:
             return list(items)
-        shown = celery_messages.by_reference(access, choice.scope["name"], choice.references[:MOST_SUBJECTS])
-        known = {message.element.reference: message for message in shown}
+        shown, known = set(choice.references[:MOST_SUBJECTS]), dict[str, WaitingMessage]()
+        for message in Messages(access, choice.scope["name"], Conditions()).all():
+            if message.element.reference in shown:
+                known[message.element.reference] = message
+                if len(known) == len(shown):
+                    break
         return [known.get(reference, reference) for reference in choice.references]
 
     def reference(self, item: Message) -> str:
@@ -57,7 +68,7 @@ class MessageRows(Rows[Message]):
 
     def subjects(self, choice: Choice, items: Sequence[Message]) -> list[Subject]:
         """Return the first messages."""
-        return [subject(choice.scope["name"], item) for item in items[:MOST_SUBJECTS] if not isinstance(item, str)]
+        return [_subject(choice.scope["name"], item) for item in items[:MOST_SUBJECTS] if not isinstance(item, str)]
 
     def queues(self, choice: Choice, items: Sequence[Message], subjects: Sequence[Subject]) -> Sequence[str]:  # noqa: ARG002
         """Return the queue."""
@@ -70,7 +81,7 @@ class MessageRows(Rows[Message]):
     def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
         """Return the plan. Raises ConfigurationError without an app, or if the broker is not Redis."""
         if action.verb == "move":
-            celery_messages.check_target(access, choice.scope["name"], choice.arguments["to"])
+            check_target(access, choice.scope["name"], choice.arguments["to"])
         return super().plan(action, access, choice)
 
 
@@ -82,7 +93,7 @@ def move(access: Access, found: Sequence[Message], choice: Choice) -> Iterator[D
 
     Example: redis-queue -A shop celery-queue mail move --task shop.remind --to slow
     """
-    return _removed(access, found, choice, choice.arguments["to"])
+    return remove(access, choice.scope["name"], map(_messages.reference, found), choice.arguments["to"])
 
 
 def delete(access: Access, found: Sequence[Message], choice: Choice) -> Iterator[Done]:
@@ -92,7 +103,7 @@ def delete(access: Access, found: Sequence[Message], choice: Choice) -> Iterator
 
     Example: redis-queue -A shop celery-queue mail delete --task shop.remind --dry-run
     """
-    return _removed(access, found, choice, None)
+    return remove(access, choice.scope["name"], map(_messages.reference, found))
 
 
 def purge(access: Access, choice: Choice) -> Plan:
@@ -101,7 +112,7 @@ def purge(access: Access, choice: Choice) -> Plan:
     Example: redis-queue -A shop celery-queue mail purge --dry-run
     """
     name = choice.scope["name"]
-    row: Any = celery_messages.celery_queues_of(access).row(name)
+    row: Any = celery_queues_of(access).row(name)
     if row.error:
         raise OperationalError(row.error)
     if row.ready is None:
@@ -111,20 +122,47 @@ def purge(access: Access, choice: Choice) -> Plan:
         f"{count:,} messages are deleted, also those that wait for a place in a flow: their tasks never run. "
         "Messages in flight stay with their workers."
     )
-    if not celery_messages.keeps_order(access):
+    if not on_redis(access.app):
         text += " On this broker, messages that arrive meanwhile are deleted as well."
     return Plan(
         question=f"Delete {_messages.counted(count)} of {name}",
         count=count,
-        run=lambda: celery_messages.purge_queue(access, name, max(1, count)),
+        run=lambda: (Done(deleted, tried=deleted) for deleted in purge_messages(access.app, name, max(1, count))),
         queues=[name],
         text=text,
     )
 
 
-def _removed(access: Access, found: Sequence[Message], choice: Choice, target: str | None) -> Iterator[Done]:
-    references = [_messages.reference(item) for item in found]
-    return celery_messages.remove(access, choice.scope["name"], references, target)
+def check_target(access: Access, name: str, target: str) -> None:
+    """Raise an error unless messages of the queue *name* can be moved to *target*.
+
+    InvalidNameError for an unknown queue, with a suggestion, or ForbiddenDestinationError.
+    """
+    if target == name:
+        raise InvalidNameError(f"to={target!r}: must be another queue")
+    Destinations(access.app).check_queue(celery_queues_of(access).check(target))
+
+
+def remove(access: Access, name: str, references: Iterable[str], target: str | None = None) -> Iterator[Done]:
+    """Delete the messages with these *references*, or move them to the queue *target*, batch by batch.
+
+    A message that a worker has taken meanwhile is left out, as is one that cannot be moved: messages of other
+    programs, and those larger than 1 MiB.
+    """
+    celery_queues_of(access)
+    chosen = list(references)
+    left = len(chosen)
+    with queue_contents(access.app, name) as contents:
+        for removed, refused in contents.remove(chosen, target):
+            left -= len(removed) + refused
+            subjects = [_subject(name, WaitingMessage.of(element)) for element in removed[:MOST_SUBJECTS]]
+            yield Done(len(removed), tried=len(removed) + refused, subjects=subjects)
+    if left > 0:
+        yield Done(0, tried=left)
+
+
+def _subject(name: str, message: WaitingMessage) -> Subject:
+    return Subject(message.id, name, message.task, message.since)
 
 
 _messages, _queue = MessageRows(), One("messages")

@@ -27,11 +27,17 @@ class One:
         return found
 
 
-def one_step(question: str, name: str, change: Callable[[], str], text: str, **known: Any) -> Plan:
-    """Return the plan of one *change* of the thing *name*, which returns the result in words; *known*: other fields."""
+def one_step(
+    question: str, name: str, change: Callable[[], object], text: str, *, told: str = "", **known: Any
+) -> Plan:
+    """Return the plan of one *change* of the thing *name*; *known*: other fields.
+
+    The result in words is *told*, or what *change* returns.
+    """
 
     def run() -> Iterator[Done]:
-        yield Done(1, tried=1, text=change())
+        found = change()
+        yield Done(1, tried=1, text=told or str(found))
 
     return Plan(question, 1, run, [name], text=text, **known)
 
@@ -40,31 +46,23 @@ def pause(access: Access, choice: Choice) -> Plan:
     """Stop claims until the queue is resumed; puts and acks go on."""
     queue = _redis_queue(access, choice)
     stats = queue.stats()
-
-    def change() -> str:
-        queue.pause()
-        return f"{queue.name} paused"
-
     text = (
         f"Nobody can claim its {stats.ready:,} ready messages, or messages put later, until it is resumed. "
         "Messages in flight are not affected."
     )
     nothing = "It is paused already" if stats.paused else ""
-    return one_step(f"Pause {queue.name}", queue.name, change, text, nothing=nothing)
+    told = f"{queue.name} paused"
+    return one_step(f"Pause {queue.name}", queue.name, queue.pause, text, told=told, nothing=nothing)
 
 
 def resume(access: Access, choice: Choice) -> Plan:
     """Allow claims again."""
     queue = _redis_queue(access, choice)
     stats = queue.stats()
-
-    def change() -> str:
-        queue.resume()
-        return f"{queue.name} resumed"
-
     text = f"Its {stats.ready:,} ready messages can be claimed again."
     nothing = "" if stats.paused else "It is not paused"
-    return one_step(f"Resume {queue.name}", queue.name, change, text, nothing=nothing)
+    told = f"{queue.name} resumed"
+    return one_step(f"Resume {queue.name}", queue.name, queue.resume, text, told=told, nothing=nothing)
 
 
 def put_back(access: Access, choice: Choice) -> Plan:

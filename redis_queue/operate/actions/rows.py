@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Final, Generic, TypeVar
 from urllib.parse import quote
 
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Choice, Done, Plan
 from redis_queue.operate.audit import Subject
-from redis_queue.operate.listing import Listing
 
 T = TypeVar("T")
 
@@ -102,16 +101,6 @@ class Rows(ABC, Generic[T]):
             references=references,
             gone=self.gone,
         )
-
-
-def chosen(listing: Listing[Any, Any], most: int | None, key: Callable[[Any], T | None]) -> tuple[list[T], bool]:
-    """Return the *key* of the first *most* items that match, or of all, and whether there may be more.
-
-    Items themselves, which may have large bodies, are not kept; those with the key None are left out.
-    """
-    if most is not None:
-        return listing.gather(most, key)
-    return [row for item in listing.all() if (row := key(item)) is not None], False
 
 
 def _nothing(choice: Choice) -> str:

@@ -155,7 +155,8 @@ def shut_down(access: Access, choice: Choice) -> Plan:
     )
     question = f"Shut down {row.name} after its {row.busy:,} running tasks"
     told = f"{row.name} ends after its running tasks"
-    return _plan(row, choice, question, text, told, lambda: remote.shut_down(app, row.name, row.pid))
+    change = lambda: remote.shut_down(app, row.name, row.pid)  # noqa: E731
+    return _of_process(row, choice, change, question=question, text=text, told=told)
 
 
 def resize(access: Access, choice: Choice) -> Plan:
@@ -174,24 +175,22 @@ def resize(access: Access, choice: Choice) -> Plan:
     )
     question = f"Resize {row.name} from {row.concurrency:,} to {size:,}"
     told, detail = f"{row.name} runs {size:,} tasks at once", f"from {row.concurrency} to {size}"
-    return _plan(row, choice, question, text, told, lambda: remote.resize(app, row.name, row.pid, size), detail)
+    change = lambda: remote.resize(app, row.name, row.pid, size)  # noqa: E731
+    return _of_process(row, choice, change, question=question, text=text, told=told, detail=detail)
 
 
-def _plan(  # noqa: PLR0917 - all but the last one are given
-    row: WorkerRow, choice: Choice, question: str, text: str, told: str, act: Callable[[], object], detail: str = ""
-) -> Plan:
-    """Return the plan for one process: that which the form names, if it names one."""
+def _of_process(row: WorkerRow, choice: Choice, change: Callable[[], object], **known: str) -> Plan:
+    """Return the plan to *change* one process: that which the form names, if it names one."""
     pid = choice.scope.get("pid") or row.pid
     if pid != row.pid:
         raise InvalidValueError(f"{row.name}: it is another process by now: reload the page")
 
-    def change() -> str:
+    def checked() -> object:
         if row.stopping:
             raise WorkerRefusedError(_deaf(row))
-        act()
-        return told
+        return change()
 
-    return one_step(question, row.name, change, text, detail=detail, fields={"pid": str(row.pid)})
+    return one_step(name=row.name, change=checked, fields={"pid": str(row.pid)}, **known)
 
 
 def stoppable(worker: WorkerRow, *, soft: bool) -> str:

@@ -15,8 +15,10 @@ from redis_queue.errors import InvalidValueError
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure
 from redis_queue.operate.access import AppAccess
-from redis_queue.operate.failures import NO_MESSAGE, Changes, FailureList, Retried, is_dispatched, retry
+from redis_queue.operate.actions.action import Argument, Total
+from redis_queue.operate.actions.failures import ARGS, KWARGS, NO_MESSAGE, is_dispatched
 from redis_queue.operate.listing import Conditions
+from tests.support.actions import act
 from tests.support.celery.observed_names import AGAIN, DIE, FAIL, GATE, HUGE, IGNORE, LONG, MENDED, OK, REJECT, SEEN
 from tests.support.celery.observing import PREFIX, Observed, observed_on_one_redis
 from tests.support.marks import thorough
@@ -42,11 +44,9 @@ def wait_for_failures(observed: Observed, count: int) -> list[Failure]:
     return wait_until(kept, timeout=60, description=f"{count} failures")
 
 
-def retried(observed: Observed, only: Conditions, *args: Any, **options: Any) -> Retried:
+def retried(observed: Observed, only: Conditions, **arguments: Any) -> Total:
     """Retry the failures that match *only*; return what became of them."""
-    access = AppAccess(observed.app)
-    batches = list(retry(access, list(FailureList(access, only).all()), *args, **options))
-    return Retried([f for batch in batches for f in batch.stored], [s for batch in batches for s in batch.skipped])
+    return act(AppAccess(observed.app), "failures", "retry", conditions=only, arguments=arguments)
 
 
 def send_raw(observed: Observed, body: bytes, content_type: str, headers: dict[str, Any]) -> None:
@@ -139,7 +139,7 @@ def test_huge_exceptions_and_messages_are_cut(observed: Observed, pool: str) -> 
     assert kept is not None
     assert kept.body is None
     result = retried(observed, Conditions(task=FAIL))
-    assert [reason for _, reason in result.skipped] == [NO_MESSAGE]
+    assert result.skipped == {NO_MESSAGE: 1}
     assert failures_of(observed).count() == 2
 
 
@@ -184,7 +184,7 @@ def test_retried_tasks_run_at_the_rate_and_leave_the_list(observed: Observed) ->
         observed.client.set("mended", 1)
         assert not is_dispatched(AppAccess(observed.app))
         result = retried(observed, Conditions(exception="ZeroDivisionError"), rate=5)
-        assert {failure.id for failure in result.stored} == sent
+        assert (result.count, {subject.id for subject in result.subjects} <= sent) == (len(sent), True)
         assert failures_of(observed).count() == 0
         assert failures_of(observed).groups() == []
         # Nothing is dispatched: all of them wait.
@@ -233,7 +233,7 @@ def test_other_arguments_and_any_broker(broker: Any, client: Any, redis_server: 
         with observed.worker(pool="solo"):
             wait_for_failures(observed, 1)
             client.set("mended", 1)
-            assert len(retried(observed, Conditions(), Changes([2], {})).stored) == 1
+            assert retried(observed, Conditions(), args="[2]", kwargs="{}").count == 1
             wait_until(lambda: client.llen(SEEN) == 1, timeout=60, description="a run")
         run = json.loads(client.lindex(SEEN, 0))
         assert (run["id"], run["number"], run["argsrepr"]) == (id_, 2, "(2,)")
@@ -249,7 +249,7 @@ def test_an_unregistered_task_runs_once_a_worker_knows_it() -> None:
             id_ = observed.send("observed.later")
             wait_for_failures(observed, 1)
         with observed.worker(name="new", environment={"LATER": "1"}):
-            assert len(retried(observed, Conditions(exception="NotRegistered")).stored) == 1
+            assert retried(observed, Conditions(exception="NotRegistered")).count == 1
             wait_until(lambda: observed.client.llen(SEEN) == 1, timeout=60, description="a run")
         assert observed.client.lrange(SEEN, 0, -1) == [id_.encode()]
 
@@ -264,7 +264,7 @@ def test_a_second_retry_has_no_effect_while_the_first_one_waits(observed: Observ
         assert full is not None
         retried(observed, Conditions())
         store.keep([full], 1000, 7)
-        assert len(retried(observed, Conditions()).stored) == 1
+        assert retried(observed, Conditions()).count == 1
         assert len(AppAccess(observed.app).delay_queue().list()) == 1
         assert store.count() == 0
 
@@ -291,10 +291,10 @@ def test_failures_that_cannot_be_rebuilt_are_named_and_stay(observed: Observed) 
     for number, body in enumerate(broken):
         store.keep([replace(full, id=f"broken{number}", body=body)], 1000, 7)
     result = retried(observed, Conditions())
-    assert [failure.id for failure in result.stored] == [full.id]
-    assert {failure.id for failure, _ in result.skipped} == {f"broken{number}" for number in range(3)}
-    for (_, reason), part in zip(sorted(result.skipped, key=lambda pair: pair[0].id), broken.values(), strict=True):
-        assert part in reason
+    assert [subject.id for subject in result.subjects] == [full.id]
+    assert result.skipped.total() == 3
+    assert all(any(part in reason for reason in result.skipped) for part in broken.values())
+    assert {failure.id for failure in store.list()[0]} == {f"broken{number}" for number in range(3)}
     # They are not claimed any more.
     assert len(store.claim(store.full(["broken0", "broken1", "broken2"]), "token")) == 3
 
@@ -320,8 +320,13 @@ def test_an_outage_of_the_store_disturbs_nothing(redis_server: RedisServer, clie
         observed.app.close()
 
 
-def test_bad_arguments_are_refused() -> None:
-    for args, kwargs in (("{}", None), (None, "[]"), ("[", None), ("1", None), (None, "NaN")):
-        with pytest.raises(InvalidValueError, match="must be"):
-            Changes.read(args, kwargs)
-    assert Changes.read("[1]", '{"a": 2}') == Changes([1], {"a": 2})
+@pytest.mark.parametrize(
+    ("argument", "text"), [(ARGS, "{}"), (KWARGS, "[]"), (ARGS, "["), (ARGS, "1"), (KWARGS, "NaN")]
+)
+def test_bad_arguments_are_refused(argument: Argument, text: str) -> None:
+    with pytest.raises(InvalidValueError, match=f"^{argument.name}=.*: must be"):
+        argument.read(text)
+
+
+def test_good_arguments_stay_as_they_were_typed() -> None:
+    assert (ARGS.read("[1]"), KWARGS.read('{"a":2}')) == ("[1]", '{"a":2}')

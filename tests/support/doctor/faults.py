@@ -156,4 +156,17 @@ FAULTS: list[tuple[Callable[[Stage], None], str, str]] = [
     (unreadable_task, "unreadable tasks", "warning"),
 ]
 
+MENDED = [
+    records_that_expire,
+    registry_that_expires,
+    record_without_place,
+    entry_without_place,
+    in_flight_without_place,
+    ready_without_record,
+    in_flight_without_record,
+    one_of_each_which_counts_do_not_show,
+    forgotten_lease,
+]
+"""The faults that a repair removes."""
+
 NAMES = [fault.__name__ for fault, *_ in FAULTS]

@@ -9,7 +9,9 @@ from typing import Any
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.doctor import examine
+from redis_queue.doctor import Finding, examine
+from redis_queue.operate.access import Access
+from redis_queue.operate.diagnosis import examine as examine_all
 from redis_queue.store.keys import Keys
 
 Setting = Callable[[str, Any], None]
@@ -43,6 +45,11 @@ def wrong(client: redis.Redis) -> dict[str, str]:
         for finding in examine(client)
         if finding.severity != "ok" and finding.check != "version"
     }
+
+
+def problems(access: Access, check: str, *, ask: bool = False) -> list[Finding]:
+    """Return what *check* has found for an app or a Redis."""
+    return [finding for finding in examine_all(access, ask=ask) if finding.check == check and finding.severity != "ok"]
 
 
 def fill(client: redis.Redis) -> Stage:

@@ -1,0 +1,326 @@
+"""The items that people list, search and act on: entries, dead letters, failures, messages and running tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, Final
+
+from redis_queue.basics.times import When, from_ms
+from redis_queue.catalog import AnyQueue
+from redis_queue.celery.message.task_entry import Conditions, TaskEntry
+from redis_queue.celery.queues.contents import REACH, QueueContents
+from redis_queue.celery.queues.message import Element, WaitingMessage
+from redis_queue.celery.queues.open import queue_contents
+from redis_queue.delay.queue import DelayQueue
+from redis_queue.errors import ConfigurationError
+from redis_queue.model import DeadLetter, Entry, Item, Unread
+from redis_queue.monitor.model import Failure, RunningTask, Series
+from redis_queue.operate.access import Access
+from redis_queue.operate.celery_queues import CeleryQueues
+from redis_queue.operate.listing import LOOK_BYTES, Chunk, Listing, SearchReport, items_within_budget
+from redis_queue.operate.queue_row import Faults, QueueRow
+
+Waiting = tuple[Entry, TaskEntry]
+
+MOST_QUEUES: Final = 200
+"""Most queues that one page reads."""
+
+LetterCursor = tuple[int, int]
+"""The number of a queue among all of them, or among those with one name, and of its letters to skip."""
+
+MessageCursor = tuple[int, int]
+"""The number of a list, and of its older messages to skip."""
+
+USUAL_MINUTES: Final = 1440
+"""Minutes of history from which the usual run time is estimated."""
+
+LEAST_RUNS: Final = 20
+"""Least runs for an estimate."""
+
+MOST_READ: Final = 10_000
+"""Most running tasks that are read for one page."""
+
+
+class Entries(Listing[Waiting, str]):
+    """The entries that wait in *queue*, by due time."""
+
+    noun = "entries"
+
+    def __init__(
+        self, access: Access, queue: DelayQueue, conditions: Conditions, scan: SearchReport | None = None
+    ) -> None:
+        super().__init__(conditions, scan)
+        self._queue = queue
+        before, after = conditions.window(access.inspector.now)
+        self._window: dict[str, Any] = {"due_before": before, "due_after": after}
+
+    @property
+    def reads(self) -> bool:
+        """Whether payloads have to be read to know which entries match."""
+        return self.conditions.needs_payloads
+
+    @property
+    def searches(self) -> bool:
+        """Whether entries in the window of due times may not match."""
+        return self.conditions.needs_entries
+
+    def read(self, cursor: str | None, size: int, budget: int | None) -> Chunk[Waiting, str]:
+        """Read entries, up to the first one that needs a read of its own."""
+        most = LOOK_BYTES if budget is None else budget
+        listed: Sequence[Entry] = self._queue.list(after=cursor, limit=size, max_bytes=most, **self._window)
+        entries = listed
+        if budget is None:
+            large = (number for number, entry in enumerate(listed) if isinstance(entry.payload, Unread))
+            entries = listed[: next(large, len(listed))]
+            if listed and not entries:
+                entries = self._queue.list(after=cursor, limit=1, **self._window)
+        elif self.reads:
+            entries = items_within_budget(listed, attrgetter("payload"))
+        items = [((entry, TaskEntry.of(entry)), self._queue.cursor(entry)) for entry in entries]
+        is_last = not items or len(entries) == len(listed) < size
+        spent = LOOK_BYTES if len(entries) < len(listed) else 0
+        return Chunk(items, None if is_last else items[-1][1], spent)
+
+    def match(self, item: Waiting) -> bool:
+        """Tell whether the entry matches, and count it."""
+        self.scan.add(item[1].task)
+        return self.conditions.match(item[1])
+
+    def is_unread(self, item: Waiting) -> bool:
+        """Tell whether the payload is needed and was too large."""
+        return self.reads and isinstance(item[0].payload, Unread)
+
+    def count(self) -> int | None:
+        """Return how many entries match; None where they would have to be read."""
+        return None if self.conditions.needs_entries else self._queue.count(**self._window)
+
+
+def task_of(item: Item) -> TaskEntry:
+    """Return *item* as a task."""
+    unknown = from_ms(0)
+    put_at, at = item.put_at or unknown, item.at or unknown
+    return TaskEntry.of(Entry(item.id, item.body, item.headers, put_at, at, item.deliveries))
+
+
+class Letter:
+    """A dead letter of *queue*, and its task, which is read when it is needed: that takes time."""
+
+    def __init__(self, queue: AnyQueue, letter: DeadLetter) -> None:
+        self.queue, self.letter = queue, letter
+        self.id, self.reason = letter.id, letter.reason
+
+    @cached_property
+    def called(self) -> TaskEntry:
+        """The letter as a task."""
+        letter = self.letter
+        return TaskEntry.of(Entry(letter.id, letter.body, letter.headers, letter.died_at, letter.died_at))
+
+    @property
+    def task(self) -> str:
+        """The name of the task that it calls; "" if it is none."""
+        return self.called.task
+
+
+class Letters(Listing[Letter, LetterCursor]):
+    """The dead letters of the queues called *name*, or of all; oldest first in each queue.
+
+    A page covers at most :data:`MOST_QUEUES` queues. Queues that cannot be read are left out and added to *faults*.
+    Raises InvalidNameError for an unknown name.
+    """
+
+    noun = "dead letters"
+
+    def __init__(
+        self, access: Access, name: str | None, conditions: Conditions, faults: Faults, scan: SearchReport | None = None
+    ) -> None:
+        super().__init__(conditions, scan)
+        self._access, self._name, self._faults = access, name, faults
+        # Queues with letters, by their numbers, of those from *start* on; the next ones begin at *end*.
+        self._queues: dict[int, AnyQueue] = {}
+        self._start, self._end, self._has_more_queues = 0, 0, False
+        #: The counts of all queues; None if there are more than those of one page.
+        self.rows: Sequence[QueueRow] | None = None
+
+    @property
+    def reads(self) -> bool:
+        """Whether bodies have to be read to know which letters match."""
+        return self.conditions.has("task", "task_part")
+
+    def read(self, cursor: LetterCursor | None, size: int, budget: int | None) -> Chunk[Letter, LetterCursor]:
+        """Read letters of one queue."""
+        start, offset = cursor or (0, 0)
+        if not self._start <= start < self._end:
+            self._find_queues(start)
+        number = next((number for number in self._queues if number >= start), None)
+        if number is None:
+            return Chunk((), (self._end, 0) if self._has_more_queues else None, ends=True)
+        queue, offset = self._queues[number], offset if number == start else 0
+        listed: Sequence[DeadLetter] = ()
+        with self._faults.of_queue(queue):
+            listed = queue.dead_letters(offset=offset, limit=size, max_bytes=budget)
+        is_cut = self.reads and budget is not None
+        letters = items_within_budget(listed, lambda letter: letter.body) if is_cut else listed
+        spent = sum(letter.size for letter in listed if not isinstance(letter.body, Unread))
+        if len(letters) < len(listed):
+            spent = max(spent, LOOK_BYTES)
+        items = [(Letter(queue, letter), (number, at)) for at, letter in enumerate(letters, offset + 1)]
+        return Chunk(items, items[-1][1] if items else (number + 1, 0), spent)
+
+    def match(self, item: Letter) -> bool:
+        """Tell whether the letter matches, and count it."""
+        self.scan.add(item.task if self.reads else "")
+        return self.conditions.match(item)
+
+    def is_unread(self, item: Letter) -> bool:
+        """Tell whether the body is needed and was too large."""
+        return self.reads and isinstance(item.letter.body, Unread)
+
+    def _find_queues(self, start: int) -> None:
+        catalog = self._access.catalog
+        if self._name is None:
+            listing = catalog.listing(offset=start, limit=MOST_QUEUES)
+            found, after = listing.known, listing.next
+        else:
+            found, after = catalog.known(self._name)[start:], None
+        self._queues, self._start = {}, start
+        self._end, self._has_more_queues = after or start + max(1, len(found)), after is not None
+        rows = self._access.inspector.queues(found)
+        for number, (known, row) in enumerate(zip(found, rows, strict=True), start):
+            if row.error:
+                self._faults.add(row)
+            elif row.dead:
+                with self._faults.of(known.kind, known.name):
+                    self._queues[number] = catalog.open(known)
+        self.rows = rows if not start and after is None else None
+
+
+class FailureList(Listing[Failure, str]):
+    """The failures that are kept, the last one first; spans of time are counted back from now."""
+
+    noun = "failures"
+
+    def __init__(self, access: Access, conditions: Conditions, scan: SearchReport | None = None) -> None:
+        super().__init__(conditions, scan)
+        self._failures = access.monitor.failures
+        self._window = {"since": point(access, conditions.due_after), "until": point(access, conditions.due_before)}
+
+    @property
+    def searches(self) -> bool:
+        """Whether failures in the time window may not match."""
+        return self.conditions.has("task", "exception", "text", "worker")
+
+    def read(self, cursor: str | None, size: int, budget: int | None) -> Chunk[Failure, str]:  # noqa: ARG002
+        """Read failures, without their tracebacks and messages."""
+        rows, following = self._failures.list(after=cursor, limit=size, **self._window)
+        return Chunk([(row, self._failures.cursor(row)) for row in rows], following)
+
+    def match(self, item: Failure) -> bool:
+        """Tell whether the failure matches, and count it."""
+        self.scan.add(item.task)
+        return self.conditions.match(item)
+
+
+def point(access: Access, when: When | None) -> datetime | None:
+    """Return *when* as a time of the server; a span is counted back from now, whatever its sign."""
+    return access.inspector.now() - abs(when) if isinstance(when, timedelta) else when
+
+
+class Messages(Listing[WaitingMessage, MessageCursor]):
+    """The messages that wait in the queue *name*, the next ones for workers first.
+
+    None is read beyond the :data:`REACH` oldest of each priority. While workers take messages, a next page may skip
+    some. Raises ConfigurationError without an app, or if the broker is not Redis, OperationalError and StoreError.
+    """
+
+    noun = "messages"
+    reach: Final = REACH
+
+    def __init__(self, access: Access, name: str, conditions: Conditions, scan: SearchReport | None = None) -> None:
+        super().__init__(conditions, scan)
+        celery_queues_of(access)
+        self._app, self._name = access.app, name
+        self._contents: QueueContents
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Open the queue for as long as items are read."""
+        with queue_contents(self._app, self._name) as self._contents:
+            yield
+
+    def read(self, cursor: MessageCursor | None, size: int, budget: int | None) -> Chunk[WaitingMessage, MessageCursor]:  # noqa: ARG002
+        """Read messages of one list."""
+        number, offset = cursor or (0, 0)
+        if number >= self._contents.lists:
+            return Chunk((), None)
+        found: list[Element] = self._contents.read(number, offset, size)
+        items = [(WaitingMessage.of(element), (number, at)) for at, element in enumerate(found, offset + 1)]
+        spent = sum(element.size for element in found)
+        return Chunk(items, items[-1][1] if items else (number + 1, 0), spent)
+
+    def match(self, item: WaitingMessage) -> bool:
+        """Tell whether the message matches, and count it."""
+        self.scan.add(item.task)
+        return self.conditions.match(item)
+
+
+def celery_queues_of(access: Access) -> CeleryQueues:
+    """Return Celery's queues of the app. Raises ConfigurationError without an app."""
+    if access.celery_queues is None:
+        raise ConfigurationError("Celery's queues need an app: redis-queue -A APP, or celery -A APP redis-queue")
+    return access.celery_queues
+
+
+def as_row(message: WaitingMessage, *, with_body: bool) -> dict[str, Any]:
+    """Return the fields that people see."""
+    shown = {
+        "id": message.id,
+        "task": message.task,
+        "since": message.since,
+        "bytes": message.element.size,
+        "priority": message.element.step,
+        "retries": message.retries,
+        "waits_for": message.waits_for,
+    }
+    return {**shown, "args": message.args, "kwargs": message.kwargs} if with_body else shown
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRow:
+    """A running task, for how many *seconds* it runs, and the p50 and p95 of its run time in the last day, if known."""
+
+    task: RunningTask
+    seconds: float
+    p50: float | None = None
+    p95: float | None = None
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it takes longer than 95 % of the runs."""
+        return self.p95 is not None and self.seconds > self.p95
+
+
+def running(access: Access, *, task: str = "", worker: str = "", limit: int = 200) -> list[RunningRow]:
+    """Return up to *limit* tasks that have run for a second or more, longest first; *task*, *worker*: parts of names.
+
+    It reads up to :data:`MOST_READ` of them. Raises StoreError.
+    """
+    found = access.monitor.workers.running(limit=MOST_READ)
+    matching = [row for row in found if task in row.task and worker in row.worker]
+    matching.sort(key=lambda row: row.since)
+    return list(_rows(access, matching[:limit], access.inspector.now()))
+
+
+def _rows(access: Access, tasks: list[RunningTask], now: datetime) -> Iterator[RunningRow]:
+    usual = access.monitor.history.totals(USUAL_MINUTES) if tasks else {}
+    for task in tasks:
+        seconds = max(0.0, (now - task.since).total_seconds())
+        tally = usual.get(Series(task.task, task.queue))
+        if tally is None or tally.duration.total < LEAST_RUNS:
+            yield RunningRow(task, seconds)
+        else:
+            yield RunningRow(task, seconds, tally.duration.quantile(0.5), tally.duration.quantile(0.95))
