@@ -100,7 +100,7 @@ class Snapshots:
         """Return the requests of this worker in a WeakSet that other threads change."""
         for _ in range(_TRIES):
             try:
-                return [request for request in found if getattr(request, "notes_of_worker", None) is self._activity]
+                return [request for request in found if getattr(request, "activity_of_worker", None) is self._activity]
             except RuntimeError:
                 # It changed size; this happens rarely, since its loop is short.
                 continue
@@ -128,11 +128,11 @@ class Snapshots:
         return row
 
     def _lease(self, request: Any) -> LeaseState:
-        step = self._step()
-        leases = None if step is None else step.of(request.message.delivery_tag)
+        step, tag = self._step(), request.message.delivery_tag
+        leases = None if step is None else step.of(tag)
         if leases is None:
             return "none"
-        return "held" if leases.holds(request.message.delivery_tag) or not request.task.acks_late else "lost"
+        return "held" if leases.holds(tag) or not request.task.acks_late else "lost"
 
     def _leases(self) -> Any:
         """Return the leases of the messages of the broker; without them, those of messages of flows."""

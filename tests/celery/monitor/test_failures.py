@@ -109,6 +109,8 @@ def test_a_hard_time_limit_and_a_killed_process_are_kept(observed: Observed) -> 
         wait_for_failures(observed, 1)
         die = observed.send(DIE)
         found = wait_for_failures(observed, 2)
+        tallies = [observed.wait_for(name, 1) for name in (LONG, DIE)]
+    assert [(tally.executed, tally.failed) for tally in tallies] == [(1, 1), (1, 1)]
     assert {failure.id: failure.exception for failure in found} == {
         long: "billiard.exceptions.TimeLimitExceeded",
         die: "billiard.exceptions.WorkerLostError",
@@ -120,7 +122,8 @@ def test_retries_and_terminated_tasks_are_no_failures(observed: Observed) -> Non
     with observed.worker(pool="prefork"):
         wait_until(lambda: observed.workers.find_running(gate), timeout=60, description="the running task")
         observed.app.control.revoke(gate, terminate=True, signal="SIGKILL")
-        observed.wait_for(GATE, 1)
+        tally = observed.wait_for(GATE, 1)
+        assert (tally.executed, tally.failed, tally.revoked) == (0, 0, 1)
         observed.send(AGAIN)
         observed.wait_for(AGAIN, 3)
         found = wait_for_failures(observed, 1)
@@ -222,25 +225,15 @@ def test_a_retry_keeps_what_the_message_was(observed: Observed) -> None:
 
 
 @pytest.mark.parametrize("broker", ["redis", "rabbitmq"], indirect=True)
-def test_other_arguments_and_any_broker(broker: Any, client: Any, redis_server: RedisServer) -> None:
-    queue = "failing"
-    settings = {"task_default_queue": queue}
-    if broker.url.startswith("amqp"):
-        settings |= {"control_exchange": f"{queue}-control", "event_exchange": f"{queue}-events"}
-    observed = Observed(redis_server, client, broker.url, settings)
-    try:
-        id_ = observed.send(MENDED, 1)
-        with observed.worker(pool="solo"):
-            wait_for_failures(observed, 1)
-            client.set("mended", 1)
-            assert len(retried(observed, Conditions(), Changes([2], {})).stored) == 1
-            wait_until(lambda: client.llen(SEEN) == 1, timeout=60, description="a run")
-        run = json.loads(client.lindex(SEEN, 0))
-        assert (run["id"], run["number"], run["argsrepr"]) == (id_, 2, "(2,)")
-    finally:
-        with observed.app.connection_for_write() as connection:
-            connection.default_channel.queue_delete(queue)
-        observed.app.close()
+def test_other_arguments_and_any_broker(on_broker: Observed) -> None:
+    id_, client = on_broker.send(MENDED, 1), on_broker.client
+    with on_broker.worker(pool="solo"):
+        wait_for_failures(on_broker, 1)
+        client.set("mended", 1)
+        assert len(retried(on_broker, Conditions(), Changes([2], {})).stored) == 1
+        wait_until(lambda: client.llen(SEEN) == 1, timeout=60, description="a run")
+    run = json.loads(client.lindex(SEEN, 0))
+    assert (run["id"], run["number"], run["argsrepr"]) == (id_, 2, "(2,)")
 
 
 def test_an_unregistered_task_runs_once_a_worker_knows_it() -> None:
@@ -306,11 +299,14 @@ def test_an_outage_of_the_store_disturbs_nothing(redis_server: RedisServer, clie
             observed.send(OK)
             observed.wait_for(OK, 1)
             store.pause()
-            observed.send(FAIL)
+            for name in (OK, OK, OK, FAIL):
+                observed.send(name)
             worker.wait_for_output("cannot write reports")
             store.resume()
             (failure,) = wait_for_failures(observed, 1)
             assert failure.task == FAIL
+            assert observed.wait_for(OK, 4).executed == 4
+            assert worker.output.count("cannot write reports") == 1
             of_store.config_set("maxmemory", 1)
             observed.send(FAIL)
             worker.wait_for_output("cannot keep failed tasks")
