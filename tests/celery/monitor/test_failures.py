@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -247,45 +248,55 @@ def test_an_unregistered_task_runs_once_a_worker_knows_it() -> None:
         assert observed.client.lrange(SEEN, 0, -1) == [id_.encode()]
 
 
-def test_a_second_retry_has_no_effect_while_the_first_one_waits(observed: Observed) -> None:
-    observed.send(MENDED, 1)
-    with observed.worker("--without-dispatch", pool="solo"):
-        (failure,) = wait_for_failures(observed, 1)
-        # As if the first one had died before it removed the failure.
-        store = failures_of(observed)
-        full = store.get(failure.id)
-        assert full is not None
-        retried(observed, Conditions())
-        store.keep([full], 1000, 7)
-        assert len(retried(observed, Conditions()).stored) == 1
-        assert len(AppAccess(observed.app).delay_queue().list()) == 1
-        assert store.count() == 0
+@pytest.fixture(scope="module")
+def of_worker() -> Iterator[tuple[Observed, Failure]]:
+    """What a worker, which has ended, keeps of a failure."""
+    with observed_on_one_redis() as observed:
+        id_ = observed.send(MENDED, 1)
+        with observed.worker(pool="solo"):
+            wait_for_failures(observed, 1)
+        failure = failures_of(observed).get(id_)
+        assert failure is not None
+        yield observed, failure
 
 
-def test_another_call_that_waits_under_the_id_is_kept(observed: Observed) -> None:
-    observed.send(MENDED, 1)
-    with observed.worker("--without-dispatch", pool="solo"):
-        (failure,) = wait_for_failures(observed, 1)
-        observed.app.send_task(OK, task_id=failure.id, countdown=3600)
-        retried(observed, Conditions())
-        queue = AppAccess(observed.app).delay_queue()
-        tasks = {Envelope.unpack(entry.payload, entry.id, entry.headers).task for entry in queue.list()}
-        assert tasks == {OK, MENDED}
+@pytest.fixture
+def kept(of_worker: tuple[Observed, Failure]) -> tuple[Observed, Failure]:
+    """The store with just this failure; nothing is dispatched."""
+    observed, failure = of_worker
+    observed.client.flushall()
+    failures_of(observed).keep([failure], 1000, 7)
+    return observed, failure
 
 
-def test_failures_that_cannot_be_rebuilt_are_named_and_stay(observed: Observed) -> None:
-    observed.send(FAIL)
-    with observed.worker():
-        (failure,) = wait_for_failures(observed, 1)
+def test_a_second_retry_has_no_effect_while_the_first_one_waits(kept: tuple[Observed, Failure]) -> None:
+    observed, failure = kept
+    retried(observed, Conditions())
+    # As if the first one had died before it removed the failure.
+    failures_of(observed).keep([failure], 1000, 7)
+    assert len(retried(observed, Conditions()).stored) == 1
+    assert len(AppAccess(observed.app).delay_queue().list()) == 1
+    assert failures_of(observed).count() == 0
+
+
+def test_another_call_that_waits_under_the_id_is_kept(kept: tuple[Observed, Failure]) -> None:
+    observed, failure = kept
+    observed.app.send_task(OK, task_id=failure.id, countdown=3600)
+    retried(observed, Conditions())
+    queue = AppAccess(observed.app).delay_queue()
+    tasks = {Envelope.unpack(entry.payload, entry.id, entry.headers).task for entry in queue.list()}
+    assert tasks == {OK, MENDED}
+
+
+def test_failures_that_cannot_be_rebuilt_are_named_and_stay(kept: tuple[Observed, Failure]) -> None:
+    observed, failure = kept
     store = failures_of(observed)
-    full = store.get(failure.id)
-    assert full is not None
     broken = {b"\x01{": "cannot be read", b"\x02later": "expected", b"junk": "expected"}
     for number, body in enumerate(broken):
-        store.keep([replace(full, id=f"broken{number}", body=body)], 1000, 7)
+        store.keep([replace(failure, id=f"broken{number}", body=body)], 1000, 7)
     result = retried(observed, Conditions())
-    assert [failure.id for failure in result.stored] == [full.id]
-    assert {failure.id for failure, _ in result.skipped} == {f"broken{number}" for number in range(3)}
+    assert [found.id for found in result.stored] == [failure.id]
+    assert {found.id for found, _ in result.skipped} == {f"broken{number}" for number in range(3)}
     for (_, reason), part in zip(sorted(result.skipped, key=lambda pair: pair[0].id), broken.values(), strict=True):
         assert part in reason
     # They are not claimed any more.
