@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.chaos.runs import SEEDS, run
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, copy_parts
 
 PACKAGE: Final = "redis_queue"
 COPIED: Final = (PACKAGE, "chaos", "tests", "tasks", "celeryconfig.py", "pyproject.toml")
@@ -84,13 +83,7 @@ def caught(mutant: Mutant, *, seeds: tuple[int, ...] = SEEDS) -> list[str]:
 def patched(mutant: Mutant) -> Iterator[Path]:
     """Yield a folder with a copy of the code and the fault; raises ValueError if an edit does not apply."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as name:
-        folder = Path(name)
-        for what in COPIED:
-            source = ROOT / what
-            if source.is_dir():
-                shutil.copytree(source, folder / what, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(source, folder / what)
+        folder = copy_parts(COPIED, Path(name))
         for file, text in mutated(mutant).items():
             (folder / PACKAGE / file).write_text(text)
         yield folder
