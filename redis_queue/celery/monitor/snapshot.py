@@ -60,7 +60,9 @@ class Snapshots:
         """Return the state of the worker; *skew* is how many seconds the clock of Redis is ahead."""
         consumer, activity, now = self._consumer, self._activity, time.monotonic()
         running, reserved = len(self._requests(state.active_requests)), self._requests(state.reserved_requests)
-        leases = self._leases()
+        step = self._step()
+        # Those of the messages of the broker; without them, those of messages of flows.
+        leases = step and (step.leases or step.store_leases)
         activity.look()
         executed, failed = activity.last_minute
         return WorkerRow(
@@ -133,11 +135,6 @@ class Snapshots:
         if leases is None:
             return "none"
         return "held" if leases.holds(tag) or not request.task.acks_late else "lost"
-
-    def _leases(self) -> Any:
-        """Return the leases of the messages of the broker; without them, those of messages of flows."""
-        step = self._step()
-        return None if step is None else step.leases or step.store_leases
 
     def _step(self) -> Any:
         return getattr(self._consumer, "redis_queue_leases", None)
