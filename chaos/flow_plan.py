@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -63,12 +64,13 @@ class Plan:
     def of(cls, label: str) -> Plan:
         """Read *label*: a letter for the kind of task, and a number."""
         kind, number = label[0], int(label[1:])
+        fate = fate_of(FATES, random.Random(label).random())
         if kind in TENANTS:
             is_measured = number < MEASURED and number % 2 == 0
             is_delayed = kind == TENANTS[1] and not is_measured
-            fate = "" if is_measured else _fate(label)
-            return cls(TENANT, FAIR, _tenant(number, is_measured=is_measured), is_delayed, is_measured, fate)
-        return cls(KINDS[kind], QUEUE, f"k{number % KEYS}", kind == DELAYED, is_measured=False, fate=_fate(label))
+            key = _tenant(number, is_measured=is_measured)
+            return cls(TENANT, FAIR, key, is_delayed, is_measured, "" if is_measured else fate)
+        return cls(KINDS[kind], QUEUE, f"k{number % KEYS}", kind == DELAYED, is_measured=False, fate=fate)
 
     @property
     def lane(self) -> int:
@@ -111,9 +113,9 @@ LANES: Final = tuple(
 )
 
 
-def _fate(label: str) -> str:
-    thrown = random.Random(label).random()
-    for fate, share in FATES:
+def fate_of(fates: Iterable[tuple[str, float]], thrown: float) -> str:
+    """Return the fate, by its share, of a task whose dice have *thrown* 0 to 1; "" if it ends well."""
+    for fate, share in fates:
         if thrown < share:
             return fate
         thrown -= share

@@ -13,6 +13,7 @@ import redis
 
 from chaos.flow_plan import SMALL, Plan, Rule
 from chaos.holds import now_ms
+from chaos.tasks import LEASE
 from redis_queue.celery.admission.admission import has_place
 from redis_queue.validation.history import Event, History, Kind
 
@@ -21,9 +22,6 @@ RUN: Final = "run:"
 
 WORKER: Final = "worker:"
 """Prefix of the ids of workers."""
-
-LEASE: Final = 2.0
-"""Visibility timeout in seconds."""
 
 START_TOLERANCE: Final = LEASE
 """Seconds: a task starts while its lease lasts, so starts may come closer together than takings by this time."""
@@ -131,6 +129,18 @@ class Run:
     begins: int = 0
     ends: float = 0
 
+    def add(self, events: Iterable[Event], dead: Mapping[int, int]) -> None:
+        """Read the *events* of the run; *dead*: when workers were killed."""
+        for event in events:
+            self.label = event.id.removeprefix(RUN)
+            if event.op == "take":
+                self.taken, self.is_first = event.at, event.deliveries == 1
+            elif event.op == "enter":
+                self.begins, self.in_time = event.at, event.at <= event.due
+                self.ends = min(event.due, dead.get(event.lane, event.due))
+            elif event.op == "leave":
+                self.ends = event.at if event.kind == "ok" else min(self.ends, event.at)
+
 
 def broken_runs(events: Sequence[Event]) -> Iterator[tuple[str, str, list[Event]]]:
     """Yield each broken promise with its place or task, and the events of the runs.
@@ -153,7 +163,9 @@ def broken_runs(events: Sequence[Event]) -> Iterator[tuple[str, str, list[Event]
             history[event.claim].append(event)
         elif (event.op, event.kind) == ("put", "ok"):
             puts.append(event)
-    runs = [run_of(number, found, dead) for number, found in history.items()]
+    runs = [Run("", number) for number in history]
+    for run in runs:
+        run.add(history[run.number], dead)
     broken = [*_crowded(runs, twice), *_too_fast(runs), *_out_of_order(puts, runs), *_passed_over(puts, runs)]
     for promise, what, found in broken:
         yield promise, what, [event for run in found for event in history[run.number]]
@@ -167,22 +179,6 @@ def moved_twice(events: Iterable[Event]) -> set[str]:
     """
     moves = Counter(event.id for event in events if event.op == MOVE)
     return {label for label, count in moves.items() if count > 1}
-
-
-def run_of(number: int, events: Iterable[Event], dead: Mapping[int, int]) -> Run:
-    """Return the run with these *events*; *dead*: when workers were killed."""
-    run, end = Run("", number), 0.0
-    for event in events:
-        run.label = event.id.removeprefix(RUN)
-        if event.op == "take":
-            run.taken, run.is_first = event.at, event.deliveries == 1
-        elif event.op == "enter":
-            run.begins, run.in_time = event.at, event.at <= event.due
-            end = min(event.due, dead.get(event.lane, event.due))
-        elif event.op == "leave":
-            end = event.at if event.kind == "ok" else min(end, event.at)
-    run.ends = end
-    return run
 
 
 Broken = Iterator[tuple[str, str, list[Run]]]

@@ -16,9 +16,10 @@ from celery import Celery, signals
 from kombu.exceptions import OperationalError
 
 from chaos.flow_plan import FAIR, FLOWS, KINDS, MEASURED, PACED, PLAIN, QUEUE, SYNC, TENANT, TENANTS, Plan
-from chaos.flow_runs import LEASE, MOVE, RunLog, death_of_worker
+from chaos.flow_runs import MOVE, RunLog, death_of_worker
 from chaos.holds import now_ms
-from chaos.progress import Progress
+from chaos.tasks import LEASE, PREFIX, WORKER, CeleryWorkload, run_worker
+from chaos.unique_plan import UniquePlan
 from chaos.workload import PRODUCER, Post, Step
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.admission.sender import FlowSender
@@ -27,7 +28,6 @@ from redis_queue.errors import StoreError
 from redis_queue.store.keys import FlowKeys
 from redis_queue.validation.history import Event, History
 
-WORKER: Final = "worker"
 PROCESSES: Final = 2
 """Processes of each worker: more in all than the limit of a queue."""
 
@@ -37,7 +37,6 @@ MAIN_SHARE: Final = 0.2
 LOST_WAIT: Final = 0.3
 """Seconds for which a worker waits for the result of a killed child, and its place is held; 10 by default."""
 
-PREFIX: Final = "chaos"
 EMPTY: Final = ("running", "held", "backlog", "oldest", "blocked:*", "timers:*", "list:*", "ring:*", "keys:*")
 """Keys of flows that are empty when no message waits or runs."""
 
@@ -52,63 +51,42 @@ RETRY_IN: Final = 0.05
 EXPIRES: Final = 0.1
 
 
-class Flows:
+class Flows(CeleryWorkload):
     """Tasks that run under limits and rates; some retry, fail, are revoked or expire.
 
     On RabbitMQ, the tasks are sent to the queue *name*.
     """
 
-    lease = LEASE
-    calm = 20.0
     stops_producers = False
-    has_truce = False
     crew: Sequence[str] = (PRODUCER, PRODUCER, WORKER, WORKER, WORKER)
     queue = QUEUE
     kinds = "".join(KINDS)
     pause = PAUSE
+    plan: type[Plan | UniquePlan] = Plan
     log = RunLog
 
     def __init__(self, broker: str, store: str, name: str = "") -> None:
-        self._broker = broker
-        self._store = store
-        self._name = name or self.queue
+        super().__init__(broker, store, name or self.queue)
         self._is_elsewhere = broker.startswith("amqp")
         # Where workers note what they have taken.
         self._taken = FlowKeys(PREFIX).taken if self._is_elsewhere else ""
-        self._progress = Progress()
         self._was_done = False
         self._client = redis.Redis.from_url(store)
-        self._delayed = DurableTasks(self._app(), leases=False)
-
-    def begin(self, role: str, post: Post) -> Step:
-        """Return the step that a process of *role* repeats: send tasks, or work until the end."""
-        history = History(post.history)
-        return self._produce(history, post) if role == PRODUCER else self._work(history, post)
-
-    def look(self) -> Iterator[str]:
-        """Yield nothing: the histories show the faults."""
-        return iter(())
 
     def is_done(self, histories: Sequence[Path]) -> bool:
         """Return whether all sent tasks have ended, and no place is in use."""
-        self._was_done = self._progress.is_done(histories) and not any(self.wrong())
+        self._was_done = super().is_done(histories) and not any(self.wrong())
         return self._was_done
 
-    def left(self) -> Iterator[str]:
-        """Yield the ids of delayed and dead tasks."""
-        yield from (entry.id for entry in self._delayed.scan())
-        yield from (letter.id for letter in self._delayed.queue.dead_letters(limit=500))
-
     def wrong(self) -> Iterator[str]:
-        """Yield what is left in Redis, and all dead letters: every task is executable."""
-        for name in ("unacked", "unacked_index", self._name):
+        """Yield what is left in Redis, and all dead letters."""
+        for name in ("unacked", "unacked_index", self._queue):
             if self._client.exists(f"{self._taken}{name}"):
                 yield f"{name} is not empty"
         for name in EMPTY:
             for key in self._client.scan_iter(f"{FlowKeys(PREFIX).pattern.removesuffix('*')}{name}", count=1000):
                 yield f"{key.decode()!r} is not empty"
-        for letter in self._delayed.queue.dead_letters(limit=500):
-            yield f"{letter.id} is dead: {letter.reason}"
+        yield from super().wrong()
         # The end of the run kills the workers: messages that they had moved and not acknowledged wait again.
         if self._is_elsewhere and not self._was_done and (count := self._waiting()):
             yield f"{count} messages wait in RabbitMQ"
@@ -116,49 +94,27 @@ class Flows:
     def _waiting(self) -> int:
         """Return how many messages wait in RabbitMQ; 0 before a worker has declared the queue."""
         with self._app().connection_for_read() as connection, contextlib.suppress(connection.channel_errors):
-            return int(connection.default_channel.queue_declare(self._name, passive=True).message_count)
+            return int(connection.default_channel.queue_declare(self._queue, passive=True).message_count)
         return 0
 
-    def _app(self) -> Celery:
-        app = Celery("chaos", broker=self._broker, set_as_current=False)
-        app.conf.update(
-            task_default_queue=self._name,
-            task_ignore_result=True,
-            worker_send_task_events=False,
+    def _app(self, **settings: Any) -> Celery:
+        options = {"confirm_publish": True} if self._is_elsewhere else {"unacked_restore_interval": LEASE / 6}
+        if self._is_elsewhere:
+            # Revokes of this run reach no workers of others.
+            settings["control_exchange"] = f"control-{self._queue}"
+        app = super()._app(
+            broker_transport_options=options,
             worker_concurrency=PROCESSES,
             worker_lost_wait=LOST_WAIT,
-            broker_connection_retry_on_startup=True,
-            redis_queue_url=self._store,
-            redis_queue_prefix=PREFIX,
-            redis_queue_max_deliveries=1000,
-            redis_queue_dispatch_lease=2 * LEASE,
-            **(self._of_rabbitmq() if self._is_elsewhere else self._of_redis()),
             **self._settings(),
+            **settings,
         )
         DurableTasks(app)
         return app
 
-    def _of_redis(self) -> Mapping[str, Any]:
-        return {
-            "broker_transport_options": {"unacked_restore_interval": LEASE / 6},
-            "redis_queue_task_lease": LEASE,
-        }
-
-    def _of_rabbitmq(self) -> Mapping[str, Any]:
-        return {
-            "broker_transport_options": {"confirm_publish": True},
-            "redis_queue_task_lease": LEASE,
-            # Revokes of this run reach no workers of others.
-            "control_exchange": f"control-{self._name}",
-        }
-
     def _settings(self) -> Mapping[str, Any]:
-        of_queue = {f"queue:{self._name}": FLOWS[f"queue:{self.queue}"]}
-        return {"redis_queue_flow": {**of_queue, **{name: FLOWS[name] for name in self._configured()}}}
-
-    def _configured(self) -> Sequence[str]:
-        """Return the tasks that have their flow by the setting."""
-        return (PACED,)
+        """Return the flows that are settings: that of the queue, and of one task."""
+        return {"redis_queue_flow": {f"queue:{self._queue}": FLOWS[f"queue:{self.queue}"], PACED: FLOWS[PACED]}}
 
     def _options(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the tasks, and the options of their decorators: one has its flow there."""
@@ -196,15 +152,7 @@ class Flows:
     def _die(self, history: History) -> None:
         """Record that this process, a producer, is killed."""
 
-    def _log(self, post: Post) -> RunLog:
-        """Return the log of this process of a pool."""
-        client = redis.Redis.from_url(self._store)
-        return self.log(History(post.history), client, os.getppid(), f"{self._taken}unacked_index")
-
-    def _fate(self, label: str) -> str:
-        return Plan.of(label).fate
-
-    def _work(self, history: History, post: Post) -> Step:
+    def _work(self, role: str, history: History, post: Post) -> Step:  # noqa: ARG002
         app = self._app()
         _record_moves(history)
         dice = post.arm(MAIN_SHARE)
@@ -212,13 +160,14 @@ class Flows:
         logs: list[RunLog] = []
 
         def begin_child(**_: Any) -> None:
-            logs[:] = [self._log(post)]
+            client = redis.Redis.from_url(self._store)
+            logs[:] = [self.log(History(post.history), client, os.getppid(), f"{self._taken}unacked_index")]
             dice.reseed(post.chance, logs[0].die)
 
         signals.worker_process_init.connect(begin_child, weak=False)
 
         def run(task: Any, label: str) -> None:
-            fate = self._fate(label)
+            fate = self.plan.of(label).fate
             (log,) = logs
             log.enter(label, task.request)
             time.sleep(random.uniform(0, 2 * WORK))
@@ -233,19 +182,7 @@ class Flows:
 
         self._define(app, run)
 
-        def step() -> bool:
-            worker = app.Worker(
-                pool="prefork",
-                hostname=f"{os.getpid()}@chaos",
-                loglevel="CRITICAL",
-                without_gossip=True,
-                without_mingle=True,
-                without_heartbeat=True,
-            )
-            worker.start()
-            raise RuntimeError("a worker stopped by itself")
-
-        return step
+        return run_worker(app, pool="prefork", loglevel="CRITICAL")
 
     def _define(self, app: Celery, run: Any) -> None:
         """Define the tasks of *app*, which call *run*."""
@@ -264,8 +201,8 @@ class FairFlows(Flows):
     queue = FAIR
     kinds = TENANTS
 
-    def _configured(self) -> Sequence[str]:
-        return ()
+    def _settings(self) -> Mapping[str, Any]:
+        return {"redis_queue_flow": {f"queue:{self._queue}": FLOWS[f"queue:{self.queue}"]}}
 
     def _may_send(self, post: Post) -> bool:
         """Let the first producer send alone until its tasks that are measured have ended."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from chaos import holds
 from chaos.checker import miscounted, misplaced
-from chaos.workload import PRODUCER, Post, Step, note_cancel
+from chaos.workload import PRODUCER, Post, Step, Workload, note_cancel
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import StoreError
 from redis_queue.lock.lock import Lock
@@ -45,25 +45,11 @@ MOST_UNREADABLE: Final = 20
 MOST_SHOWN: Final = 500
 
 
-class Queues:
+class Queues(Workload):
     """Both queues and a lock in one Redis, with all their calls, in ten processes."""
 
-    crew: Sequence[str] = (
-        PRODUCER,
-        PRODUCER,
-        "consumer",
-        "consumer",
-        "consumer",
-        "dispatcher",
-        "dispatcher",
-        "sweeper",
-        "locker",
-        "locker",
-    )
+    crew = (*[PRODUCER] * 2, *["consumer"] * 3, *["dispatcher"] * 2, "sweeper", *["locker"] * 2)
     lease = LEASE
-    calm = 20.0
-    stops_producers = True
-    has_truce = False
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -29,10 +29,10 @@ DRAIN_FACTOR: Final = 2.0
 class Strikes:
     """A fault of the servers, repeated at an interval while messages are put.
 
-    *strike* returns when the fault is over, with true if it may have undone acknowledged writes.
+    *strike* returns when the fault is over, with True if it may have undone acknowledged writes.
     """
 
-    strike: Callable[[], bool]
+    strike: Callable[[], bool | None]
     every: float
 
 
@@ -117,7 +117,7 @@ class Run:
 
     def _strike(self) -> None:
         if self._strikes and time.monotonic() >= self._strike_at:
-            self._undoing += self._strikes.strike()
+            self._undoing += bool(self._strikes.strike())
             self._struck.append(round(time.time() * 1000))
             self._strike_at = time.monotonic() + self._strikes.every
 

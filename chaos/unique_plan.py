@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+from chaos.flow_plan import fate_of
 from redis_queue import Unique
 
 QUEUE: Final = "unique"
@@ -64,7 +65,7 @@ class UniquePlan:
         key = f"k{dice.randrange(KEYS)}"
         is_delayed = dice.random() < DELAYED or task == DEBOUNCED
         delay = dice.uniform(SHORTEST_DELAY, LONGEST_DELAY) if is_delayed else 0.0
-        fate = _fate(dice.random())
+        fate = fate_of(FATES, dice.random())
         return cls(task, key, delay, "" if fate == "expire" and UNIQUES[task].on_conflict == "replace" else fate)
 
     @property
@@ -81,11 +82,3 @@ class UniquePlan:
     def retries(self) -> bool:
         """Whether its first attempt sends a retry."""
         return self.fate.startswith("retry")
-
-
-def _fate(thrown: float) -> str:
-    for fate, share in FATES:
-        if thrown < share:
-            return fate
-        thrown -= share
-    return ""

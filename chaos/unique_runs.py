@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from chaos.flow_runs import LEASE, WORKER, RunLog, moved_twice, run_of
+from chaos.flow_runs import WORKER, Run, RunLog, moved_twice
 from chaos.holds import now_ms
 from chaos.kill_points import edit_include
+from chaos.tasks import LEASE
 from chaos.unique_plan import SPACING, UniquePlan
 from redis_queue.admission.unique_rules import END, START, TIME
 from redis_queue.validation.history import Event
@@ -96,23 +97,16 @@ class Call:
 
 
 @dataclass(slots=True)
-class UniqueRun:
-    """A run of the task *id* with the arguments of the call *label*.
+class UniqueRun(Run):
+    """A run of the task *id* with the arguments of the call *label*; it was inside for certain until *ends*.
 
-    It entered at *begins*, and was inside for certain until *ends*. *taken*: when its message was taken, 0 if unknown;
-    *is_first*: it was neither redelivered nor retried; *done*: when it ended well, its lease held, and without a retry;
-    *worker*: process id of its worker.
+    *left*: when it ended; *done*: when it ended well, its lease held, and without a retry; *worker*: process id of its
+    worker.
     """
 
-    number: int
-    id: str
-    label: str
-    begins: int
-    ends: float
-    taken: int
-    is_first: bool
-    attempt: int
-    worker: int
+    id: str = ""
+    attempt: int = 0
+    worker: int = 0
     left: float = math.inf
     done: float = math.inf
 
@@ -194,18 +188,17 @@ def _add(call: Call, event: Event, id_: str) -> None:
 
 
 def _run(number: int, events: Sequence[Event], dead: Mapping[int, int]) -> UniqueRun:
-    run = run_of(number, events, dead)
-    id_, _, label = run.label.removeprefix(RUN).partition(":")
-    entered = next(event for event in events if event.op == "enter")
-    found = UniqueRun(
-        number, id_, label, run.begins, run.ends, run.taken, run.is_first, entered.deliveries, entered.lane
-    )
+    run = UniqueRun("", number)
+    run.add(events, dead)
+    run.id, _, run.label = run.label.removeprefix(RUN).partition(":")
     for event in events:
-        if event.op == "leave":
-            found.left = event.at
-            again = found.plan.retries and found.attempt == 1
-            found.done = event.at if event.kind == "ok" and not again else math.inf
-    return found
+        if event.op == "enter":
+            run.attempt, run.worker = event.deliveries, event.lane
+        elif event.op == "leave":
+            run.left = event.at
+            again = run.plan.retries and run.attempt == 1
+            run.done = event.at if event.kind == "ok" and not again else math.inf
+    return run
 
 
 def broken_uniques(events: Sequence[Event]) -> Iterator[tuple[str, str, list[Event]]]:

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from celery import Celery
 
-from chaos.flows import EXPIRES, PREFIX, WORKER, Flows
+from chaos.flows import EXPIRES, Flows
 from chaos.holds import now_ms
 from chaos.kill_points import edit_include
+from chaos.tasks import PREFIX, WORKER
 from chaos.unique_plan import KINDS, PACED, QUEUE, UNIQUES, UniquePlan
 from chaos.unique_runs import CALL, UniqueLog, note_takings
 from chaos.workload import PRODUCER, Post, Step
@@ -37,10 +38,11 @@ class Uniques(Flows):
     """Calls of unique tasks with few keys; some tasks retry, fail, are revoked or expire."""
 
     stops_producers = True
-    crew: Sequence[str] = (PRODUCER, PRODUCER, PRODUCER, WORKER, WORKER)
+    crew = (PRODUCER, PRODUCER, PRODUCER, WORKER, WORKER)
     queue = QUEUE
     kinds = "".join(KINDS)
     pause = PAUSE
+    plan = UniquePlan
     log = UniqueLog
 
     def __init__(self, broker: str, store: str, name: str = "") -> None:
@@ -90,15 +92,12 @@ class Uniques(Flows):
         edit_include("unique_owner", r"(?<=local HOLD, AGAIN = )\d+", str(HOLD_MS))
         return super()._produce(history, post)
 
-    def _work(self, history: History, post: Post) -> Step:
+    def _work(self, role: str, history: History, post: Post) -> Step:
         note_takings()
-        return super()._work(history, post)
+        return super()._work(role, history, post)
 
     def _die(self, history: History) -> None:
         history.write(Event("die", "ok", CALL + self._label, at=now_ms()))
-
-    def _fate(self, label: str) -> str:
-        return UniquePlan.of(label).fate
 
     def _send(self, app: Celery, history: History, label: str, dice: random.Random, post: Post) -> None:  # noqa: ARG002
         self._label, plan = label, UniquePlan.of(label)

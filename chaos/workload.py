@@ -1,21 +1,26 @@
-"""Workload: the work of each process of a run."""
+"""Workload: the work of each process of a run, and how far it is."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from chaos.kill_points import Dice
 from redis_queue.model import CancelOutcome
-from redis_queue.validation.history import Event, History, Kind
+from redis_queue.validation.history import Event, History, Kind, read
 
 Step = Callable[[], bool]
 """One step of a process; False if its work is done."""
 
 PRODUCER: Final = "producer"
+
+READ_EVERY: Final = 0.3
+"""Seconds between two reads of all histories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,27 @@ def note_cancel(history: History, id: str, outcome: CancelOutcome) -> None:
         history.write(Event("cancel", kind, id, at=round(time.time() * 1000)))
 
 
-class Workload(Protocol):
+class Progress:
+    """Messages that were put but neither executed completely nor cancelled, by the histories."""
+
+    def __init__(self) -> None:
+        self.open: set[str] = set()
+        self._read_at = 0.0
+
+    def is_done(self, histories: Sequence[Path]) -> bool:
+        """Return whether all messages are finished."""
+        if time.monotonic() >= self._read_at:
+            ids: dict[tuple[str, str], set[str]] = defaultdict(set)
+            for event in read(*histories):
+                ids[event.op, event.kind].add(event.id)
+            # An interrupted cancel may have been executed: do not wait for its message.
+            cancelled = ids["cancel", "invoke"] - ids["cancel", "refused"]
+            self.open = ids["put", "ok"] - ids["ack", "invoke"] - cancelled
+            self._read_at = time.monotonic() + READ_EVERY
+        return not self.open
+
+
+class Workload(ABC):
     """Work and checks of a run."""
 
     crew: Sequence[str]
@@ -61,31 +86,31 @@ class Workload(Protocol):
     lease: float
     """Seconds after which another process gets a held message."""
 
-    calm: float
+    calm = 20.0
     """Maximum seconds without progress after the last put."""
 
-    stops_producers: bool
+    stops_producers = True
     """Whether producers, like the others, are stopped for longer than a lease at times."""
 
-    has_truce: bool
+    has_truce = False
     """Whether the run begins without kills, until a producer removes the file of the truce."""
 
+    @abstractmethod
     def begin(self, role: str, post: Post) -> Step:
         """Return the step that a process of *role* repeats; called in that process."""
-        ...
 
     def look(self) -> Iterable[str]:
         """Yield the current faults."""
-        ...
+        return ()
 
+    @abstractmethod
     def is_done(self, histories: Sequence[Path]) -> bool:
         """Return whether no message waits or is held."""
-        ...
 
+    @abstractmethod
     def left(self) -> Iterable[str]:
         """Yield the ids that are still in Redis."""
-        ...
 
     def wrong(self) -> Iterable[str]:
         """Yield the faults at the end of the run."""
-        ...
+        return ()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 import redis
 
-from redis_queue import Consumer, DelayQueue, EntryExistsError, Message, Nack, RedisQueue
+from redis_queue import Consumer, DelayQueue, Message, Nack, RedisQueue
 from redis_queue.delay.model import Push
 from redis_queue.store.keys import Keys
 from redis_queue.store.script_files import load
@@ -96,20 +96,6 @@ def die_in(client: redis.Redis, url: str, *calls: str) -> None:
 
 class TestDataQueue:
     """A data queue made of a list and a sorted set of messages in flight, with a periodic put-back."""
-
-    def test_equal_bodies_stay_two_messages(self, client: redis.Redis) -> None:
-        """The recipe uses the md5 of the body as id: equal bodies share one record, and deleting one deletes both."""
-        queue = RedisQueue("orders", client)
-        ids = queue.put_many([{"order": 1}, {"order": 1}])
-        first, second = queue.get_many(2)
-        assert [first.id, second.id] == ids
-        assert first.body == second.body
-        assert queue.ack(first)
-        assert queue.nack(second)
-        again = must(queue.get(block=False))
-        assert (again.id, again.body) == (second.id, {"order": 1})
-        assert queue.ack(again)
-        assert queue.stats().acked == 2
 
     def test_a_batch_survives_its_put_back_byte_for_byte(self, client: redis.Redis, clock: Clock) -> None:
         """The recipe puts back str() of the cached batch: the next pop returns something else than the put stored."""
@@ -219,17 +205,6 @@ class TestDataQueue:
         assert not queue.still_mine(message)
         assert client.zcard(QUEUE.in_flight) == client.hlen(QUEUE.leases) == 0
 
-    def test_one_missing_value_does_not_stop_the_put_back(self, client: redis.Redis, clock: Clock) -> None:
-        """The recipe stops with an exception at the first missing value, on each beat, for ever."""
-        queue = RedisQueue("orders", client, clock=clock)
-        ids = queue.put_many(range(10))
-        queue.get_many(10)
-        client.hdel(QUEUE.records, ids[0], ids[5])
-        clock.now += 60_000
-        assert queue.put_back().returned == 8
-        assert [message.body for message in queue.get_many(10)] == [1, 2, 3, 4, 6, 7, 8, 9]
-        assert sorted(item.id for item in queue.quarantined()) == sorted([ids[0], ids[5]])
-
     def test_two_objects_of_one_name_are_one_queue(self, client: redis.Redis, redis_url: str) -> None:
         """So it is in the recipe; here a claim of one object can also be settled through the other."""
         first, second = RedisQueue("orders", client), RedisQueue("orders", redis_url)
@@ -279,57 +254,6 @@ class TestAsynchronousWork:
             assert message.body == body
             assert queue.ack(message)
 
-    def test_a_connection_that_ends_while_idle_does_not_end_the_loop(
-        self, client: redis.Redis, redis_server: RedisServer
-    ) -> None:
-        """The recipe ends its loop with the ConnectionError of the first idle disconnect."""
-        with FaultProxy(redis_server.address) as proxy:
-            queue = RedisQueue("orders", proxy.url)
-            taken: list[Any] = []
-
-            def consume() -> None:
-                for message in queue.consume():
-                    taken.append(message.body)
-                    if message.body == "last":
-                        return
-
-            thread = threading.Thread(target=consume)
-            thread.start()
-            for body in ("first", "second", "last"):
-                wait_until(lambda: client.info("clients")["blocked_clients"] == 1, description="a blocked get")
-                proxy.cut()
-                RedisQueue("orders", client).put(body)
-                wait_until(lambda: body in taken, description=body)  # noqa: B023
-            thread.join(10)
-            assert not thread.is_alive()
-
-    def test_nack_with_a_delay_returns_a_message_for_later(self, client: redis.Redis, clock: Clock) -> None:
-        """The recipe pushes a task whose lock is taken again by hand: a kill in between loses it."""
-        queue = RedisQueue("orders", client, clock=clock)
-        queue.put("locked")
-        queue.put("free")
-        assert queue.nack(must(queue.get(block=False)), delay=30, reason="lock taken")
-        assert [message.body for message in queue.get_many(10)] == ["free"]
-        clock.now += 29_999
-        assert queue.get(block=False) is None
-        clock.now += 1
-        message = must(queue.get(block=False))
-        assert (message.body, message.deliveries) == ("locked", 2)
-
-    def test_a_handler_may_ask_for_a_retry_later(self, client: redis.Redis) -> None:
-        """The recipe needs the queue in the handler to push its task again."""
-        queue = RedisQueue("orders", client)
-        queue.put("locked")
-        done = threading.Event()
-
-        def handle(message: Message) -> None:
-            if message.deliveries < 3:
-                raise Nack("lock taken", delay=0.01)
-            done.set()
-
-        run_until(Consumer(queue, handle), done)
-        assert (queue.stats().acked, queue.stats().redelivered) == (1, 2)
-
     def test_each_entry_has_one_owner_among_many_pollers(self, client: redis.Redis, redis_url: str) -> None:
         """The recipe lets all pollers read the due ids; the first to delete an id owns it. Most reads are in vain."""
         DelayQueue("orders", client).push_many([Push(number) for number in range(400)])
@@ -354,33 +278,6 @@ class TestAsynchronousWork:
         (entry,) = timed.claim()
         assert (entry.payload, entry.deliveries) == ("work", 2)
         assert timed.ack(entry)
-
-    def test_a_failing_handler_does_not_end_the_loop(self, client: redis.Redis) -> None:
-        """The recipe ends its loop, and loses the item, with an exception in a handler."""
-        queue = RedisQueue("orders", client, max_deliveries=2)
-        queue.put_many(["good", "bad", "good", "bad", "good"])
-        done = threading.Event()
-
-        def handle(message: Message) -> None:
-            if message.body == "bad":
-                raise LookupError("no such order")
-
-        consumer = Consumer(queue, handle, retry_delay=lambda _: 0)
-        watcher = threading.Thread(
-            target=lambda: (
-                wait_until(
-                    lambda: (queue.stats().acked, queue.stats().dead) == (3, 2), description="the queue to be empty"
-                ),
-                done.set(),
-            )
-        )
-        watcher.start()
-        run_until(consumer, done)
-        watcher.join(10)
-        letters = queue.dead_letters()
-        assert [(letter.body, letter.reason, letter.deliveries) for letter in letters] == [
-            ("bad", "LookupError: no such order", 2)
-        ] * 2
 
     @pytest.mark.parametrize("invalid", [-1, float("nan"), 10**9, "soon"], ids=repr)
     def test_an_invalid_retry_delay_does_not_end_the_loop(self, client: redis.Redis, invalid: Any) -> None:
@@ -427,18 +324,6 @@ class TestPayloadInTheMember:
         assert len(timed) == 2
         assert [entry.payload for entry in timed.pop(10)] == ["same"]
         assert [entry.payload for entry in timed] == ["same"]
-
-    def test_pop_returns_only_entries_older_than_the_limit(self, client: redis.Redis, clock: Clock) -> None:
-        """The recipe compares `previous` with the clock of the popping host; here the clock is that of Redis."""
-        timed = DelayQueue("orders", client, clock=clock)
-        for age in (30, 20, 10, 0):
-            clock.now -= age * 1000
-            timed.push(age)
-            clock.now += age * 1000
-        assert timed.pop(10, older_than=31) == []
-        assert [entry.payload for entry in timed.pop(1, older_than=10)] == [30]
-        assert [entry.payload for entry in timed.pop(10, older_than=10)] == [20, 10]
-        assert [entry.payload for entry in timed.pop(10)] == [0]
 
     def test_two_poppers_never_get_the_same(self, client: redis.Redis, redis_url: str) -> None:
         """The recipe reads a range and then removes it: two pops at the same moment read the same range."""
@@ -546,38 +431,6 @@ class TestDelayForAJobQueue:
 class TestFormAutoSubmit:
     """Forms that submit themselves: id and due time in a sorted set, data in a hash."""
 
-    def test_the_same_id_again_replaces_data_and_time_at_once(self, client: redis.Redis, clock: Clock) -> None:
-        """The recipe writes data and time in two calls: the poller may submit new data at the old time."""
-        timed = DelayQueue("orders", client, clock=clock)
-        for version in range(5):
-            assert timed.push({"version": version}, id="form-1", delay=60) == "form-1"
-            clock.now += 30_000
-        assert len(timed) == 1
-        clock.now += 29_999
-        assert timed.claim() == []
-        clock.now += 1
-        assert [entry.payload for entry in timed.claim(5)] == [{"version": 4}]
-
-    def test_replacing_an_entry_ends_the_lease_of_the_old_one(self, client: redis.Redis) -> None:
-        """The recipe's poller reads the old data and then deletes the new."""
-        timed = DelayQueue("orders", client)
-        timed.push("old", id="form-1")
-        (held,) = timed.claim()
-        timed.push("new", id="form-1")
-        assert not timed.ack(held)
-        (entry,) = timed.claim()
-        assert (entry.payload, entry.deliveries) == ("new", 1)
-        assert timed.ack(entry)
-
-    def test_an_existing_entry_can_be_kept_or_the_push_refused(self, client: redis.Redis) -> None:
-        """The recipe can only overwrite."""
-        timed = DelayQueue("orders", client)
-        timed.push("old", id="form-1", delay=60)
-        assert timed.push("new", id="form-1", on_conflict="keep") == "form-1"
-        with pytest.raises(EntryExistsError, match="'form-1'"):
-            timed.push("new", id="form-1", on_conflict="error")
-        assert [entry.payload for entry in timed] == ["old"]
-
     def test_an_entry_is_either_cancelled_or_moved(self, client: redis.Redis, redis_url: str) -> None:
         """The recipe lets cancel and poller race: both may report success."""
         ids = [f"form-{number}" for number in range(600)]
@@ -598,20 +451,3 @@ class TestFormAutoSubmit:
         ]
         moved = [payload.decode().strip('"') for payload in client.lrange("target", 0, -1)]
         assert sorted(cancelled + moved) == sorted(ids)
-
-    def test_a_cancelled_entry_leaves_no_keys(self, client: redis.Redis) -> None:
-        """The recipe leaves the data in the hash."""
-        timed = DelayQueue("orders", client)
-        timed.push("data", id="form-1", delay=60)
-        assert timed.cancel("form-1")
-        assert not timed.cancel("form-1")
-        assert not client.exists(TIMED.records, TIMED.waiting, TIMED.leases)
-
-    def test_lost_data_does_not_stop_the_loop(self, client: redis.Redis) -> None:
-        """The recipe's poller ends with an exception at the first id without data, after each restart again."""
-        timed = DelayQueue("orders", client)
-        timed.push_many([Push(name, id=name) for name in ("lost", "kept", "also lost", "last")])
-        client.hdel(TIMED.records, "lost", "also lost")
-        assert [entry.payload for entry in timed.claim(10)] == ["kept", "last"]
-        assert {item.id for item in timed.quarantined()} == {"lost", "also lost"}
-        assert timed.claim(10) == []

@@ -91,6 +91,20 @@ def assert_refused(kind: type[RedisQueueError], named: str, call: Callable[[], A
     assert "\n" not in str(caught.value)
 
 
+def both(of_queue: dict[str, Any], of_timed: dict[str, Any]) -> Any:
+    """Run a test with each call of a RedisQueue, and of a DelayQueue."""
+    cases = {"queue": of_queue, "timed": of_timed}
+    calls = [(kind, verb, call) for kind, calls in cases.items() for verb, call in calls.items()]
+    ids = [f"{kind} {verb}" for kind, verb, _ in calls]
+    return pytest.mark.parametrize(("target", "verb", "call"), calls, ids=ids, indirect=["target"])
+
+
+@pytest.fixture
+def target(request: pytest.FixtureRequest) -> Any:
+    """A queue or a delay queue that must not send commands."""
+    return request.getfixturevalue(request.param)
+
+
 QUEUE_DELAYS: dict[str, tuple[str, Call]] = {
     "put": ("delay", lambda q, value: q.put(1, delay=value)),
     "put_many": ("delay", lambda q, value: q.put_many([1, 2], delay=value)),
@@ -141,17 +155,10 @@ BAD_DELAYS = [
 
 
 @pytest.mark.parametrize("value", BAD_DELAYS, ids=lambda value: repr(value)[:30])
-@pytest.mark.parametrize("verb", QUEUE_DELAYS)
-def test_a_queue_refuses_an_impossible_duration(queue: RedisQueue, verb: str, value: Any) -> None:
-    name, call = QUEUE_DELAYS[verb]
-    assert_refused(InvalidDelayError, f"{name}={value!r}", lambda: call(queue, value))
-
-
-@pytest.mark.parametrize("value", BAD_DELAYS, ids=lambda value: repr(value)[:30])
-@pytest.mark.parametrize("verb", TIMED_DELAYS)
-def test_a_delay_queue_refuses_an_impossible_duration(timed: DelayQueue, verb: str, value: Any) -> None:
-    name, call = TIMED_DELAYS[verb]
-    assert_refused(InvalidDelayError, f"{name}={value!r}", lambda: call(timed, value))
+@both(QUEUE_DELAYS, TIMED_DELAYS)
+def test_an_impossible_duration_is_refused(target: Any, verb: str, call: tuple[str, Call], value: Any) -> None:
+    name, use = call
+    assert_refused(InvalidDelayError, f"{name}={value!r}", lambda: use(target, value))
 
 
 @pytest.mark.parametrize("verb", ["put", "put_many", "nack", "nack_many"])
@@ -224,11 +231,14 @@ BAD_NAMES = [
     b"bytes",
     ["list"],
 ]
+DEAD_IDS: dict[str, Call] = {
+    "redrive": lambda q, value: q.redrive([value]),
+    "delete_dead": lambda q, value: q.delete_dead([value]),
+}
 QUEUE_IDS: dict[str, Call] = {
     "put": lambda q, value: q.put(1, dedupe_key=value),
     "put_many": lambda q, value: q.put_many([1], dedupe_key=lambda _body: value),
-    "redrive": lambda q, value: q.redrive([value]),
-    "delete_dead": lambda q, value: q.delete_dead([value]),
+    **DEAD_IDS,
 }
 TIMED_IDS: dict[str, Call] = {
     "push": lambda q, value: q.push(1, id=value),
@@ -238,8 +248,7 @@ TIMED_IDS: dict[str, Call] = {
     "reschedule": lambda q, value: q.reschedule(value, delay=1),
     "run_now": lambda q, value: q.run_now(value),
     "get": lambda q, value: q.get(value),
-    "redrive": lambda q, value: q.redrive([value]),
-    "delete_dead": lambda q, value: q.delete_dead([value]),
+    **DEAD_IDS,
 }
 NONE_MEANS_A_NEW_ID = ("put", "push", "push_many")
 
@@ -254,19 +263,11 @@ def test_a_bad_queue_name_is_refused_even_by_a_url_that_cannot_be_reached(
 
 
 @pytest.mark.parametrize("value", [*BAD_NAMES, "x" * 256, "x" * 10_000_000], ids=lambda value: ascii(value)[:20])
-@pytest.mark.parametrize("verb", QUEUE_IDS)
-def test_a_queue_refuses_a_bad_id(queue: RedisQueue, verb: str, value: Any) -> None:
+@both(QUEUE_IDS, TIMED_IDS)
+def test_a_bad_id_is_refused(target: Any, verb: str, call: Call, value: Any) -> None:
     if value is None and verb in NONE_MEANS_A_NEW_ID:
         value = ""
-    assert_refused(InvalidNameError, ascii(value)[:80], lambda: QUEUE_IDS[verb](queue, value))
-
-
-@pytest.mark.parametrize("value", [*BAD_NAMES, "x" * 256, "x" * 10_000_000], ids=lambda value: ascii(value)[:20])
-@pytest.mark.parametrize("verb", TIMED_IDS)
-def test_a_delay_queue_refuses_a_bad_id(timed: DelayQueue, verb: str, value: Any) -> None:
-    if value is None and verb in NONE_MEANS_A_NEW_ID:
-        value = ""
-    assert_refused(InvalidNameError, ascii(value)[:80], lambda: TIMED_IDS[verb](timed, value))
+    assert_refused(InvalidNameError, ascii(value)[:80], lambda: call(target, value))
 
 
 def circular() -> list[Any]:
@@ -341,13 +342,16 @@ def test_a_destination_that_cannot_name_a_list_is_refused(timed: DelayQueue, val
     assert_refused(InvalidValueError, f"destination={value!r}", lambda: timed.push(1, destination=value))
 
 
+PAGES: dict[str, tuple[str, Call]] = {
+    "put_back": ("limit", lambda q, value: q.put_back(value)),
+    "dead_letters": ("limit", lambda q, value: q.dead_letters(limit=value)),
+    "quarantined": ("limit", lambda q, value: q.quarantined(limit=value)),
+}
 QUEUE_LIMITS: dict[str, tuple[str, Call]] = {
     "get_many": ("limit", lambda q, value: q.get_many(value)),
     "peek": ("limit", lambda q, value: q.peek(value)),
-    "put_back": ("limit", lambda q, value: q.put_back(value)),
     "promote": ("limit", lambda q, value: q.promote(value)),
-    "dead_letters": ("limit", lambda q, value: q.dead_letters(limit=value)),
-    "quarantined": ("limit", lambda q, value: q.quarantined(limit=value)),
+    **PAGES,
     "Consumer concurrency": ("concurrency", lambda q, value: Consumer(q, print, concurrency=value)),
     "Consumer batch": ("batch", lambda q, value: Consumer(q, print, batch=value)),
 }
@@ -356,31 +360,20 @@ TIMED_LIMITS: dict[str, tuple[str, Call]] = {
     "pop": ("limit", lambda q, value: q.pop(value)),
     "list": ("limit", lambda q, value: q.list(limit=value)),
     "move_due": ("limit", lambda q, value: q.move_due(value)),
-    "put_back": ("limit", lambda q, value: q.put_back(value)),
-    "dead_letters": ("limit", lambda q, value: q.dead_letters(limit=value)),
-    "quarantined": ("limit", lambda q, value: q.quarantined(limit=value)),
+    **PAGES,
     "forecast": ("buckets", lambda q, value: q.forecast(value)),
 }
 BAD_LIMITS = [0, -1, 10**9 + 1, 10**400, True, False, 1.0, math.nan, "5", None, [1]]
-IN_CHUNKS = ("put_back", "promote", "move_due")
+WITHOUT_A_MOST = ("put_back", "promote", "move_due", "Consumer concurrency")
 
 
 @pytest.mark.parametrize("value", [*BAD_LIMITS, 10**9, 501], ids=lambda value: repr(value)[:12])
-@pytest.mark.parametrize("verb", QUEUE_LIMITS)
-def test_a_queue_refuses_a_limit_out_of_range(queue: RedisQueue, verb: str, value: Any) -> None:
-    name, call = QUEUE_LIMITS[verb]
-    if value in (501, 10**9) and verb in (*IN_CHUNKS, "Consumer concurrency"):
+@both(QUEUE_LIMITS, TIMED_LIMITS)
+def test_a_limit_out_of_range_is_refused(target: Any, verb: str, call: tuple[str, Call], value: Any) -> None:
+    name, use = call
+    if value in (501, 10**9) and verb in WITHOUT_A_MOST:
         value = -value
-    assert_refused(InvalidValueError, f"{name}={value!r}", lambda: call(queue, value))
-
-
-@pytest.mark.parametrize("value", [*BAD_LIMITS, 10**9, 501], ids=lambda value: repr(value)[:12])
-@pytest.mark.parametrize("verb", TIMED_LIMITS)
-def test_a_delay_queue_refuses_a_limit_out_of_range(timed: DelayQueue, verb: str, value: Any) -> None:
-    name, call = TIMED_LIMITS[verb]
-    if value in (501, 10**9) and verb in IN_CHUNKS:
-        value = -value
-    assert_refused(InvalidValueError, f"{name}={value!r}", lambda: call(timed, value))
+    assert_refused(InvalidValueError, f"{name}={value!r}", lambda: use(target, value))
 
 
 @pytest.mark.parametrize("value", [-1, 10**9 + 1, True, 1.5, "0", None], ids=repr)
@@ -845,6 +838,7 @@ class TestForeignLeases:
         first = timed.claim()[0]
         timed.push("b", id="a")
         second = timed.claim()[0]
+        assert (second.payload, second.deliveries) == ("b", 1)
         assert not timed.ack(first)
         assert not timed.nack(first)
         assert timed.ack_many([second, second]) == [True, False]

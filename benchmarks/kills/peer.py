@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import redis
 
-from chaos.progress import Progress
-from chaos.workload import PRODUCER, Post, Step
+from chaos.workload import PRODUCER, Post, Progress, Step, Workload
 from redis_queue.validation.history import Event, History
 
 MOST_DELAY: Final = 2.0
@@ -24,15 +23,13 @@ TIMEOUT: Final = 5
 Execute = Callable[[str], None]
 
 
-class Peer:
+class Peer(Workload):
     """A task queue on Redis; producers live, workers die between any two commands."""
 
     name: str
     crew: Sequence[str] = (PRODUCER, "worker", "worker", "worker")
     lease = float(TIMEOUT)
     calm = 60.0
-    stops_producers = True
-    has_truce = False
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -66,10 +63,6 @@ class Peer:
 
         return _once(lambda: self.serve(execute))
 
-    def look(self) -> Iterator[str]:
-        """No check: the place of a task in Redis is not specified."""
-        return iter(())
-
     def is_done(self, histories: Sequence[Path]) -> bool:
         """Return whether all sent tasks were executed completely."""
         return self.progress.is_done(histories)
@@ -80,10 +73,6 @@ class Peer:
         everything = b"\n".join([repr(list(_contents(client))).encode(), *client.scan_iter()])
         client.close()
         yield from (label for label in self.progress.open if label.encode() in everything)
-
-    def wrong(self) -> Iterator[str]:
-        """No further checks."""
-        return iter(())
 
     def _produce(self, history: History, post: Post) -> Step:
         dice, labels = random.Random(post.seed), iter(post.labels)

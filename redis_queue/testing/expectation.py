@@ -60,18 +60,14 @@ class Expectation:
 
     def differences(self, row: TaskRow, age: Age) -> list[str]:
         """Return the names of the conditions that *row* does not meet."""
-        wrong = []
-        if self.task is not None and row.task != self.task:
-            wrong.append("task")
-        if self.args is not None and not _alike(list(self.args), list(row.args), row):
-            wrong.append("args")
-        if self.kwargs is not None and not _alike(dict(self.kwargs), dict(row.kwargs), row):
-            wrong.append("kwargs")
-        if self.queue is not None and row.queue != self.queue:
-            wrong.append("queue")
-        if not self._in_time(row, age):
-            wrong.append("time")
-        return wrong
+        met = {
+            "task": self.task in (None, row.task),
+            "args": self.args is None or _alike(list(self.args), list(row.args), row),
+            "kwargs": self.kwargs is None or _alike(dict(self.kwargs), dict(row.kwargs), row),
+            "queue": self.queue in (None, row.queue),
+            "time": self._in_time(row, age),
+        }
+        return [name for name, is_met in met.items() if not is_met]
 
     def _in_time(self, row: TaskRow, age: Age) -> bool:
         if self.at is None:

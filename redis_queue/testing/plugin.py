@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -45,22 +46,16 @@ def redis_queue_server() -> Iterator[OwnServer | ExternalServer]:
     )
 
     failure = ""
-    try:
-        external = external_server(os.environ.get("PYTEST_XDIST_WORKER", ""))
-        own = None if external else OwnServer()
-        if own is not None:
-            own.start()
-    except ServerNotFoundError as error:
-        failure = f"{error}, or set {URL_VARIABLE} to an empty database"
-    except (ServerStartError, RedisQueueError) as error:
-        failure = str(error)
-    if failure:
-        pytest.fail(f"redis_queue_server: {failure}", pytrace=False)
-    if external is not None:
-        yield external
-    if own is not None:
-        yield own
-        own.stop()
+    with ExitStack() as stack:
+        try:
+            server = external_server(os.environ.get("PYTEST_XDIST_WORKER", "")) or stack.enter_context(OwnServer())
+        except ServerNotFoundError as error:
+            failure = f"{error}, or set {URL_VARIABLE} to an empty database"
+        except (ServerStartError, RedisQueueError) as error:
+            failure = str(error)
+        if failure:
+            pytest.fail(f"redis_queue_server: {failure}", pytrace=False)
+        yield server
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from celery.exceptions import TimeoutError as NoResultError
 
-from redis_queue.basics.times import Seconds, duration_ms, from_ms, point_ms
+from redis_queue.basics.times import Seconds, duration_ms, from_ms, point_ms, to_ms
 from redis_queue.celery.admission.sender import uses_admission
 from redis_queue.celery.durable_tasks import DurableTasks
 from redis_queue.celery.message.envelope import Envelope
@@ -211,8 +211,8 @@ class Timeline:
                 if len(self.runs) - first >= limit:
                     what = "a task of a flow" if entry is None else entry.id
                     raise RuntimeError(f"{limit} tasks ran, and {what} is next: pass a higher limit= if intended")
-                if entry is not None and _ms(entry.due_at) <= admitted_at:
-                    self._clock.stop_at(_ms(entry.due_at))
+                if entry is not None and to_ms(entry.due_at) <= admitted_at:
+                    self._clock.stop_at(to_ms(entry.due_at))
                     self._run_entry(entry)
                 else:
                     self._clock.stop_at(int(admitted_at))
@@ -325,14 +325,10 @@ class Timeline:
         return self._runner not in (None, get_ident()) or self.app.loader.worker_initialized
 
     def _age(self, since: datetime) -> timedelta:
-        return timedelta(milliseconds=self._clock.age(_ms(since)))
+        return timedelta(milliseconds=self._clock.age(to_ms(since)))
 
     def _empty_broker(self) -> None:
         if self._kept:
             with self.app.connection_for_write() as connection:
                 for name in self._kept:
                     connection.default_channel.queue_purge(name)
-
-
-def _ms(moment: datetime) -> int:
-    return round(moment.timestamp() * 1000)

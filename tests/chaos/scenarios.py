@@ -43,50 +43,59 @@ class Site:
     strikes: Strikes | None = None
 
 
-@contextlib.contextmanager
+SCENARIOS: Final[dict[str, Callable[[], AbstractContextManager[Site]]]] = {}
+
+
+def scenario(function: Callable[[], Iterator[Site]]) -> Callable[[], AbstractContextManager[Site]]:
+    """Add *function* to the scenarios under its name, which yields the site of a run."""
+    found = SCENARIOS[function.__name__.replace("_", " ")] = contextlib.contextmanager(function)
+    return found
+
+
+@scenario
 def kill() -> Iterator[Site]:
     """Processes are killed between any two commands."""
     with RedisServer() as server:
         yield Site(Queues(server.url))
 
 
-@contextlib.contextmanager
+@scenario
 def restart_always() -> Iterator[Site]:
     """Like `kill`, and Redis is killed and restarted from its append-only file."""
     with RedisServer(aof="always") as server:
-        yield Site(Queues(server.url), Strikes(lambda: _restart(server), every=0.7))
+        yield Site(Queues(server.url), Strikes(server.restart, every=0.7))
 
 
-@contextlib.contextmanager
+@scenario
 def restart_everysec() -> Iterator[Site]:
     """Like `restart_always` with ``everysec``: Redis writes its file before it replies unless an fsync is running."""
     with RedisServer(aof="everysec") as server:
         yield Site(Queues(server.url), Strikes(lambda: _restart_everysec(server), every=0.7))
 
 
-@contextlib.contextmanager
+@scenario
 def flush() -> Iterator[Site]:
     """Redis loses its script cache."""
     with RedisServer() as server, server.client() as client:
         yield Site(Queues(server.url), Strikes(lambda: _flush(client), every=0.05))
 
 
-@contextlib.contextmanager
+@scenario
 def cuts() -> Iterator[Site]:
     """Replies are lost, connections are reset, and for a moment no data arrives."""
     with RedisServer(tcp=True) as server, FaultProxy(server.address) as proxy:
         faults = itertools.cycle([FaultProxy.cut, _lose_replies, _silence])
-        yield Site(Queues(f"{proxy.url}?socket_timeout=0.2"), Strikes(lambda: _cut(next(faults), proxy), every=0.2))
+        yield Site(Queues(f"{proxy.url}?socket_timeout=0.2"), Strikes(lambda: next(faults)(proxy), every=0.2))
 
 
-@contextlib.contextmanager
+@scenario
 def failover() -> Iterator[Site]:
     """The primary of a Sentinel set is killed, then restarted as a replica."""
     with SentinelSet() as sentinel:
         yield Site(Queues(sentinel.url), Strikes(lambda: _fail_over(sentinel), every=1.0))
 
 
-@contextlib.contextmanager
+@scenario
 def node_loss() -> Iterator[Site]:
     """The Cluster node with a queue is killed, then restarted as a replica."""
     with RedisCluster() as cluster:
@@ -94,22 +103,22 @@ def node_loss() -> Iterator[Site]:
         yield Site(Queues(cluster.url), Strikes(lambda: _lose_node(cluster, next(keys)), every=1.0))
 
 
-@contextlib.contextmanager
+@scenario
 def celery() -> Iterator[Site]:
     """A Celery app with broker and store in one Redis."""
     with RedisServer() as server:
         yield Site(Tasks(_as_broker(server), server.url))
 
 
-@contextlib.contextmanager
+@scenario
 def celery_restart() -> Iterator[Site]:
     """Like `celery`, and Redis is killed and restarted from its append-only file."""
     with RedisServer(aof="always") as server:
         workload = Tasks(_as_broker(server), server.url)
-        yield Site(workload, Strikes(lambda: _restart(server), every=2.0))
+        yield Site(workload, Strikes(server.restart, every=2.0))
 
 
-@contextlib.contextmanager
+@scenario
 def celery_refusals() -> Iterator[Site]:
     """Like `celery`, and Redis refuses commands, each time for another reason."""
     with RedisServer() as server:
@@ -118,7 +127,7 @@ def celery_refusals() -> Iterator[Site]:
         yield Site(Tasks(_as_broker(server), server.url), Strikes(lambda: _refuse(server, next(states)), every=0.4))
 
 
-@contextlib.contextmanager
+@scenario
 def celery_failover() -> Iterator[Site]:
     """A Celery app behind Sentinels; a primary refuses writes without a replica, and is killed."""
     with SentinelSet() as sentinel:
@@ -130,7 +139,7 @@ def celery_failover() -> Iterator[Site]:
         yield Site(workload, Strikes(lambda: _fail_over(sentinel), every=1.0))
 
 
-@contextlib.contextmanager
+@scenario
 def celery_flush() -> Iterator[Site]:
     """Like `celery`, and Redis loses its script cache.
 
@@ -141,36 +150,36 @@ def celery_flush() -> Iterator[Site]:
         yield Site(Tasks(_as_broker(server), server.url), Strikes(lambda: _flush(client), every=0.3))
 
 
-@contextlib.contextmanager
+@scenario
 def celery_cuts() -> Iterator[Site]:
     """Like `celery`, and replies are lost, connections are reset, pause, or receive nothing more."""
     with RedisServer(tcp=True) as server, FaultProxy(server.address) as proxy:
         faults = itertools.cycle([FaultProxy.cut, _lose_replies, _silence, FaultProxy.mute])
-        yield Site(Tasks(proxy.url, proxy.url), Strikes(lambda: _cut(next(faults), proxy), every=0.4))
+        yield Site(Tasks(proxy.url, proxy.url), Strikes(lambda: next(faults)(proxy), every=0.4))
 
 
-@contextlib.contextmanager
+@scenario
 def celery_stock() -> Iterator[Site]:
     """Like `celery`, beside Celery workers without redis_queue."""
     with RedisServer() as server:
         yield Site(Tasks(_as_broker(server), server.url, others=(STOCK, STOCK)))
 
 
-@contextlib.contextmanager
+@scenario
 def celery_versions() -> Iterator[Site]:
     """Like `celery`, beside workers without atomic fetch, as while it is rolled out."""
     with RedisServer() as server:
         yield Site(Tasks(_as_broker(server), server.url, others=(POPPING, POPPING)))
 
 
-@contextlib.contextmanager
+@scenario
 def celery_elsewhere() -> Iterator[Site]:
     """A Celery app whose broker and store are two Redis servers."""
     with RedisServer() as broker, RedisServer() as store:
         yield Site(Tasks(_as_broker(broker), store.url))
 
 
-@contextlib.contextmanager
+@scenario
 def celery_rabbitmq() -> Iterator[Site]:
     """A Celery app on RabbitMQ, with the store in Redis."""
     queue = f"chaos-{os.getpid()}"
@@ -178,84 +187,52 @@ def celery_rabbitmq() -> Iterator[Site]:
         yield Site(Tasks(url, store.url, queue))
 
 
-@contextlib.contextmanager
+@scenario
 def rabbitmq_restart() -> Iterator[Site]:
     """Like `celery_rabbitmq`, and RabbitMQ is killed and restarted."""
     with RedisServer() as store, RabbitServer() as rabbit:
-        yield Site(Tasks(rabbit.url, store.url), Strikes(lambda: _restart(rabbit), every=4.0))
+        yield Site(Tasks(rabbit.url, store.url), Strikes(rabbit.restart, every=4.0))
 
 
-@contextlib.contextmanager
+@scenario
 def flow() -> Iterator[Site]:
     """A Celery app with limits and rates, whose tasks retry, fail, are revoked or expire."""
     with RedisServer() as server:
         yield Site(Flows(_as_broker(server), server.url))
 
 
-@contextlib.contextmanager
+@scenario
 def flow_fair() -> Iterator[Site]:
     """A Celery app whose tenants take turns."""
     with RedisServer() as server:
         yield Site(FairFlows(_as_broker(server), server.url))
 
 
-@contextlib.contextmanager
-def flow_rabbitmq() -> Iterator[Site]:
-    """Like `flow`, on RabbitMQ."""
-    with _flows_on_rabbitmq(Flows) as site:
-        yield site
-
-
-@contextlib.contextmanager
-def flow_fair_rabbitmq() -> Iterator[Site]:
-    """Like `flow_fair`, on RabbitMQ."""
-    with _flows_on_rabbitmq(FairFlows) as site:
-        yield site
-
-
-@contextlib.contextmanager
-def unique_rabbitmq() -> Iterator[Site]:
-    """Like `unique`, on RabbitMQ."""
-    with _flows_on_rabbitmq(Uniques) as site:
-        yield site
-
-
-@contextlib.contextmanager
+@scenario
 def unique() -> Iterator[Site]:
     """A Celery app with unique tasks, whose producers are killed, too."""
     with RedisServer() as server:
         yield Site(Uniques(_as_broker(server), server.url))
 
 
-SCENARIOS: Final[dict[str, Callable[[], AbstractContextManager[Site]]]] = {
-    "kill": kill,
-    "restart always": restart_always,
-    "restart everysec": restart_everysec,
-    "flush": flush,
-    "cuts": cuts,
-    "failover": failover,
-    "node loss": node_loss,
-    "celery": celery,
-    "celery restart": celery_restart,
-    "celery refusals": celery_refusals,
-    "celery failover": celery_failover,
-    "celery flush": celery_flush,
-    "celery cuts": celery_cuts,
-    "celery stock": celery_stock,
-    "celery versions": celery_versions,
-    "celery elsewhere": celery_elsewhere,
-    "celery rabbitmq": celery_rabbitmq,
-    "rabbitmq restart": rabbitmq_restart,
-    "flow": flow,
-    "flow fair": flow_fair,
-    "unique": unique,
-    "flow rabbitmq": flow_rabbitmq,
-    "flow fair rabbitmq": flow_fair_rabbitmq,
-    "unique rabbitmq": unique_rabbitmq,
-}
+@scenario
+def flow_rabbitmq() -> Iterator[Site]:
+    """Like `flow`, on RabbitMQ."""
+    yield from _flows_on_rabbitmq(Flows)
 
 
-@contextlib.contextmanager
+@scenario
+def flow_fair_rabbitmq() -> Iterator[Site]:
+    """Like `flow_fair`, on RabbitMQ."""
+    yield from _flows_on_rabbitmq(FairFlows)
+
+
+@scenario
+def unique_rabbitmq() -> Iterator[Site]:
+    """Like `unique`, on RabbitMQ."""
+    yield from _flows_on_rabbitmq(Uniques)
+
+
 def _flows_on_rabbitmq(workload: type[Flows]) -> Iterator[Site]:
     """A workload on a RabbitMQ that others may use as well, with the store in Redis."""
     queue = f"chaos-{os.getpid()}"
@@ -273,11 +250,6 @@ def _as_broker(server: RedisServer) -> str:
     return server.url.replace("unix://", "redis+socket://")
 
 
-def _restart(server: RedisServer | RabbitServer) -> bool:
-    server.restart()
-    return False
-
-
 def _restart_everysec(server: RedisServer) -> bool:
     with server.client() as client:
         # During an fsync Redis replies first and writes up to two seconds later. A paused Redis cannot start one
@@ -288,14 +260,8 @@ def _restart_everysec(server: RedisServer) -> bool:
     return bool(held_back)
 
 
-def _flush(client: redis.Redis) -> bool:
+def _flush(client: redis.Redis) -> None:
     client.script_flush()
-    return False
-
-
-def _cut(fault: Callable[[FaultProxy], None], proxy: FaultProxy) -> bool:
-    fault(proxy)
-    return False
 
 
 def _lose_replies(proxy: FaultProxy) -> None:
@@ -319,10 +285,9 @@ def _fail_over(sentinel: SentinelSet) -> bool:
     return True
 
 
-def _refuse(server: RedisServer, state: Callable[[RedisServer], AbstractContextManager[None]]) -> bool:
+def _refuse(server: RedisServer, state: Callable[[RedisServer], AbstractContextManager[None]]) -> None:
     with state(server):
         time.sleep(OUTAGE)  # the duration is the fault
-    return False
 
 
 def _lose_node(cluster: RedisCluster, key: str) -> bool:

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from tests.chaos.edits import Mutant
+from tests.chaos.edits import Mutant, caught, mutated
 from tests.chaos.guarantees import Guarantee, guarantees
-from tests.chaos.mutants import MUTANTS, caught, mutated
+from tests.chaos.mutants import MUTANTS
 from tests.chaos.runs import SEEDS, run
 from tests.chaos.scenarios import SCENARIOS
 from tests.support.marks import thorough
@@ -20,7 +20,7 @@ TAKEN = ("take, then record (M1)", "ack without its token (M2)", "tell that anyt
 """One of each kind: a lost message, a stale ack, a wrong reply. `make mutants` runs all."""
 
 SECONDS = 240
-"""Time limit of a test: some faults are found only in one run of several."""
+"""Time limit of a test: some faults are found only in one run of several, and workers wait for leases."""
 
 
 @pytest.mark.thorough
@@ -64,8 +64,6 @@ MAIN = ("kill", "celery restart")
 
 MATRIX = ("cuts", "failover", "celery refusals", "celery rabbitmq", "flow", "flow rabbitmq", "unique")
 """Those that run in `make test-all`; the others repeat them with other servers, brokers and faults."""
-
-"""Time limit of a test: workers wait for leases, and servers for each other."""
 
 
 def _marks(scenario: str) -> list[pytest.MarkDecorator]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chaos.checker import check
-from chaos.progress import Progress
+from chaos.workload import Progress
 from redis_queue.validation.history import Event, History, read
 
 PUT = [Event("put", "invoke", "a", due=1000), Event("put", "ok", "a", due=1000)]

@@ -9,7 +9,8 @@ import pytest
 
 from chaos.checker import check
 from chaos.flow_plan import FATES, FLOWS, MEASURED, PACED, SMALL, Plan
-from chaos.flow_runs import LEASE, WINDOW
+from chaos.flow_runs import WINDOW
+from chaos.tasks import LEASE
 from redis_queue.admission.flow_rules import interval_ms
 from redis_queue.validation.history import Event
 

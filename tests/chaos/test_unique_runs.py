@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from chaos.checker import check
-from chaos.flow_runs import LEASE
+from chaos.tasks import LEASE
 from chaos.unique_plan import FATES, KINDS, LONGEST_DELAY, SHORTEST_DELAY, SPACING, UniquePlan
 from chaos.unique_runs import SETTLED_MS
 from redis_queue.validation.history import Event

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.packaging.environments import Environments, build, once
 from tests.support.paths import ROOT
+from tests.support.servers import RedisServer
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +39,10 @@ def wheel(distributions: Path) -> Path:
 def environments(shared: Path, wheel: Path) -> Environments:
     """Virtual environments in which the wheel is installed."""
     return Environments(shared, wheel)
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A Redis for the test, at a port, as a user has one."""
+    with RedisServer(tcp=True) as server:
+        yield server

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.paths import ROOT
+from tests.support.paths import copy_parts
 
 UV = str(Path(sys.executable).with_name("uv"))
 BESIDE_THE_WHEEL = ("examples", "tasks", "celeryconfig.py")
@@ -94,10 +94,4 @@ def build(folder: Path, source: Path, *kinds: str) -> None:
 
 def copy_examples(folder: Path) -> Path:
     """Copy the examples, without the sources of the package, into *folder*; return *folder*."""
-    for name in BESIDE_THE_WHEEL:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, folder / name)
-    return folder
+    return copy_parts(BESIDE_THE_WHEEL, folder)

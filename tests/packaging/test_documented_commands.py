@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from http.cookiejar import CookieJar
 from pathlib import Path
 
@@ -49,13 +48,6 @@ class User:
         """Run the blocks of the section."""
         for block in self._blocks:
             self._reader.do(block)
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    """A Redis for the test, as a user has one."""
-    with RedisServer(tcp=True) as server:
-        yield server
 
 
 def test_every_example_has_a_section() -> None:

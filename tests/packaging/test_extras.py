@@ -7,7 +7,6 @@ import re
 import subprocess
 import urllib.request
 import zipfile
-from collections.abc import Iterator
 from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
@@ -77,13 +76,6 @@ trace.set_tracer_provider(provider)
 TESTING = (DOCS / "testing.md").read_text()
 PROJECT = ("shop.py", "pytest.ini", "test_shop.py")
 """The files in docs/testing.md that need only the extra; tests with a clock need time-machine."""
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    """A Redis for the test."""
-    with RedisServer(tcp=True) as server:
-        yield server
 
 
 @pytest.mark.parametrize("extra", USES)

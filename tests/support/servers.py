@@ -1,4 +1,4 @@
-"""A private Redis or Valkey server as a child process."""
+"""Private servers as child processes: Redis or Valkey here, others in `services`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from .ports import HOST, free_port
 from .wait import wait_until
 
 PORT_ATTEMPTS = 10
+NOT_RUNNING = "the server does not run"
 
 
 class Running:
@@ -51,12 +52,73 @@ class Running:
         raise NotImplementedError
 
 
-class RedisServer(Running):
-    """A server in its own temporary directory, on a unix socket and optionally a TCP port of 127.0.0.1.
+class PrivateServer(Running):
+    """A server as a child process in its own temporary directory, on a free port.
 
     It answers once `start()` or `with` has returned, and is removed with its directory by `stop()`, the end of `with`
-    or the death of this process. Nothing is saved to disk unless `aof` names an fsync policy (`always`, `everysec`,
-    `no`). `args` are further server options and override those set here. `tls` implies a TCP port, which accepts TLS
+    or the death of this process.
+    """
+
+    def __init__(self) -> None:
+        self.port = 0
+        self._directory: Path | None = None
+        self._process: ServerProcess | None = None
+
+    @property
+    def directory(self) -> Path:
+        """The server's own directory, available after the first start."""
+        if self._directory is None:
+            raise RuntimeError(NOT_RUNNING)
+        return self._directory
+
+    @property
+    def process(self) -> ServerProcess:
+        """The process of the running server."""
+        if self._process is None:
+            raise RuntimeError(NOT_RUNNING)
+        return self._process
+
+    def start(self) -> None:
+        """Start with an empty directory and a new port; return when the server answers."""
+        self._directory = Path(tempfile.mkdtemp(prefix="server-"))
+        try:
+            self._prepare()
+        except BaseException:
+            self.stop()
+            raise
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Kill the server and wait for its end; it keeps its directory and port."""
+        if self._process is not None:
+            self._process.kill(number)
+        self._process = None
+
+    def stop(self) -> None:
+        """Kill the server and remove its directory."""
+        self.kill()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
+
+    def restart(self) -> None:
+        """Kill the server if it runs and start it with the same directory and port."""
+        self.kill()
+        self._process = self._launch()
+
+    def _prepare(self) -> None:
+        """Fill the directory, choose a port and start the server."""
+        raise NotImplementedError
+
+    def _launch(self) -> ServerProcess:
+        """Start the server in its directory."""
+        raise NotImplementedError
+
+
+class RedisServer(PrivateServer):
+    """A Redis or Valkey on a unix socket and optionally a TCP port of 127.0.0.1.
+
+    Nothing is saved to disk unless `aof` names an fsync policy (`always`, `everysec`, `no`): then `restart()` loads the
+    data. `args` are further server options and override those set here. `tls` implies a TCP port, which accepts TLS
     only, and needs a server built with TLS. `kind` is one of `server_binary()`; the environment sets its default.
     `environment` extends that of this process.
     """
@@ -71,12 +133,11 @@ class RedisServer(Running):
         aof: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__()
         if tls and kind is None:
             require("redis-server")  # those of the wheels are built without TLS
         self.kind = kind or default_kind()
-        self.port = 0
         self._args = args
-        self._directory: Path | None = None
         self._tcp = tcp or tls
         self._password = password
         self._tls = tls
@@ -84,14 +145,6 @@ class RedisServer(Running):
         self._environment = dict(environment or {})
         self._certificates: Certificates | None = None
         self._paused = False
-        self._process: ServerProcess | None = None
-
-    @property
-    def directory(self) -> Path:
-        """The server's own directory, available after the first start."""
-        if self._directory is None:
-            raise _not_running()
-        return self._directory
 
     @property
     def socket(self) -> Path:
@@ -116,7 +169,7 @@ class RedisServer(Running):
     @property
     def pid(self) -> int:
         """The process id of the running server."""
-        return self._running_process().process.pid
+        return self.process.process.pid
 
     @property
     def running(self) -> bool:
@@ -132,44 +185,19 @@ class RedisServer(Running):
         """Return a new client with `client_options()`; the caller closes it."""
         return redis.Redis.from_url(self.url, **client_options(**options))
 
-    def start(self) -> None:
-        """Start with an empty directory and a new port; return when the server answers."""
-        self._directory = Path(tempfile.mkdtemp(prefix="redis-"))
-        try:
-            if self._tls:
-                self._certificates = make_certificates(self.directory)
-            self._launch_on_free_port()
-        except BaseException:
-            self.stop()
-            raise
-
-    def kill(self) -> None:
-        """Kill the server with SIGKILL and wait for its end; it keeps its directory, port and socket path."""
-        if self._process is not None:
-            self._process.kill()
-        self._process = None
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Kill the server and wait for its end; it keeps its directory, port and socket path."""
+        super().kill(number)
         self._paused = False
-
-    def stop(self) -> None:
-        """Kill the server and remove its directory."""
-        self.kill()
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
-
-    def restart(self) -> None:
-        """Kill the server if it runs and start it with the same directory and port; with `aof` its data is loaded."""
-        self.kill()
-        self._launch()
 
     def pause(self) -> None:
         """Freeze the server: connections stay open without answers."""
-        self._running_process().process.send_signal(signal.SIGSTOP)
+        self.process.process.send_signal(signal.SIGSTOP)
         self._paused = True
 
     def resume(self) -> None:
         """Let a frozen server continue with pending requests; no-op if it is not frozen."""
-        self._running_process().process.send_signal(signal.SIGCONT)
+        self.process.process.send_signal(signal.SIGCONT)
         self._paused = False
 
     def _options(self) -> list[str]:
@@ -186,11 +214,13 @@ class RedisServer(Running):
             options["--tls-auth-clients"] = "no"
         return [word for option in options.items() for word in option] + list(self._args)
 
-    def _launch_on_free_port(self) -> None:
+    def _prepare(self) -> None:
+        if self._tls:
+            self._certificates = make_certificates(self.directory)
         for _ in range(PORT_ATTEMPTS):
             self.port = free_port() if self._tcp else 0
             try:
-                self._launch()
+                self.restart()
             except ServerStartError as error:
                 if "Address already in use" not in str(error):
                     raise
@@ -199,23 +229,14 @@ class RedisServer(Running):
         msg = f"{PORT_ATTEMPTS} ports in a row were taken"
         raise ServerStartError(msg)
 
-    def _launch(self) -> None:
+    def _launch(self) -> ServerProcess:
         binary = server_binary(self.kind)
-        self._process = start_redis(binary, self.directory, self._options(), environment=self._environment)
-
-    def _running_process(self) -> ServerProcess:
-        if self._process is None:
-            raise _not_running()
-        return self._process
+        return start_redis(binary, self.directory, self._options(), environment=self._environment)
 
 
 def client_options(**options: Any) -> dict[str, Any]:
     """Return redis-py options with short timeouts and without retries, overridden by `options`."""
     return {"retry": Retry(NoBackoff(), 0), "socket_timeout": 5.0, **options}
-
-
-def _not_running() -> RuntimeError:
-    return RuntimeError("the server does not run")
 
 
 if TYPE_CHECKING:

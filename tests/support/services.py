@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -20,7 +19,7 @@ from redis_queue.testing.server import ServerProcess
 
 from .parts import MissingPartError, require
 from .ports import HOST, free_port
-from .servers import Running
+from .servers import PrivateServer
 
 RABBITMQ_VARIABLE: Final = "REDIS_QUEUE_TEST_RABBITMQ"
 RABBITMQ_DEFAULT: Final = "amqp://guest:guest@127.0.0.1:5672//"
@@ -69,67 +68,42 @@ def _service(
 START_TIMEOUT = 60.0
 
 
-class RabbitServer(Running):
-    """A node in its own temporary directory, on a free port; port and durable messages survive `restart()`.
-
-    With *management* it also serves the management API.
-    """
+class RabbitServer(PrivateServer):
+    """A node of RabbitMQ; durable messages survive `restart()`. With *management* it also serves the management API."""
 
     def __init__(self, *, management: bool = False) -> None:
-        self.port = self.management_port = 0
+        super().__init__()
+        self.management_port = 0
         self._management = management
-        self._process: ServerProcess | None = None
 
     @property
     def url(self) -> str:
         """The URL for kombu."""
         return f"amqp://guest:guest@{HOST}:{self.port}//"
 
-    def start(self) -> None:
-        """Start with an empty directory; return when the node accepts connections."""
-        self._directory = Path(tempfile.mkdtemp(prefix="rabbit-"))
+    def _prepare(self) -> None:
         self.port, self._distribution_port = free_port(), free_port()
         # Replaces the configuration of the host, which may set another port.
         options = [f"listeners.tcp.local = {HOST}:{self.port}"]
         if self._management:
             self.management_port = free_port()
             options += [f"management.tcp.ip = {HOST}", f"management.tcp.port = {self.management_port}"]
-            (self._directory / "plugins").write_text("[rabbitmq_management].\n")
-        (self._directory / "rabbitmq.conf").write_text("".join(f"{option}\n" for option in options))
-        (self._directory / "environment").touch()
-        try:
-            self._launch()
-        except BaseException:
-            self.stop()
-            raise
+            (self.directory / "plugins").write_text("[rabbitmq_management].\n")
+        (self.directory / "rabbitmq.conf").write_text("".join(f"{option}\n" for option in options))
+        (self.directory / "environment").touch()
+        self.restart()
 
-    def stop(self) -> None:
-        """Kill the node and remove its directory."""
-        self.kill()
-        shutil.rmtree(self._directory, ignore_errors=True)
-
-    def kill(self) -> None:
-        """Kill the node with SIGKILL."""
-        if self._process is not None:
-            self._process.kill()
-        self._process = None
-
-    def restart(self) -> None:
-        """Kill the node and start it with the same directory and port."""
-        self.kill()
-        self._launch()
-
-    def _launch(self) -> None:
-        self._process = ServerProcess(
+    def _launch(self) -> ServerProcess:
+        return ServerProcess(
             [require("rabbitmq-server")],
-            self._directory,
+            self.directory,
             partial(rabbitmq_answers, self.url),
             timeout=START_TIMEOUT,
             env={**os.environ, **self._environment()},
         )
 
     def _environment(self) -> dict[str, str]:
-        place = str(self._directory)
+        place = str(self.directory)
         return {
             "HOME": place,
             "RABBITMQ_NODENAME": f"test{self.port}@localhost",
@@ -159,48 +133,44 @@ def rabbitmq_answers(url: str) -> bool:
 PACKAGE_USER: Final = "postgres"
 
 
-class PostgresServer(Running):
-    """A server in its own temporary directory, on a free port; nothing remains after `with`."""
-
-    def __init__(self) -> None:
-        self.port = 0
-        self._process: ServerProcess | None = None
+class PostgresServer(PrivateServer):
+    """A server of PostgreSQL."""
 
     @property
     def url(self) -> str:
         """The URL of its first database, without a password."""
         return f"postgresql://postgres@{HOST}:{self.port}/postgres"
 
-    def start(self) -> None:
-        """Start with an empty directory; return when the server accepts connections."""
-        programs = Path(require("postgresql")).resolve().parent
-        self._directory = Path(tempfile.mkdtemp(prefix="postgres-"))
-        self.port = free_port()
+    def kill(self, number: int = signal.SIGQUIT) -> None:
+        """Shut the server down immediately, with its child processes."""
+        super().kill(number)
+
+    def _prepare(self) -> None:
         # PostgreSQL refuses to run as root.
-        user: dict[str, Any] = {} if os.geteuid() else {"user": PACKAGE_USER, "group": PACKAGE_USER, "extra_groups": []}
-        if user:
-            shutil.chown(self._directory, PACKAGE_USER, PACKAGE_USER)
-        data = str(self._directory / "data")
-        initialize = [str(programs / "initdb"), "-D", data, "--username=postgres", "--auth=trust", "--no-sync"]
-        subprocess.run(initialize, check=True, capture_output=True, cwd=self._directory, **user)
+        self._user: dict[str, Any] = {}
+        if not os.geteuid():
+            self._user = {"user": PACKAGE_USER, "group": PACKAGE_USER, "extra_groups": []}
+            shutil.chown(self.directory, PACKAGE_USER, PACKAGE_USER)
+        self.port = free_port()
+        command = [self._program("initdb"), "-D", "data", "--username=postgres", "--auth=trust", "--no-sync"]
+        subprocess.run(command, check=True, capture_output=True, cwd=self.directory, **self._user)
+        self.restart()
+
+    def _launch(self) -> ServerProcess:
         options = {
             "listen_addresses": HOST,
             "port": str(self.port),
-            "unix_socket_directories": str(self._directory),
+            "unix_socket_directories": str(self.directory),
             "fsync": "off",
             "max_connections": "200",
         }
-        command: list[str | Path] = [programs / "postgres", "-D", data]
-        command += [f"--{name}={value}" for name, value in options.items()]
-        self._process = ServerProcess(command, self._directory, partial(postgres_answers, self.url), **user)
+        words = [f"--{name}={value}" for name, value in options.items()]
+        command = [self._program("postgres"), "-D", "data", *words]
+        return ServerProcess(command, self.directory, partial(postgres_answers, self.url), **self._user)
 
-    def stop(self) -> None:
-        """Stop the server and remove its directory."""
-        if self._process is None:
-            return
-        self._process.kill(signal.SIGQUIT)  # immediate shutdown, with its child processes
-        self._process = None
-        shutil.rmtree(self._directory, ignore_errors=True)
+    @staticmethod
+    def _program(name: str) -> str:
+        return str(Path(require("postgresql")).resolve().parent / name)
 
 
 def postgres_answers(url: str) -> bool:

@@ -75,7 +75,7 @@ def test_a_test_without_its_part_is_skipped_or_fails_in_ci(bare_path: str, ci: s
 
 def test_a_private_postgres_answers_and_leaves_nothing() -> None:
     with PostgresServer() as server:
-        directory = server._directory
+        directory = server.directory
         with psycopg.connect(server.url) as connection:
             assert connection.execute("SELECT 1").fetchone() == (1,)
     assert not directory.exists()

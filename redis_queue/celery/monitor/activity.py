@@ -38,9 +38,6 @@ MINUTE: Final = 60.0
 QueueOf = Callable[[Mapping[str, Any]], str]
 """Takes the delivery_info of a message; returns the name of its queue."""
 
-OnFailure = Callable[[Any, Any, float | None], None]
-"""Takes the request of a failed run, its exception as billiard passes it, and its seconds."""
-
 
 class Sample:
     """Holds up to :data:`MOST_ENDED` runs: first those that did not succeed, then the slowest ones.
@@ -98,14 +95,16 @@ def _shifted(run: Run, skew: timedelta) -> Run:
 
 
 class Activity:
-    """Adds up how the runs of *worker* end (see :class:`redis_queue.celery.monitor.requests.Notes`).
+    """Adds up how the runs of *worker* end; *failed* is called with each failed run first.
 
-    Its size does not depend on the number of runs, nor on their arguments. Safe for threads.
+    *failed* takes the request, its exception as billiard passes it, and its seconds. Both it and :meth:`ended` are
+    called from the threads of the worker: they must be fast and never raise. The size of this object does not depend
+    on the number of runs, nor on their arguments. Safe for threads.
     """
 
-    def __init__(self, worker: str, queue_of: QueueOf, on_failure: OnFailure) -> None:
+    def __init__(self, worker: str, queue_of: QueueOf, failed: Callable[[Any, Any, float | None], None]) -> None:
         self.queue_of = queue_of
-        self.failed = on_failure
+        self.failed = failed
         #: The runs that the next report shows.
         self.sample = Sample()
         #: When a run ended last, on the monotonic clock, by the last :meth:`look`; None before the first one.

@@ -32,11 +32,11 @@ TRIM: Final = 600.0
 class FailureLog:
     """Notes failed runs and discarded messages in the main process of a worker; *limits* says how many are kept.
 
-    It holds up to 100; more are only counted. Notes never raise: a failure that cannot be noted must not disturb the
-    worker. Safe for threads.
+    Without *limits* it notes none. It holds up to 100; more are only counted. Notes never raise: a failure that cannot
+    be noted must not disturb the worker. Safe for threads.
     """
 
-    def __init__(self, worker: str, queue_of: QueueOf, limits: KeepFailures) -> None:
+    def __init__(self, worker: str, queue_of: QueueOf, limits: KeepFailures | None) -> None:
         self._worker = worker
         self._queue_of = queue_of
         self._limits = limits
@@ -77,6 +77,8 @@ class FailureLog:
 
         *skew* is how many seconds the clock of Redis is ahead.
         """
+        if self._limits is None:
+            return
         found, missed = self.take(skew)
         if not found and not missed and time.monotonic() - self._trimmed < TRIM:
             return
@@ -92,6 +94,8 @@ class FailureLog:
         self._trimmed = time.monotonic()
 
     def _note(self, read: Callable[[], Failure]) -> None:
+        if self._limits is None:
+            return
         try:
             with self._lock:
                 full = len(self._noted) >= MOST_AT_ONCE
@@ -130,7 +134,6 @@ class FailureLog:
 
     def _failure(self, source: Any, headers: Mapping[str, Any], **fields: Any) -> Failure:
         id_ = headers.get("id")
-        body = packed(source)
         return Failure(
             id=failure_id(id_) if isinstance(id_, str) and id_ else uuid4().hex,
             task=name_of(_text(headers.get("task"))),
@@ -139,7 +142,7 @@ class FailureLog:
             failed_at=from_ms(time.time() * 1000),
             args=cut(_text(headers.get("argsrepr")), MAX_TEXT),
             kwargs=cut(_text(headers.get("kwargsrepr")), MAX_TEXT),
-            body=body,
+            body=packed(source),
             **fields,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from billiard.exceptions import TimeLimitExceeded
@@ -15,6 +15,9 @@ from kombu.utils.imports import symbol_by_name
 
 from redis_queue.monitor.failure_rows import MAX_TEXT, cut, name_of
 from redis_queue.monitor.model import Outcome
+
+if TYPE_CHECKING:
+    from redis_queue.celery.monitor.activity import Activity
 
 FETCHED: Final = "redis_queue_fetched"
 """Attribute of a message: when the worker got it, in seconds by its clock."""
@@ -27,21 +30,9 @@ REQUEST: Final = "Request"
 _alone: Final = threading.Lock()
 
 
-class Notes(Protocol):
-    """Takes notes about runs; called from the threads of the worker, so it must be fast and never raise."""
-
-    def ended(self, request: Any, outcome: Outcome, seconds: float | None) -> None:
-        """Note the end of a run that took *seconds*."""
-        ...
-
-    def failed(self, request: Any, exc_info: Any, seconds: float | None) -> None:
-        """Note a failed run, before :meth:`ended`."""
-        ...
-
-
 @contextlib.contextmanager
-def noted_requests(tasks: Iterable[Any], notes: Notes) -> Iterator[None]:
-    """Within the block, Celery makes strategies of *tasks* whose requests tell *notes* how each run ended.
+def noted_requests(tasks: Iterable[Any], activity: Activity) -> Iterator[None]:
+    """Within the block, Celery makes strategies of *tasks* whose requests tell *activity* how each run ended.
 
     The request classes of an application are extended, not replaced.
     """
@@ -52,7 +43,8 @@ def noted_requests(tasks: Iterable[Any], notes: Notes) -> Iterator[None]:
             for task in tasks:
                 base = getattr(task, REQUEST)
                 if base not in classes:
-                    classes[base] = _noted(symbol_by_name(base), notes)
+                    bases = (RequestNotes, symbol_by_name(base))
+                    classes[base] = type("NotedRequest", bases, {"activity_of_worker": activity})
                 changed.append((task, vars(task).get(REQUEST)))
                 setattr(task, REQUEST, classes[base])
             yield
@@ -65,9 +57,9 @@ def noted_requests(tasks: Iterable[Any], notes: Notes) -> Iterator[None]:
 
 
 class RequestNotes:
-    """Mixin for a request of Celery: tells ``notes_of_worker`` how its run ended, once."""
+    """Mixin for a request of Celery: tells ``activity_of_worker`` how its run ended, once."""
 
-    notes_of_worker: Notes
+    activity_of_worker: Activity
     _seconds: float | None = None
     _error: BaseException | None = None
     _requeued = _retried = _succeeded = _is_noted = False
@@ -112,10 +104,6 @@ class RequestNotes:
         return self._retried
 
 
-def _noted(base: Any, notes: Notes) -> type:
-    return type("NotedRequest", (RequestNotes, base), {"notes_of_worker": notes})
-
-
 def _noting_success(original: Callable[..., Any]) -> Callable[..., Any]:
     def on_success(self: Any, result: Any, **options: Any) -> Any:
         # A failed run continues in on_failure.
@@ -123,7 +111,7 @@ def _noting_success(original: Callable[..., Any]) -> Callable[..., Any]:
             self._seconds = result[2]
         elif not self._is_noted:
             self._is_noted = True
-            self.notes_of_worker.ended(self, "succeeded", result[2])
+            self.activity_of_worker.ended(self, "succeeded", result[2])
         return original(self, result, **options)
 
     return on_success
@@ -132,7 +120,7 @@ def _noting_success(original: Callable[..., Any]) -> Callable[..., Any]:
 def _note(request: Any, outcome: Outcome) -> None:
     if not request._is_noted:
         request._is_noted = True
-        request.notes_of_worker.ended(request, outcome, request._seconds)
+        request.activity_of_worker.ended(request, outcome, request._seconds)
 
 
 def _note_failure(request: Any, exc_info: Any) -> None:
@@ -142,7 +130,7 @@ def _note_failure(request: Any, exc_info: Any) -> None:
     request._error = unwrapped(exc_info.exception)
     outcome = _outcome(request, request._error)
     if outcome == "failed":
-        request.notes_of_worker.failed(request, exc_info, request._seconds)
+        request.activity_of_worker.failed(request, exc_info, request._seconds)
     _note(request, outcome)
 
 

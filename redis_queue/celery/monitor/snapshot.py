@@ -60,7 +60,9 @@ class Snapshots:
         """Return the state of the worker; *skew* is how many seconds the clock of Redis is ahead."""
         consumer, activity, now = self._consumer, self._activity, time.monotonic()
         running, reserved = len(self._requests(state.active_requests)), self._requests(state.reserved_requests)
-        leases = self._leases()
+        step = self._step()
+        # Those of the messages of the broker; without them, those of messages of flows.
+        leases = step and (step.leases or step.store_leases)
         activity.look()
         executed, failed = activity.last_minute
         return WorkerRow(
@@ -100,7 +102,7 @@ class Snapshots:
         """Return the requests of this worker in a WeakSet that other threads change."""
         for _ in range(_TRIES):
             try:
-                return [request for request in found if getattr(request, "notes_of_worker", None) is self._activity]
+                return [request for request in found if getattr(request, "activity_of_worker", None) is self._activity]
             except RuntimeError:
                 # It changed size; this happens rarely, since its loop is short.
                 continue
@@ -128,16 +130,11 @@ class Snapshots:
         return row
 
     def _lease(self, request: Any) -> LeaseState:
-        step = self._step()
-        leases = None if step is None else step.of(request.message.delivery_tag)
+        step, tag = self._step(), request.message.delivery_tag
+        leases = None if step is None else step.of(tag)
         if leases is None:
             return "none"
-        return "held" if leases.holds(request.message.delivery_tag) or not request.task.acks_late else "lost"
-
-    def _leases(self) -> Any:
-        """Return the leases of the messages of the broker; without them, those of messages of flows."""
-        step = self._step()
-        return None if step is None else step.leases or step.store_leases
+        return "held" if leases.holds(tag) or not request.task.acks_late else "lost"
 
     def _step(self) -> Any:
         return getattr(self._consumer, "redis_queue_leases", None)

@@ -15,7 +15,7 @@ from redis_queue.basics.times import END_OF_CALENDAR_MS
 from redis_queue.basics.waits import Backoff
 from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.message.headers import SENT
-from redis_queue.celery.monitor.activity import Activity, OnFailure
+from redis_queue.celery.monitor.activity import Activity
 from redis_queue.celery.monitor.commands import register
 from redis_queue.celery.monitor.failure_log import FailureLog
 from redis_queue.celery.monitor.requests import FETCHED, noted_requests
@@ -52,9 +52,7 @@ class Reporter:
     cannot be written, the others are.
     """
 
-    def __init__(
-        self, app: Celery, activity: Activity, snapshots: Snapshots, failures: FailureLog | None = None
-    ) -> None:
+    def __init__(self, app: Celery, activity: Activity, snapshots: Snapshots, failures: FailureLog) -> None:
         self._app = app
         self._failures = failures
         self._activity = activity
@@ -101,7 +99,7 @@ class Reporter:
         writes: tuple[Callable[[], None], ...] = (
             partial(self._write_counts, reports),
             partial(self._write_state, reports, left=left),
-            partial(self._write_failures, failures),
+            lambda: self._failures.write(failures, self._skew),
         )
         for write in writes:
             try:
@@ -129,10 +127,6 @@ class Reporter:
         sample.written()
         self._skew = now / 1000 - (began + time.time()) / 2
 
-    def _write_failures(self, failures: Failures) -> None:
-        if self._failures is not None:
-            self._failures.write(failures, self._skew)
-
 
 class MonitorStep(bootsteps.StartStopStep):  # type: ignore[misc]
     """Runs a Reporter beside the consumer, unless the app sets ``redis_queue_monitor=False``."""
@@ -149,13 +143,10 @@ class MonitorStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def _prepare(self, consumer: Any) -> None:
         register()
-        queue_of, limits = QueueNames(consumer.app).of, Store.of(consumer.app).settings.failures_kept
-        self._failures = None if limits is None else FailureLog(consumer.hostname, queue_of, limits)
-        on_failure: OnFailure = _ignore
-        if self._failures is not None:
-            on_failure = self._failures.note
-            _note_discards(consumer, self._failures)
-        self._activity = Activity(consumer.hostname, queue_of, on_failure)
+        queue_of = QueueNames(consumer.app).of
+        self._failures = FailureLog(consumer.hostname, queue_of, Store.of(consumer.app).settings.failures_kept)
+        _note_discards(consumer, self._failures)
+        self._activity = Activity(consumer.hostname, queue_of, self._failures.note)
         self._snapshots = Snapshots(consumer, self._activity)
         around(consumer, "update_strategies", partial(self._update_strategies, consumer.app))
 
@@ -206,10 +197,6 @@ class MonitorStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def _turn(self) -> None:
         self._snapshots.loop_at = time.monotonic()
-
-
-def _ignore(request: Any, exc_info: Any, seconds: float | None) -> None:
-    """Keep no failures."""
 
 
 def _note_discards(consumer: Any, log: FailureLog) -> None:

@@ -66,11 +66,8 @@ def _wrong_flows(app: Celery) -> Iterator[checks.CheckMessage]:
                         hint = "Workers with -Q may consume it."
                         yield checks.Warning(_named_in_django(app, text), hint=hint, id="redis_queue.W005")
     except (ConfigurationError, InvalidValueError) as error:
-        yield checks.Error(
-            _named_in_django(app, error),
-            hint="A worker does not start with it; see docs/flow.md and docs/unique.md.",
-            id="redis_queue.E003",
-        )
+        hint = "A worker does not start with it; see docs/flow.md and docs/unique.md."
+        yield checks.Error(_named_in_django(app, error), hint=hint, id="redis_queue.E003")
     except Exception as error:  # noqa: BLE001 - tasks are code of the project, and other commands may not need them
         yield checks.Warning(
             f"The flows cannot be checked, since the tasks cannot be imported: {type(error).__name__}: {error}",
@@ -109,46 +106,33 @@ def _named_in_django(app: Celery, error: RedisQueueError | str) -> str:
     return _SETTING.sub(lambda name: _in_django(app, name[1]), str(error))
 
 
+def _messages() -> Iterator[checks.CheckMessage]:
+    try:
+        app = celery_app()
+    except RedisQueueError as error:
+        hint = "Write REDIS_QUEUE = {'CELERY_APP': 'shop.celery:app'}."
+        yield checks.Error(str(error), hint=hint, id="redis_queue.E001")
+        return
+    if app.main in (None, "default"):
+        hint = f"Import the app in the __init__.py of the project, or set {CELERY_APP}."
+        yield checks.Warning("The project has no Celery app.", hint=hint, id="redis_queue.W001")
+        return
+    try:
+        Store(app)
+    except RedisQueueError as error:
+        hint = "The settings are listed in docs/delayed-tasks.md."
+        yield checks.Error(_named_in_django(app, error), hint=hint, id="redis_queue.E002")
+    else:
+        yield from _wrong_flows(app)
+    yield from _ignored(app)
+    if delayed_of(app) is None:
+        text = "The Celery app has no DurableTasks with delays, so delayed tasks wait in the memory of workers."
+        hint = "Add DurableTasks(app) after the line that creates the Celery app."
+        yield checks.Warning(text, hint=hint, id="redis_queue.W002")
+
+
 @checks.register("redis_queue")
 def check_settings(app_configs: Any = None, **_: Any) -> Iterable[checks.CheckMessage]:
     """Check ``CELERY_REDIS_QUEUE_*``, the Celery app of the project, and its flows and unique tasks."""
     del app_configs
-    try:
-        app = celery_app()
-    except RedisQueueError as error:
-        return [
-            checks.Error(
-                str(error), hint="Write REDIS_QUEUE = {'CELERY_APP': 'shop.celery:app'}.", id="redis_queue.E001"
-            )
-        ]
-    if app.main in (None, "default"):
-        return [
-            checks.Warning(
-                "The project has no Celery app.",
-                hint=f"Import the app in the __init__.py of the project, or set {CELERY_APP}.",
-                id="redis_queue.W001",
-            )
-        ]
-    found: list[checks.CheckMessage] = []
-    try:
-        Store(app)
-    except RedisQueueError as error:
-        found.append(
-            checks.Error(
-                _named_in_django(app, error),
-                hint="The settings are listed in docs/delayed-tasks.md.",
-                id="redis_queue.E002",
-            )
-        )
-    else:
-        found += _wrong_flows(app)
-    found += _ignored(app)
-    if delayed_of(app) is None:
-        found.append(
-            checks.Warning(
-                "The Celery app has no DurableTasks with delays, so delayed tasks wait in the memory of workers.",
-                hint="Add DurableTasks(app) after the line that creates the Celery app.",
-                id="redis_queue.W002",
-            )
-        )
-    return found
+    return list(_messages())

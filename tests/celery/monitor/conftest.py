@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import redis
 from celery import Celery
 
 from redis_queue.operate.access import Access, AppAccess
 from tests.support.celery.observing import Observed
+from tests.support.servers import RedisServer
 
 
 @pytest.fixture
@@ -18,3 +21,16 @@ def access(observed: Observed) -> Iterator[Access]:
     with Celery("operator", broker=url, backend=url, set_as_current=False) as app:
         app.conf.redis_queue_url = observed.store.url
         yield AppAccess(app)
+
+
+@pytest.fixture
+def on_broker(broker: Any, client: redis.Redis, redis_server: RedisServer) -> Iterator[Observed]:
+    """Observed workers with the shared store and *broker*, on a queue of their own."""
+    queue = "observed"
+    own = {"control_exchange": f"{queue}-control", "event_exchange": f"{queue}-events"}
+    settings = {"task_default_queue": queue, **(own if broker.url.startswith("amqp") else {})}
+    observed = Observed(redis_server, client, broker.url, settings)
+    yield observed
+    with observed.app.connection_for_write() as connection:
+        connection.default_channel.queue_delete(queue)
+    observed.app.close()

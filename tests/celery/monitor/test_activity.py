@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,7 +41,7 @@ def test_counts_are_taken_once(activity: Activity) -> None:
     assert (activity.executed, activity.failures, activity.last_minute) == (3, 1, (3, 1))
 
 
-def test_threads_lose_no_count(activity: Activity) -> None:
+def test_threads_lose_no_count(activity: Activity, pool: ThreadPoolExecutor) -> None:
     taken: list[Tally] = []
     ended = threading.Event()
 
@@ -48,18 +49,14 @@ def test_threads_lose_no_count(activity: Activity) -> None:
         while not ended.is_set():
             taken.extend(activity.take().values())
 
-    def run() -> None:
+    def run(_: int) -> None:
         for number in range(5000):
             activity.ended(request(started=1.0), "failed" if number % 2 else "succeeded", 0.1)
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    reader = threading.Thread(target=take)
-    for thread in (reader, *threads):
-        thread.start()
-    for thread in threads:
-        thread.join()
+    reader = pool.submit(take)
+    list(pool.map(run, range(4)))
     ended.set()
-    reader.join()
+    reader.result()
     total = sum([*taken, *activity.take().values()], Tally())
     assert (total.executed, total.failed, total.duration.total) == (20_000, 10_000, 20_000)
     assert (activity.executed, activity.failures) == (20_000, 10_000)

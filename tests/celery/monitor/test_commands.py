@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from functools import partial
-from typing import Any
 
 import pytest
-import redis
 
 from redis_queue.basics.times import to_ms
 from redis_queue.celery.monitor import remote
@@ -21,7 +19,6 @@ from tests.support.actions import act, resize, shut_down, stop
 from tests.support.celery.observed_names import GATE, OK, PATIENT, SEEN
 from tests.support.celery.observing import Observed
 from tests.support.marks import thorough
-from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
 RESULTS = True
@@ -73,10 +70,10 @@ def test_a_task_that_is_stopped_softly_cleans_up(observed: Observed, access: Acc
         task = running(observed, observed.send(PATIENT))
         assert stop(access, task, soft=True).count == 1
         assert observed.wait_for(PATIENT, 1).executed == 1
+        # A run is told by a later report than its count, before the end of this block kills the worker.
+        (run,) = wait_until(lambda: observed.runs.get(task.id), description="the run to be reported")
+        assert run.outcome == "succeeded"
     assert observed.client.lrange(SEEN, 0, -1) == [b"waits", b"cleaned up"]
-    # A run is told by a later report than its count.
-    (run,) = wait_until(lambda: observed.runs.get(task.id), description="the run to be reported")
-    assert run.outcome == "succeeded"
 
 
 def test_another_run_of_the_task_is_left_alone(observed: Observed, access: Access) -> None:
@@ -177,21 +174,12 @@ def test_an_unknown_task(observed: Observed, access: Access) -> None:
 
 
 @pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
-def test_on_rabbitmq(broker: Any, client: redis.Redis, redis_server: RedisServer) -> None:
-    queue = "commands"
-    own = {"control_exchange": f"{queue}-control", "event_exchange": f"{queue}-events"}
-    settings = {"task_default_queue": queue, **own}
-    observed = Observed(redis_server, client, broker.url, settings)
-    access = AppAccess(observed.app)
-    try:
-        with observed.worker(pool="prefork") as worker:
-            task = running(observed, observed.send(GATE, "gate"))
-            ready(observed)
-            assert stop(access, task).count == 1
-            assert observed.wait_for(GATE, 1).revoked == 1
-            shut_down(access, NAME)
-            assert worker.wait(timeout=60) == 0
-    finally:
-        with observed.app.connection_for_write() as connection:
-            connection.default_channel.queue_delete(queue)
-        observed.app.close()
+def test_on_rabbitmq(on_broker: Observed) -> None:
+    access = AppAccess(on_broker.app)
+    with on_broker.worker(pool="prefork") as worker:
+        task = running(on_broker, on_broker.send(GATE, "gate"))
+        ready(on_broker)
+        assert stop(access, task).count == 1
+        assert on_broker.wait_for(GATE, 1).revoked == 1
+        shut_down(access, NAME)
+        assert worker.wait(timeout=60) == 0

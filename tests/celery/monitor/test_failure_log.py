@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,16 +86,12 @@ def test_more_than_a_hundred_are_counted(log: FailureLog) -> None:
     assert log.take() == ([], 1)
 
 
-def test_threads_lose_no_count(log: FailureLog) -> None:
-    def fail() -> None:
+def test_threads_lose_no_count(log: FailureLog, pool: ThreadPoolExecutor) -> None:
+    def fail(_: int) -> None:
         for _ in range(200):
             log.note(request(), failed(ValueError()), None)
 
-    threads = [threading.Thread(target=fail) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    list(pool.map(fail, range(8)))
     found, missed = log.take()
     assert len(found) == MOST_AT_ONCE
     log.written()

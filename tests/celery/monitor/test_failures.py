@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -109,6 +110,8 @@ def test_a_hard_time_limit_and_a_killed_process_are_kept(observed: Observed) -> 
         wait_for_failures(observed, 1)
         die = observed.send(DIE)
         found = wait_for_failures(observed, 2)
+        tallies = [observed.wait_for(name, 1) for name in (LONG, DIE)]
+    assert [(tally.executed, tally.failed) for tally in tallies] == [(1, 1), (1, 1)]
     assert {failure.id: failure.exception for failure in found} == {
         long: "billiard.exceptions.TimeLimitExceeded",
         die: "billiard.exceptions.WorkerLostError",
@@ -120,7 +123,8 @@ def test_retries_and_terminated_tasks_are_no_failures(observed: Observed) -> Non
     with observed.worker(pool="prefork"):
         wait_until(lambda: observed.workers.find_running(gate), timeout=60, description="the running task")
         observed.app.control.revoke(gate, terminate=True, signal="SIGKILL")
-        observed.wait_for(GATE, 1)
+        tally = observed.wait_for(GATE, 1)
+        assert (tally.executed, tally.failed, tally.revoked) == (0, 0, 1)
         observed.send(AGAIN)
         observed.wait_for(AGAIN, 3)
         found = wait_for_failures(observed, 1)
@@ -222,25 +226,15 @@ def test_a_retry_keeps_what_the_message_was(observed: Observed) -> None:
 
 
 @pytest.mark.parametrize("broker", ["redis", "rabbitmq"], indirect=True)
-def test_other_arguments_and_any_broker(broker: Any, client: Any, redis_server: RedisServer) -> None:
-    queue = "failing"
-    settings = {"task_default_queue": queue}
-    if broker.url.startswith("amqp"):
-        settings |= {"control_exchange": f"{queue}-control", "event_exchange": f"{queue}-events"}
-    observed = Observed(redis_server, client, broker.url, settings)
-    try:
-        id_ = observed.send(MENDED, 1)
-        with observed.worker(pool="solo"):
-            wait_for_failures(observed, 1)
-            client.set("mended", 1)
-            assert retried(observed, Conditions(), args="[2]", kwargs="{}").count == 1
-            wait_until(lambda: client.llen(SEEN) == 1, timeout=60, description="a run")
-        run = json.loads(client.lindex(SEEN, 0))
-        assert (run["id"], run["number"], run["argsrepr"]) == (id_, 2, "(2,)")
-    finally:
-        with observed.app.connection_for_write() as connection:
-            connection.default_channel.queue_delete(queue)
-        observed.app.close()
+def test_other_arguments_and_any_broker(on_broker: Observed) -> None:
+    id_, client = on_broker.send(MENDED, 1), on_broker.client
+    with on_broker.worker(pool="solo"):
+        wait_for_failures(on_broker, 1)
+        client.set("mended", 1)
+        assert retried(on_broker, Conditions(), args="[2]", kwargs="{}").count == 1
+        wait_until(lambda: client.llen(SEEN) == 1, timeout=60, description="a run")
+    run = json.loads(client.lindex(SEEN, 0))
+    assert (run["id"], run["number"], run["argsrepr"]) == (id_, 2, "(2,)")
 
 
 def test_an_unregistered_task_runs_once_a_worker_knows_it() -> None:
@@ -254,47 +248,57 @@ def test_an_unregistered_task_runs_once_a_worker_knows_it() -> None:
         assert observed.client.lrange(SEEN, 0, -1) == [id_.encode()]
 
 
-def test_a_second_retry_has_no_effect_while_the_first_one_waits(observed: Observed) -> None:
-    observed.send(MENDED, 1)
-    with observed.worker("--without-dispatch", pool="solo"):
-        (failure,) = wait_for_failures(observed, 1)
-        # As if the first one had died before it removed the failure.
-        store = failures_of(observed)
-        full = store.get(failure.id)
-        assert full is not None
-        retried(observed, Conditions())
-        store.keep([full], 1000, 7)
-        assert retried(observed, Conditions()).count == 1
-        assert len(AppAccess(observed.app).delay_queue().list()) == 1
-        assert store.count() == 0
+@pytest.fixture(scope="module")
+def of_worker() -> Iterator[tuple[Observed, Failure]]:
+    """What a worker, which has ended, keeps of a failure."""
+    with observed_on_one_redis() as observed:
+        id_ = observed.send(MENDED, 1)
+        with observed.worker(pool="solo"):
+            wait_for_failures(observed, 1)
+        failure = failures_of(observed).get(id_)
+        assert failure is not None
+        yield observed, failure
 
 
-def test_another_call_that_waits_under_the_id_is_kept(observed: Observed) -> None:
-    observed.send(MENDED, 1)
-    with observed.worker("--without-dispatch", pool="solo"):
-        (failure,) = wait_for_failures(observed, 1)
-        observed.app.send_task(OK, task_id=failure.id, countdown=3600)
-        retried(observed, Conditions())
-        queue = AppAccess(observed.app).delay_queue()
-        tasks = {Envelope.unpack(entry.payload, entry.id, entry.headers).task for entry in queue.list()}
-        assert tasks == {OK, MENDED}
+@pytest.fixture
+def kept(of_worker: tuple[Observed, Failure]) -> tuple[Observed, Failure]:
+    """The store with just this failure; nothing is dispatched."""
+    observed, failure = of_worker
+    observed.client.flushall()
+    failures_of(observed).keep([failure], 1000, 7)
+    return observed, failure
 
 
-def test_failures_that_cannot_be_rebuilt_are_named_and_stay(observed: Observed) -> None:
-    observed.send(FAIL)
-    with observed.worker():
-        (failure,) = wait_for_failures(observed, 1)
+def test_a_second_retry_has_no_effect_while_the_first_one_waits(kept: tuple[Observed, Failure]) -> None:
+    observed, failure = kept
+    retried(observed, Conditions())
+    # As if the first one had died before it removed the failure.
+    failures_of(observed).keep([failure], 1000, 7)
+    assert retried(observed, Conditions()).count == 1
+    assert len(AppAccess(observed.app).delay_queue().list()) == 1
+    assert failures_of(observed).count() == 0
+
+
+def test_another_call_that_waits_under_the_id_is_kept(kept: tuple[Observed, Failure]) -> None:
+    observed, failure = kept
+    observed.app.send_task(OK, task_id=failure.id, countdown=3600)
+    retried(observed, Conditions())
+    queue = AppAccess(observed.app).delay_queue()
+    tasks = {Envelope.unpack(entry.payload, entry.id, entry.headers).task for entry in queue.list()}
+    assert tasks == {OK, MENDED}
+
+
+def test_failures_that_cannot_be_rebuilt_are_named_and_stay(kept: tuple[Observed, Failure]) -> None:
+    observed, failure = kept
     store = failures_of(observed)
-    full = store.get(failure.id)
-    assert full is not None
     broken = {b"\x01{": "cannot be read", b"\x02later": "expected", b"junk": "expected"}
     for number, body in enumerate(broken):
-        store.keep([replace(full, id=f"broken{number}", body=body)], 1000, 7)
+        store.keep([replace(failure, id=f"broken{number}", body=body)], 1000, 7)
     result = retried(observed, Conditions())
-    assert [subject.id for subject in result.subjects] == [full.id]
+    assert [subject.id for subject in result.subjects] == [failure.id]
     assert result.skipped.total() == 3
     assert all(any(part in reason for reason in result.skipped) for part in broken.values())
-    assert {failure.id for failure in store.list()[0]} == {f"broken{number}" for number in range(3)}
+    assert {found.id for found in store.list()[0]} == {f"broken{number}" for number in range(3)}
     # They are not claimed any more.
     assert len(store.claim(store.full(["broken0", "broken1", "broken2"]), "token")) == 3
 
@@ -306,11 +310,14 @@ def test_an_outage_of_the_store_disturbs_nothing(redis_server: RedisServer, clie
             observed.send(OK)
             observed.wait_for(OK, 1)
             store.pause()
-            observed.send(FAIL)
+            for name in (OK, OK, OK, FAIL):
+                observed.send(name)
             worker.wait_for_output("cannot write reports")
             store.resume()
             (failure,) = wait_for_failures(observed, 1)
             assert failure.task == FAIL
+            assert observed.wait_for(OK, 4).executed == 4
+            assert worker.output.count("cannot write reports") == 1
             of_store.config_set("maxmemory", 1)
             observed.send(FAIL)
             worker.wait_for_output("cannot keep failed tasks")

@@ -39,11 +39,11 @@ def test_requests_and_strategies_of_an_application_are_used(observed: Observed, 
 
 def test_the_request_class_of_a_task_is_extended_within_the_block_only() -> None:
     tasks: list[Any] = [SimpleNamespace(Request=OwnRequest), SimpleNamespace(Request="celery.worker.request:Request")]
-    notes: Any = SimpleNamespace()
-    with noted_requests(tasks, notes):
+    activity: Any = SimpleNamespace()
+    with noted_requests(tasks, activity):
         assert issubclass(tasks[0].Request, RequestNotes)
         assert issubclass(tasks[0].Request, OwnRequest)
-        assert tasks[1].Request.notes_of_worker is notes
+        assert tasks[1].Request.activity_of_worker is activity
     assert [task.Request for task in tasks] == [OwnRequest, "celery.worker.request:Request"]
 
 

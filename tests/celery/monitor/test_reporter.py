@@ -74,7 +74,7 @@ def test_counts_are_not_repeated_if_the_state_cannot_be_written(redis_server: Re
     with Celery("reporting", set_as_current=False) as app:
         app.conf.redis_queue_url = redis_server.url
         DurableTasks(app, leases=False)
-        reporter = Reporter(app, activity, OneWorker())  # type: ignore[arg-type]
+        reporter = Reporter(app, activity, OneWorker(), FailureLog("one@host", lambda _: "mail", None))  # type: ignore[arg-type]
         reporter.start()
         wait_until(lambda: client.hlen(KEYS.current), description="the counts")
         client.delete(KEYS.workers)

@@ -8,25 +8,21 @@ import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
-import redis
 
 from redis_queue.monitor.model import Series
 from redis_queue.monitor.monitor import Workers
 from tests.support.celery.observed_names import (
     AGAIN,
-    DIE,
     FAIL,
     GATE,
     HEADERS,
     IGNORE,
-    LONG,
     OK,
     REJECT,
     SEEN,
 )
 from tests.support.celery.observing import PREFIX, Observed, observed_on_one_redis
 from tests.support.marks import thorough
-from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.timeout(180)
@@ -59,15 +55,6 @@ def test_each_run_is_counted_once(observed: Observed, pool: str) -> None:
     assert tallies[OK].lateness.quantile(1) < 60
     assert Series(OK, "celery") in observed.history.series()
     assert [run.outcome for run in observed.runs.get(expired)] == ["revoked"]
-
-
-def test_a_hard_time_limit_and_a_killed_process_are_failures(observed: Observed) -> None:
-    observed.send(LONG)
-    with observed.worker(pool="prefork"):
-        long = observed.wait_for(LONG, 1)
-        observed.send(DIE)
-        die = observed.wait_for(DIE, 1)
-    assert (long.executed, long.failed, die.executed, die.failed) == (1, 1, 1, 1)
 
 
 def test_a_task_does_not_see_the_header(observed: Observed) -> None:
@@ -138,31 +125,6 @@ def test_scripts_and_keys_that_vanish_are_written_again(observed: Observed) -> N
         wait_until(observed.workers.rows, description="the state of the worker")
         observed.send(OK)
         assert observed.wait_for(OK, 1).executed == 1
-
-
-def test_a_terminated_task_is_revoked(observed: Observed) -> None:
-    id_ = observed.send(GATE, "gate")
-    with observed.worker(pool="prefork"):
-        wait_until(lambda: observed.workers.find_running(id_), timeout=60, description="the running task")
-        observed.app.control.revoke(id_, terminate=True, signal="SIGKILL")
-        tally = observed.wait_for(GATE, 1)
-    assert (tally.executed, tally.failed, tally.revoked) == (0, 0, 1)
-
-
-def test_counts_are_written_after_an_outage_of_the_store(redis_server: RedisServer, client: redis.Redis) -> None:
-    with RedisServer() as store, store.client() as of_store:
-        observed = Observed(store, of_store, f"redis+socket://{redis_server.socket}")
-        with observed.worker() as worker:
-            observed.send(OK)
-            observed.wait_for(OK, 1)
-            store.pause()
-            for _ in range(3):
-                observed.send(OK)
-            worker.wait_for_output("cannot write reports")
-            store.resume()
-            assert observed.wait_for(OK, 4).executed == 4
-            assert worker.output.count("cannot write reports") == 1
-        observed.app.close()
 
 
 def test_a_worker_writes_once_a_second(observed: Observed) -> None:

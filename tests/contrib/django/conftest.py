@@ -13,9 +13,9 @@ from tests.support.django.project import served_by
 
 
 @pytest.fixture
-def database(shop: Path) -> str:
-    """The path or URL of the database; test modules override it for other databases."""
-    return str(shop)
+def database(request: pytest.FixtureRequest, shop: Path) -> str:
+    """The path or URL of the database: SQLite, or PostgreSQL if it is a parameter of the test."""
+    return str(request.getfixturevalue("postgres") if getattr(request, "param", "") == "postgresql" else shop)
 
 
 @pytest.fixture(scope="session")

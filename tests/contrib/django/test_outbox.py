@@ -11,7 +11,6 @@ from uuid import UUID
 
 import pytest
 import redis
-from celery import Celery
 from celery import chord as celery_chord
 from celery import group as celery_group
 from kombu.serialization import loads
@@ -21,22 +20,17 @@ from redis_queue.celery import TaskCall
 from redis_queue.celery.message.entry import envelope_of_call
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.errors import EntryExistsError, InvalidDelayError, InvalidValueError
-from tests.support.django.project import rows, use_app
+from tests.support.django.project import rows, use_redis, write
 from tests.support.servers import RedisServer
 
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, shop: Path) -> str:
-    return str(shop) if request.param == "sqlite" else str(request.getfixturevalue("postgres"))
+pytestmark = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 
 
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
     """A Redis for one test, with an app that is not connected to it yet."""
     with RedisServer() as server:
-        app = Celery("shop", broker="memory://", set_as_current=False)
-        app.conf.redis_queue_url = server.url
-        use_app(app, monkeypatch)
+        use_redis(server.url, monkeypatch)
         yield server
 
 
@@ -178,9 +172,7 @@ def test_a_django_test_case_can_capture_each_relay(tables: Any, outbox: Any, mon
 
 
 def test_repeating_a_relay_changes_nothing(tables: Any, outbox: Any, delayed: Any) -> None:
-    from redis_queue.contrib.django.outbox.models import Call
-
-    Call.objects.create(task_id="x", task="shop.remind", payload={}, due_at=datetime.now(timezone.utc))
+    write(task_id="x")
     (row,) = rows()
     assert outbox.relay() == outbox.Relayed(moved=1)
     delayed.reschedule("x", countdown=900)
@@ -203,9 +195,7 @@ def test_it_is_cancelled_before_and_after_the_relay(tables: Any, outbox: Any, de
 
 
 def test_a_rolled_back_cancel_has_no_effect(tables: Any, outbox: Any, delayed: Any) -> None:
-    from redis_queue.contrib.django.outbox.models import Call
-
-    Call.objects.create(task_id="x", task="shop.remind", payload={}, due_at=datetime.now(timezone.utc))
+    write(task_id="x")
     with tables.atomic():
         assert outbox.cancel("x")
         tables.set_rollback(True)

@@ -12,21 +12,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery
 
 from redis_queue import DelayQueue
 from redis_queue.celery.message.headers import CALL
 from redis_queue.delay.model import Push
-from tests.support.django.project import DUE_AT, rows, use_app, write
+from tests.support.django.project import DUE_AT, rows, use_redis, write
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 
 SKEW = 3600
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, shop: Any) -> str:
-    return str(shop) if request.param == "sqlite" else str(request.getfixturevalue("postgres"))
+pytestmark = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 
 
 @pytest.fixture(params=[-SKEW, 0, SKEW], ids=["behind", "equal", "ahead"])
@@ -87,9 +84,7 @@ def test_it_needs_only_the_commands_of_the_producer_role(
     assert found
     allowed = {rule.removeprefix("+") for rule in found[1].split() if rule.startswith("+")}
     with RedisServer() as server, server.client() as client:
-        app = Celery("shop", broker="memory://", set_as_current=False)
-        app.conf.redis_queue_url = server.url
-        use_app(app, monkeypatch)
+        use_redis(server.url, monkeypatch)
         for _ in range(2):
             with tables.atomic():
                 outbox.schedule("shop.remind", countdown=60, task_id="x")
@@ -117,9 +112,7 @@ def small(tables: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A client of a Redis that closes connections with commands of more than a megabyte."""
     del tables
     with RedisServer("--proto-max-bulk-len", "1mb") as server, server.client() as client:
-        app = Celery("shop", broker="memory://", set_as_current=False)
-        app.conf.redis_queue_url = server.url
-        use_app(app, monkeypatch)
+        use_redis(server.url, monkeypatch)
         yield client
 
 

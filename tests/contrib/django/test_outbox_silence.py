@@ -8,11 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from celery import Celery
 
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.store.scripts import CALL_ATTEMPTS
-from tests.support.django.project import rows, use_app, write
+from tests.support.django.project import rows, use_redis, write
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -25,9 +24,7 @@ def redis(redis_tcp_server: RedisServer, tables: Any, monkeypatch: pytest.Monkey
     with redis_tcp_server.client() as client:
         client.flushall()
     with FaultProxy(redis_tcp_server.address) as proxy:
-        app = Celery("shop", broker="memory://", set_as_current=False)
-        app.conf.redis_queue_url = proxy.url
-        use_app(app, monkeypatch)
+        use_redis(proxy.url, monkeypatch)
         yield proxy
 
 

@@ -37,9 +37,7 @@ relay()
 """
 
 
-@pytest.fixture
-def database(postgres: str) -> str:
-    return postgres
+pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 
 
 @pytest.fixture
@@ -204,17 +202,6 @@ def test_a_cancel_without_redis_raises_and_cancels_nothing(
     with tables.atomic(), pytest.raises(StoreError):
         outbox.cancel("x")
     assert rows() == ["x"]
-
-
-def test_a_call_in_a_rolled_back_savepoint_is_not_scheduled(tables: Any, outbox: Any, delayed: Any) -> None:
-    with tables.atomic():
-        outbox.schedule("shop.remind", countdown=60, task_id="outer")
-        with tables.atomic():
-            outbox.schedule("shop.remind", countdown=60, task_id="inner")
-            tables.set_rollback(True)
-        with tables.atomic():
-            outbox.schedule("shop.remind", countdown=60, task_id="second")
-    assert (scheduled(delayed), rows()) == (["outer", "second"], [])
 
 
 @pytest.mark.parametrize("breaks", [False, True])

@@ -19,6 +19,7 @@ from redis_queue.operate.actions.registry import PERMISSIONS
 from tests.support.celery.processes import CeleryProcess
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
+from tests.support.web.browser import hidden, token
 
 
 def broker(url: str) -> str:
@@ -80,12 +81,9 @@ def test_users_with_write_permission_can_cancel(app: Flask) -> None:
     browser = app.test_client()
     login(browser, "admin")
     id_ = browser.post("/notifications", data={"to": "ann", "text": "hello"}).json["id"]
-    token = re.search(r'name="token" value="([^"]+)"', browser.get("/queues/scheduled").text)
-    assert token is not None
-    form = {"verb": "cancel", "row": f"delay:scheduled:{id_}", "token": token[1]}
+    form = {"verb": "cancel", "row": f"delay:scheduled:{id_}", "token": token(browser.get("/queues/scheduled").text)}
     preview = browser.post("/queues/actions/scheduled/preview", data=form)
-    hidden = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', preview.text))
-    done = browser.post("/queues/actions/scheduled", data=hidden)
+    done = browser.post("/queues/actions/scheduled", data=hidden(preview.text))
     assert (done.status_code, done.headers["Location"]) == (303, "/queues/scheduled")
     assert app.extensions["redis_queue"].count() == 0
     # The session of the application is unchanged.
@@ -124,9 +122,11 @@ def test_the_user_function_does_not_consume_the_form(redis_url: str) -> None:
     id_ = app.extensions["redis_queue"].app.send_task("shop.remind", countdown=60).id
     # Like a proxy that serves the application under a path.
     under = {"environ_overrides": {"SCRIPT_NAME": "/shop"}}
-    token = re.search(r'name="token" value="([^"]+)"', browser.get("/queues/scheduled", **under).text)
-    assert token is not None
-    form = {"verb": "cancel", "row": f"delay:scheduled:{id_}", "token": token[1]}
+    form = {
+        "verb": "cancel",
+        "row": f"delay:scheduled:{id_}",
+        "token": token(browser.get("/queues/scheduled", **under).text),
+    }
     assert "Cancel 1 waiting entry?" in browser.post("/queues/actions/scheduled/preview", data=form, **under).text
     assert set(roots) == {"/shop"}
 
@@ -152,14 +152,11 @@ def test_may_decides_for_each_user_and_verb(redis_url: str) -> None:
         data["verbs"] = ["run-now"]
     page = browser.get("/queues/scheduled").text
     assert re.findall('name="verb" value="([^"]+)"', page) == ["run-now"]
-    token = re.search(r'name="token" value="([^"]+)"', page)
-    assert token is not None
-    form = {"row": f"delay:scheduled:{id_}", "token": token[1]}
+    form = {"row": f"delay:scheduled:{id_}", "token": token(page)}
     refused = browser.post("/queues/actions/scheduled/preview", data={**form, "verb": "cancel"})
     assert (refused.status_code, "cancel is not permitted to ann" in refused.text) == (403, True)
     preview = browser.post("/queues/actions/scheduled/preview", data={**form, "verb": "run-now"})
-    hidden = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', preview.text))
-    assert browser.post("/queues/actions/scheduled", data=hidden).status_code == 303
+    assert browser.post("/queues/actions/scheduled", data=hidden(preview.text)).status_code == 303
     assert "1 made due." in browser.get("/queues/scheduled").text
 
 

@@ -86,7 +86,9 @@ def write(**fields: Any) -> None:
 DUE_AT = datetime(2030, 1, 1, tzinfo=timezone.utc)
 
 
-def use_app(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the outbox use *app* instead of the app of the shop."""
+def use_redis(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the outbox use an app with the Redis *url*, not connected to it yet, instead of the app of the shop."""
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.redis_queue_url = url
     for module in ("transfer", "calls"):
         monkeypatch.setattr(f"redis_queue.contrib.django.outbox.{module}.celery_app", lambda: app)

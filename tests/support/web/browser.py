@@ -162,6 +162,17 @@ class Browser:
         return self.open(target.path + (f"?{target.query}" if target.query else ""))
 
 
+def token(page: str) -> str:
+    """Return the token in the forms of *page*, the HTML that another client got."""
+    (found,) = set(re.findall(r'name="token" value="([^"]+)"', page))
+    return str(found)
+
+
+def hidden(page: str) -> dict[str, str]:
+    """Return the hidden fields in the forms of *page*, the HTML that another client got."""
+    return dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', page))
+
+
 ADDRESS = re.compile(r"/static/([\w./-]+\.js)\?v=[0-9a-f]{12}")
 
 

@@ -75,15 +75,6 @@ def test_parts_that_open_are_accessible(width: int, scheme: str, new_tab: NewTab
 SEEN = "document.activeElement === document.body || getComputedStyle(document.activeElement).outlineStyle !== 'none'"
 
 
-def test_the_dark_scheme_is_dark(new_tab: NewTab) -> None:
-    page = new_tab().open("/")
-    found = []
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        found.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-    assert found == ["rgb(246, 247, 249)", "rgb(15, 18, 22)"]
-
-
 class TestKeyboard:
     def test_the_first_link_skips_the_navigation(self, new_tab: NewTab) -> None:
         page = new_tab().open("/scheduled")

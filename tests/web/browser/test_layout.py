@@ -65,20 +65,16 @@ class TestPhone:
         assert page.evaluate(f"({SMALL})(44)") == []
 
 
-@pytest.mark.parametrize("path", LISTS)
+@pytest.mark.parametrize("path", [*LISTS, *SINGLE])
 def test_pointers_can_hit_every_target(path: str, new_tab: NewTab) -> None:
     assert new_tab().open(path).evaluate(f"({SMALL})(32)") == []
 
 
 @pytest.mark.parametrize("path", SINGLE)
-class TestSingle:
-    def test_fits_a_phone(self, path: str, new_tab: NewTab) -> None:
-        page = new_tab(**PHONE).open(path)
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        assert page.evaluate(f"({SMALL})(44)") == []
-
-    def test_pointers_can_hit_every_target(self, path: str, new_tab: NewTab) -> None:
-        assert new_tab().open(path).evaluate(f"({SMALL})(32)") == []
+def test_a_single_thing_fits_a_phone(path: str, new_tab: NewTab) -> None:
+    page = new_tab(**PHONE).open(path)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.evaluate(f"({SMALL})(44)") == []
 
 
 def test_on_a_phone_the_navigation_shows_the_current_page(new_tab: NewTab) -> None:
@@ -130,6 +126,7 @@ LIGHT, DARK = "rgb(246, 247, 249)", "rgb(15, 18, 22)"
 
 class TestColours:
     def test_are_those_of_the_system_until_the_user_chooses(self, new_tab: NewTab) -> None:
+        assert background(new_tab(color_scheme="light").open("/")) == LIGHT
         page = new_tab(color_scheme="dark").open("/")
         button = page.get_by_role("button", name=re.compile("^Colours"))
         assert background(page) == DARK
