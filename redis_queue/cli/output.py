@@ -43,6 +43,15 @@ DEFAULT_PREFIX: Final = Settings().prefix
 UTC: Final = "redis_queue.utc"
 """Entry of a command's context: whether it shows times in UTC, not in the local time zone."""
 
+AS_JSON: Final = "redis_queue.json"
+"""Entry of a command's context: whether it prints JSON."""
+
+
+def wants_json() -> bool:
+    """Tell whether the command prints JSON."""
+    ctx = click.get_current_context(silent=True)
+    return ctx is not None and ctx.meta.get(AS_JSON, False)
+
 
 def harmless(value: Any) -> str:
     """Return *value* as text; control characters, and characters the terminal cannot show, are escaped."""

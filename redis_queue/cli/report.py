@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
-from redis_queue.cli.output import harmless, show_json
+from redis_queue.cli.output import harmless, show_json, wants_json
 from redis_queue.errors import ConfigurationError, InvalidValueError, RedisQueueError
-
-if TYPE_CHECKING:
-    from redis_queue.operate.queue_row import Faults
 
 FAILED: Final = 1
 """Something failed, a check found an error, or the store cannot be reached."""
@@ -33,29 +30,24 @@ def code_of(error: RedisQueueError) -> int:
     return UNUSABLE if isinstance(error, InvalidValueError | ConfigurationError) else FAILED
 
 
-def report(result: str, count: int, *, as_json: bool, error: str = "", more: dict[str, Any] | None = None) -> None:
-    """Print *count* under the name *result*, and *more* counts; exits with code 1 if there is an *error*."""
-    counts = {result: count, **(more or {})}
-    if as_json:
-        _end(error, counts)
-        return
+def report(result: str, count: int, *, error: str = "", more: Mapping[str, Any] | None = None) -> None:
+    """Print *count* under the name *result*, and *more* counts; exits with code 1 if there is an *error*.
+
+    What else is in *more* is printed as JSON only.
+    """
+    known = {result: count, **(more or {})}
+    counts = {name.replace("_", " "): number for name, number in known.items() if isinstance(number, int)}
+    end_with(error, known, ", ".join(f"{number:,} {name}" for name, number in counts.items()))
+
+
+def end_with(error: str, document: Mapping[str, Any], text: str = "") -> None:
+    """Report an *error*, if any, and print *document* as JSON, or *text*; exits with code 1 if there is an error."""
     if error:
         click.echo(f"error: {harmless(error)}", err=True)
-    click.echo(", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in counts.items()))
-    if error:
-        sys.exit(FAILED)
-
-
-def end_with(faults: Faults, shown: dict[str, Any] | None = None, *, as_json: bool = False) -> None:
-    """Report *faults* after the result, or together with it (*shown*) as JSON; exits with code 1 if there are any."""
-    _end(faults.text(), (shown or {}) if as_json else None)
-
-
-def _end(error: str, document: dict[str, Any] | None) -> None:
-    if error:
-        click.echo(f"error: {harmless(error)}", err=True)
-    if document is not None:
+    if wants_json():
         show_json({**document, **({"error": error} if error else {})})
+    elif text:
+        click.echo(text)
     if error:
         sys.exit(FAILED)
 
