@@ -20,6 +20,11 @@ Function = Callable[..., Any]
 
 T = TypeVar("T")
 
+Row = Mapping[str, Any]
+
+Column = str | Callable[[Row], Any]
+"""A field of a row, or a function that returns the cell."""
+
 BODIES: Final = ("body", "raw", "payload")
 """Fields that are shown as text."""
 
@@ -87,11 +92,6 @@ def conditions(noun: str, task: Callable[[Any], Any] = options.task) -> Callable
 
 item_command: Final = options.together(click.argument("id"), options.name, options.body, options.output)
 """Options of a command that shows one item."""
-
-Row = Mapping[str, Any]
-
-Column = str | Callable[[Row], Any]
-"""A field of a row, or a function that returns the cell."""
 
 
 def show_rows(
