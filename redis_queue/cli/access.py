@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import click
 from click.core import ParameterSource
 
-from redis_queue.cli.output import harmless, show_json, wants_json
-from redis_queue.cli.report import INTERRUPTED_AT_ONCE, code_of
+from redis_queue.cli.output import INTERRUPTED_AT_ONCE, code_of, harmless, show_json, wants_json
 from redis_queue.errors import ConfigurationError, RedisQueueError
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.redis_errors import redact

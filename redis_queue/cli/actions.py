@@ -18,8 +18,16 @@ from kombu.exceptions import OperationalError
 from redis_queue.catalog import AnyQueue
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.output import harmless, show_json, show_table, wants_json
-from redis_queue.cli.report import INTERRUPTED, Stop, report, signal_handler
+from redis_queue.cli.output import (
+    INTERRUPTED,
+    Stop,
+    harmless,
+    report,
+    show_json,
+    show_table,
+    signal_handler,
+    wants_json,
+)
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan, Total, perform

@@ -12,8 +12,7 @@ import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_store
-from redis_queue.cli.output import harmless, show_json, wants_json
-from redis_queue.cli.report import FAILED
+from redis_queue.cli.output import FAILED, harmless, show_json, wants_json
 from redis_queue.errors import StoreError
 from redis_queue.operate.liveness import liveness
 from redis_queue.store.connection import Client

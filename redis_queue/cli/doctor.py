@@ -13,8 +13,7 @@ import click
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.actions import act
-from redis_queue.cli.output import harmless, show_json, show_place, wants_json
-from redis_queue.cli.report import FAILED
+from redis_queue.cli.output import FAILED, harmless, show_json, show_place, wants_json
 from redis_queue.doctor import Finding
 from redis_queue.doctor.finding import ORDER
 from redis_queue.operate.access import Access

@@ -10,8 +10,17 @@ from typing import Any, Final, TypeVar
 import click
 
 from redis_queue.cli import options
-from redis_queue.cli.output import show_count, show_fields, show_json, show_place, show_table, shown_body, wants_json
-from redis_queue.cli.report import end_with, report
+from redis_queue.cli.output import (
+    end_with,
+    report,
+    show_count,
+    show_fields,
+    show_json,
+    show_place,
+    show_table,
+    shown_body,
+    wants_json,
+)
 from redis_queue.operate.access import Access
 from redis_queue.operate.listing import Conditions, Listing
 from redis_queue.operate.queue_row import Faults

@@ -10,8 +10,7 @@ import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import UrlCommand, with_url
-from redis_queue.cli.output import harmless
-from redis_queue.cli.report import interrupt, report, signal_handler
+from redis_queue.cli.output import harmless, interrupt, report, signal_handler
 from redis_queue.errors import StoreError
 from redis_queue.store.connection import connect
 from redis_queue.store.script_files import all_scripts

@@ -13,8 +13,18 @@ from redis_queue.celery.migrate.adopt import Adoption, HeldByWorkersError
 from redis_queue.celery.migrate.release import NotReleasableError, Release
 from redis_queue.cli import options
 from redis_queue.cli.access import Command, with_app
-from redis_queue.cli.output import harmless, show_json, text_of, wants_json
-from redis_queue.cli.report import FAILED, INTERRUPTED, UNUSABLE, Stop, code_of, signal_handler
+from redis_queue.cli.output import (
+    FAILED,
+    INTERRUPTED,
+    UNUSABLE,
+    Stop,
+    code_of,
+    harmless,
+    show_json,
+    signal_handler,
+    text_of,
+    wants_json,
+)
 from redis_queue.errors import RedisQueueError
 
 _dry_run = click.option("--dry-run", is_flag=True, help="List and count; change nothing.")

@@ -9,8 +9,7 @@ import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.output import harmless, show_fields, show_json, show_table, wants_json
-from redis_queue.cli.report import report
+from redis_queue.cli.output import harmless, report, show_fields, show_json, show_table, wants_json
 from redis_queue.operate.access import Access
 from redis_queue.operate.canvas import Canvas, canvas
 from redis_queue.operate.task_life import TaskLife, task_life

@@ -9,8 +9,7 @@ import click
 
 from redis_queue.cli.access import UrlCommand, with_url
 from redis_queue.cli.options import json_flag
-from redis_queue.cli.output import show_json, wants_json
-from redis_queue.cli.report import FAILED
+from redis_queue.cli.output import FAILED, show_json, wants_json
 from redis_queue.validation import Plan, Report
 from redis_queue.validation import validate as run
 
