@@ -8,8 +8,7 @@ import click
 
 from redis_queue.cli.access import redacted
 from redis_queue.cli.commands import CommandGroup
-from redis_queue.cli.output import harmless
-from redis_queue.cli.report import INTERRUPTED_AT_ONCE, code_of
+from redis_queue.cli.output import INTERRUPTED_AT_ONCE, code_of, harmless
 from redis_queue.errors import RedisQueueError
 
 

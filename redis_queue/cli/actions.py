@@ -7,7 +7,7 @@ import getpass
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,18 +18,27 @@ from kombu.exceptions import OperationalError
 from redis_queue.catalog import AnyQueue
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.output import harmless, show_json, show_table
-from redis_queue.cli.report import INTERRUPTED, Stop, report, signal_handler
+from redis_queue.cli.output import (
+    INTERRUPTED,
+    Stop,
+    harmless,
+    report,
+    show_json,
+    show_table,
+    signal_handler,
+    wants_json,
+)
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan, Total, perform
 from redis_queue.operate.actions.queues import PURGE, purge_plan
 from redis_queue.operate.actions.rows import Rows
-from redis_queue.operate.audit import Subject
 from redis_queue.operate.queue_row import Faults
 from redis_queue.store.ids import check_id
 
 MAX_USER: Final = 100
+
+NO_SCOPE: Final[Mapping[str, str]] = {}
 
 AWAY: Final = "the broker cannot be read"
 
@@ -96,18 +105,18 @@ def rows_command(
     action: Action,
     chosen: Callable[[Function], Function],
     *choices: Callable[[Function], Function],
-    scope: Callable[[Access, dict[str, Any]], dict[str, Any]],
+    scope: Mapping[str, str] = NO_SCOPE,
 ) -> click.Command:
-    """Return the command of an action on rows: *chosen* adds the ids, *choices* the conditions and what *scope* takes.
+    """Return the command of an action on rows: *chosen* adds the ids, *choices* the conditions and the *scope*.
 
-    *scope* takes its values out of those of the options.
+    *scope* has the names of the options, by those of the fields of the scope of the action.
     """
 
-    def run(access: Access, *, dry_run: bool, yes: bool, as_json: bool, **values: Any) -> None:
+    def run(access: Access, *, dry_run: bool, yes: bool, **values: Any) -> None:
         ids, only, everything = values.pop("ids"), values.pop("only", None), values.pop("everything", False)
         _check_chosen(action, ids, only, everything=everything)
         choice = Choice(
-            scope(access, values),
+            {field: values.pop(name) for field, name in scope.items()},
             values,
             ids=ids.ids if ids.present else None,
             conditions=only,
@@ -123,17 +132,17 @@ def rows_command(
             found = choice.scan.no_match(rows.plural) + choice.scan.hint(only.task)
             click.echo(harmless(found), err=True)
         if dry_run:
-            preview(action, plan, rows.at, as_json=as_json, error=choice.faults.text())
+            preview(action, plan, error=choice.faults.text())
             return
         if plan.tries and (action.destroys or not ids.typed):
-            confirm(plan, rows.at, yes=yes)
+            confirm(action, plan, yes=yes)
 
         def problem(total: Total) -> str:
             left = f"{total.left(plan):,} left out: {plan.gone}" if rows.complete and total.left(plan) else ""
             none = "" if total.count else ids.missing(rows.noun)
             return choice.faults.text() or "; ".join(total.reasons) or none or left
 
-        carry_out(access, action, plan, as_json=as_json, problem=problem)
+        carry_out(access, action, plan, problem=problem)
 
     all_ = [click.option("--all", "everything", is_flag=True, help="All of them.")] if action.takes_all else []
     return _command(action, run, chosen, *all_, *choices)
@@ -142,34 +151,30 @@ def rows_command(
 def one_command(
     action: Action,
     *choices: Callable[[Function], Function],
-    scope: Callable[[Access, dict[str, Any]], dict[str, Any]],
-    document: Callable[[Access, dict[str, Any]], dict[str, Any]] | None = None,
+    scope: Sequence[str],
+    document: Callable[[Access, Mapping[str, Any]], Mapping[str, Any]] | None = None,
     name: str = "",
 ) -> click.Command:
-    """Return the command of an action on the one thing that *scope* names.
+    """Return the command of an action on the one thing that the options in *scope* name.
 
     With *document* it neither asks nor previews: it prints the result in words, or as JSON what *document* returns.
     """
 
-    def run(access: Access, *, dry_run: bool = False, yes: bool = False, as_json: bool, **values: Any) -> None:
-        choice = Choice(scope(access, values), values)
+    def run(access: Access, *, dry_run: bool = False, yes: bool = False, **values: Any) -> None:
+        choice = Choice({field: values.pop(field) for field in scope}, values)
         plan = action.plan(access, choice)
         if plan.nothing and not plan.count:
-            report(_name(action, dry_run=dry_run), 0, error=plan.nothing, as_json=as_json)
+            report(_name(action, dry_run=dry_run), 0, error=plan.nothing)
         elif dry_run:
-            preview(action, plan, "", as_json=as_json)
+            preview(action, plan)
         elif document is None:
             if action.destroys:
-                confirm(plan, "", yes=yes)
-            carry_out(
-                access, action, plan, as_json=as_json, problem=lambda total: plan.gone if total.left(plan) else ""
-            )
+                confirm(action, plan, yes=yes)
+            carry_out(access, action, plan, problem=lambda total: plan.gone if total.left(plan) else "")
         else:
-            total = Total()
-            perform(access, action, plan, user(), total)
-            warn(total)
-            if as_json:
-                show_json(document(access, dict(choice.scope)))
+            total = act(access, action, plan)
+            if wants_json():
+                show_json(document(access, choice.scope))
             else:
                 click.echo(harmless(total.text))
 
@@ -199,45 +204,52 @@ def purge(
     *,
     dry_run: bool,
     yes: bool,
-    as_json: bool,
 ) -> None:
     """Ask, then delete as many items of each queue as *sizes* says from *places*; *faults* are reported at the end."""
     plan = purge_plan(access, sizes, places, noun, faults)
     if dry_run:
-        report("to_be_deleted", plan.count, error=faults.text(), as_json=as_json)
+        report("to_be_deleted", plan.count, error=faults.text())
         return
-    confirm(plan, "", yes=yes)
-    carry_out(access, PURGE, plan, as_json=as_json, problem=lambda _: faults.text())
+    confirm(PURGE, plan, yes=yes)
+    carry_out(access, PURGE, plan, problem=lambda _: faults.text())
 
 
 purge_command: Final = options.together(options.name, options.dry_run, options.yes, options.as_json, with_access)
 """Options of a command that purges queues."""
 
 
-def confirm(plan: Plan, at: str, *, yes: bool) -> None:
-    """Go on only with ``--yes`` or after a yes on a terminal. The question shows the first subjects.
-
-    *at* names the kind of their times: "due" or "died".
-    """
+def confirm(action: Action, plan: Plan, *, yes: bool) -> None:
+    """Go on only with ``--yes`` or after a yes on a terminal. The question shows the first subjects."""
     if yes:
         return
     question = harmless(f"{plan.question}?")
     if not sys.stdin.isatty():
         raise click.UsageError(f"{question} There is no terminal for the question: add --yes")
-    _show_subjects(plan, at, err=True)
+    _show_subjects(plan, _at(action), err=True)
     if plan.text:
         click.echo(harmless(plan.text), err=True)
     if not click.confirm(question, err=True):
         raise click.ClickException("nothing was done")
 
 
-def preview(action: Action, plan: Plan, at: str, *, as_json: bool, error: str = "") -> None:
+def preview(action: Action, plan: Plan, *, error: str = "") -> None:
     """Print the preview of a change: the count, and the first subjects."""
-    if not as_json:
+    at = _at(action)
+    if not wants_json():
         _show_subjects(plan, at)
-    first = [_document(subject, at) for subject in plan.subjects]
-    more = {"first": first} if as_json and at else None
-    report(_name(action, dry_run=True), plan.count, error=error, as_json=as_json, more=more)
+    first = [
+        {"id": subject.id, "queue": subject.queue, f"{at}_at": subject.at, "task": subject.task or None}
+        for subject in plan.subjects
+    ]
+    report(_name(action, dry_run=True), plan.count, error=error, more={"first": first} if at else None)
+
+
+def act(access: Access, action: Action, plan: Plan) -> Total:
+    """Do at once what *plan* says, and return the result."""
+    total = Total()
+    perform(access, action, plan, user(), total)
+    warn(total)
+    return total
 
 
 def carry_out(
@@ -245,7 +257,6 @@ def carry_out(
     action: Action,
     plan: Plan,
     *,
-    as_json: bool,
     problem: Callable[[Total], str] = lambda _: "",
 ) -> None:
     """Do what *plan* says, with a progress bar, and report how many were changed, however it ended.
@@ -275,7 +286,7 @@ def carry_out(
             interrupted = True
     warn(total)
     error = INTERRUPTED if interrupted else error or problem(total)
-    report(_name(action, dry_run=False), total.count, error=error, as_json=as_json)
+    report(_name(action, dry_run=False), total.count, error=error)
 
 
 def _command(
@@ -284,7 +295,7 @@ def _command(
     arguments = [_option(argument) for argument in action.arguments]
     flags = [options.utc, options.dry_run, options.yes] if asks else []
     add = options.together(*choices, *arguments, *flags, options.as_json)
-    return click.command(name or action.verb, cls=StoreCommand, help=action.help)(with_access(add(broker_errors(run))))
+    return click.command(name or action.verb, cls=StoreCommand, help=action.help)(with_access(broker_errors(add(run))))
 
 
 class _Value(click.ParamType[Any]):
@@ -354,9 +365,9 @@ def _show_subjects(plan: Plan, at: str, *, err: bool = False) -> None:
         click.echo(f"and {plan.count - len(plan.subjects):,} more", err=err)
 
 
-def _document(subject: Subject, at: str) -> dict[str, Any]:
-    time = {f"{at}_at": subject.at} if at else {}
-    return {"id": subject.id, "queue": subject.queue, **time, "task": subject.task or None}
+def _at(action: Action) -> str:
+    """Return the kind of the times of the items: "due" or "died"; "" if the action has none."""
+    return getattr(action.target, "at", "")
 
 
 def _read(file: Iterable[str]) -> Iterator[str]:

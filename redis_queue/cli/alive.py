@@ -12,8 +12,7 @@ import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_store
-from redis_queue.cli.output import harmless, show_json
-from redis_queue.cli.report import FAILED
+from redis_queue.cli.output import FAILED, harmless, show_json, wants_json
 from redis_queue.errors import StoreError
 from redis_queue.operate.liveness import liveness
 from redis_queue.store.connection import Client
@@ -43,7 +42,7 @@ MOST: Final = 86400
 @click.option("--strict", is_flag=True, help="Fail if Redis cannot be reached, too.")
 @options.as_json
 @with_store(timeout=PATIENCE)
-def alive(client: Client, prefix: str, *, worker: str, stuck_after: float, strict: bool, as_json: bool) -> None:
+def alive(store: tuple[Client, str], *, worker: str, stuck_after: float, strict: bool) -> None:
     """Tell whether a worker is alive, busy, stopping or stuck, by its last report.
 
     It sends no broadcast, and imports no app unless -A is given, so it takes less than a second. Only if a worker
@@ -56,19 +55,19 @@ def alive(client: Client, prefix: str, *, worker: str, stuck_after: float, stric
     """
     name = worker_name(worker)
     try:
-        found = liveness(client, prefix, name, stuck_after)
+        found = liveness(*store, name, stuck_after)
     except StoreError as error:
         if strict:
             raise
-        _show({"worker": name, "state": "unknown", "reason": redact(str(error))}, as_json=as_json)
+        _show({"worker": name, "state": "unknown", "reason": redact(str(error))})
         return
-    _show(asdict(found), as_json=as_json)
+    _show(asdict(found))
     if not found.healthy:
         sys.exit(FAILED)
 
 
-def _show(found: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
+def _show(found: dict[str, Any]) -> None:
+    if wants_json():
         show_json(found)
     else:
         click.echo(harmless(f"{found['state']}: {found['worker']}: {found['reason']}"))

@@ -14,7 +14,7 @@ MODULES: Final = {
     "top": "top",
     "queues": "stats",
     "queue": "queue",
-    "celery-queue": "celery_queue",
+    "celery-queue": "queue",
     "flow": "flow",
     "unique": "unique",
     "scheduled": "scheduled",

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from redis_queue.catalog import AnyQueue, kind_of
+from redis_queue.catalog import kind_of
 from redis_queue.cli import options
-from redis_queue.cli.access import Group, StoreCommand, with_access
+from redis_queue.cli.access import Group
 from redis_queue.cli.actions import id_arguments, purge_command, rows_command
 from redis_queue.cli.actions import purge as delete_all
-from redis_queue.cli.listing import conditions, item_command, show_listing, show_one
-from redis_queue.cli.output import shown_body
+from redis_queue.cli.listing import conditions, item_command, show_item, show_listing
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.items import Letter, Letters
 from redis_queue.operate.listing import Conditions, sized
 from redis_queue.operate.queue_row import Faults
+
+COLUMNS: Final = {
+    "id": "id",
+    "queue": "queue",
+    "died": "died_at",
+    "deliveries": "deliveries",
+    "task": "task",
+    "reason": "reason",
+}
 
 
 @click.group(cls=Group)
@@ -26,66 +34,51 @@ def dead() -> None:
     """List, redrive and delete dead letters."""
 
 
-@dead.command("list", cls=StoreCommand)
+@dead.command("list")
 @options.name
 @options.limit()
 @options.body
-@options.utc
-@options.as_json
-@with_access
+@options.output
 @conditions("dead letters", options.task_part)
-def list_(access: Access, *, name: str | None, only: Conditions, limit: int, with_body: bool, as_json: bool) -> None:
+def list_(access: Access, *, name: str | None, only: Conditions, limit: int, with_body: bool) -> None:
     """List dead letters, oldest first in each queue.
 
     Example: redis-queue dead list --name orders --reason Timeout
     """
     faults = Faults()
-    body = {"body": lambda found: shown_body(found.letter.body)} if with_body else {}
     show_listing(
         access,
         "dead",
         Letters(access, name, only, faults),
-        limit,
         partial(_fields, with_body=with_body),
-        {
-            "id": lambda found: found.id,
-            "queue": lambda found: found.queue.name,
-            "died": lambda found: found.letter.died_at,
-            "deliveries": lambda found: found.letter.deliveries,
-            "task": lambda found: found.task or None,
-            "reason": lambda found: found.reason,
-            **body,
-        },
+        {**COLUMNS, **({"body": "body"} if with_body else {})},
+        limit=limit,
         keep=("id", "died"),
         below=("task", "reason", "body"),
         nothing="no dead letters",
-        as_json=as_json,
         faults=faults,
     )
 
 
-@dead.command(cls=StoreCommand)
+@dead.command
 @item_command
-def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json: bool) -> None:
+def show(access: Access, *, id: str, name: str | None, with_body: bool) -> None:
     """Show one dead letter."""
     faults = Faults()
-    letters = ((letter.id, letter) for letter in Letters(access, name, Conditions(id_prefix=id), faults).all())
-    show_one("dead letter", id, letters, partial(_fields, with_body=with_body), faults, as_json=as_json)
+    letters = Letters(access, name, Conditions(id_prefix=id), faults).all()
+    found = next((_fields(letter, with_body=with_body) for letter in letters if letter.id == id), None)
+    show_item(found, f"no dead letter: {id!r}", faults.text())
 
 
 for _verb in ("redrive", "delete"):
     dead.add_command(
         rows_command(
-            ACTIONS["dead", _verb],
-            id_arguments,
-            options.name,
-            conditions("dead letters"),
-            scope=lambda _, values: {"name": values.pop("name")},
+            ACTIONS["dead", _verb], id_arguments, options.name, conditions("dead letters"), scope={"name": "name"}
         )
     )
 
 
-@dead.command(cls=StoreCommand)
+@dead.command
 @purge_command
 def purge(access: Access, *, name: str | None, **flags: bool) -> None:
     """Delete all dead letters, or those of the queues with this name.
@@ -93,12 +86,8 @@ def purge(access: Access, *, name: str | None, **flags: bool) -> None:
     Example: redis-queue dead purge --name orders --dry-run
     """
     faults = Faults()
-    counted = sized(access.queues(name, faults), _dead, faults)
+    counted = sized(access.queues(name, faults), lambda queue: queue.stats().dead, faults)
     delete_all(access, "dead letters", counted, ["dead"], faults, **flags)
-
-
-def _dead(queue: AnyQueue) -> int:
-    return queue.stats().dead
 
 
 def _fields(found: Letter, *, with_body: bool) -> dict[str, Any]:

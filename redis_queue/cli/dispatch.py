@@ -11,7 +11,7 @@ from redis_queue.catalog import put_back_each
 from redis_queue.celery.dispatch.loop import DispatchLoop
 from redis_queue.cli import options
 from redis_queue.cli.access import Command, StoreCommand, with_access, with_app
-from redis_queue.cli.report import INTERRUPTED, report, signal_handler
+from redis_queue.cli.output import INTERRUPTED, report, signal_handler
 from redis_queue.model import PutBack
 from redis_queue.operate.access import Access
 from redis_queue.operate.listing import sized
@@ -39,7 +39,7 @@ MOST_ERRORS: Final = 5
 @click.option("-f", "--logfile", default=None, help="File to log to.  [default: stderr]")
 @options.as_json
 @with_app
-def dispatch(app: Any, *, loglevel: str, logfile: str | None, as_json: bool) -> None:
+def dispatch(app: Any, *, loglevel: str, logfile: str | None) -> None:
     """Send delayed tasks into their queues when they are due, until SIGTERM or Ctrl-C.
 
     Workers do this, too. A separate process keeps dispatching while workers are deployed, or if they do not dispatch
@@ -63,7 +63,7 @@ def dispatch(app: Any, *, loglevel: str, logfile: str | None, as_json: bool) -> 
             thread.join(0.1)
         loop.stop()
         thread.join(STOP_WITHIN)
-    report("sent", loop.total.sent, as_json=as_json, more={"failed": loop.total.failed})
+    report("sent", loop.total.sent, more={"failed": loop.total.failed})
 
 
 @click.command(cls=StoreCommand)
@@ -71,7 +71,7 @@ def dispatch(app: Any, *, loglevel: str, logfile: str | None, as_json: bool) -> 
 @options.dry_run
 @options.as_json
 @with_access
-def putback(access: Access, *, name: str | None, dry_run: bool, as_json: bool) -> None:
+def putback(access: Access, *, name: str | None, dry_run: bool) -> None:
     """Put back the messages of expired leases, in all queues or those with one name.
 
     You can run several at once. An error in one queue does not stop the others.
@@ -81,7 +81,7 @@ def putback(access: Access, *, name: str | None, dry_run: bool, as_json: bool) -
     if dry_run:
         faults = Faults()
         expired = sized(access.queues(name, faults), access.inspector.expired, faults)
-        report("expired", sum(size for _, size in expired), error=faults.text(), as_json=as_json)
+        report("expired", sum(size for _, size in expired), error=faults.text())
         return
     back, errors = PutBack(), []
     try:
@@ -92,4 +92,4 @@ def putback(access: Access, *, name: str | None, dry_run: bool, as_json: bool) -
     except KeyboardInterrupt:
         errors.append(INTERRUPTED)
     shown = [*errors[:MOST_ERRORS], *([f"{len(errors) - MOST_ERRORS:,} more errors"] if errors[MOST_ERRORS:] else [])]
-    report("returned", back.returned, error="; ".join(shown), as_json=as_json, more={"dead": back.dead})
+    report("returned", back.returned, error="; ".join(shown), more={"dead": back.dead})

@@ -10,14 +10,14 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.actions import user, warn
-from redis_queue.cli.output import harmless, show_json, show_place
-from redis_queue.cli.report import FAILED
+from redis_queue.cli.actions import act
+from redis_queue.cli.output import FAILED, harmless, show_json, show_place, wants_json
 from redis_queue.doctor import Finding
 from redis_queue.doctor.finding import ORDER
 from redis_queue.operate.access import Access
-from redis_queue.operate.actions.action import Action, Done, Plan, Total, perform
+from redis_queue.operate.actions.action import Action, Done, Plan
 from redis_queue.operate.actions.queues import One
 from redis_queue.operate.diagnosis import examine, repair
 
@@ -28,9 +28,9 @@ REPAIR: Final = Action(One("doctor"), "repair", "Repair", "repaired", repair)
 @click.option("--fix", is_flag=True, help="Show repairs; with --yes, make them.")
 @click.option("--yes", is_flag=True, help="With --fix: make the repairs.")
 @click.option("--all", "everything", is_flag=True, help="Also show checks without a finding.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@options.json_flag("Print one JSON object instead of a table.")
 @with_access
-def doctor(access: Access, *, fix: bool, yes: bool, everything: bool, as_json: bool) -> None:
+def doctor(access: Access, *, fix: bool, yes: bool, everything: bool) -> None:
     """Check Redis and the keys of redis_queue; print problems and advice.
 
     It changes nothing, except with --fix --yes. Repairs lose no data.
@@ -46,11 +46,9 @@ def doctor(access: Access, *, fix: bool, yes: bool, everything: bool, as_json: b
     if made:
         names = ", ".join(dict.fromkeys(made))
         plan = Plan("Repair", len(made), lambda: iter([Done(len(made))]), ["all queues"], names)
-        total = Total()
-        perform(access, REPAIR, plan, user(), total)
-        warn(total)
+        act(access, REPAIR, plan)
     findings = examine(access, ask=True)
-    if as_json:
+    if wants_json():
         shown: dict[str, Any] = {"findings": [asdict(finding) for finding in findings]}
         if fix:
             shown |= {"repairs": [asdict(finding) for finding in repairs], "dry_run": not yes}

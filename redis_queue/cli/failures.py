@@ -4,21 +4,36 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from redis_queue.cli import options
-from redis_queue.cli.access import Group, StoreCommand, with_access
+from redis_queue.cli.access import Group
 from redis_queue.cli.actions import id_arguments, rows_command
-from redis_queue.cli.listing import conditions, show_listing
-from redis_queue.cli.output import harmless, show_count, show_fields, show_json, show_place, show_table
-from redis_queue.cli.report import report
+from redis_queue.cli.listing import Column, conditions, show_item, show_listing, show_rows
+from redis_queue.cli.output import harmless, show_fields, wants_json
 from redis_queue.monitor.model import Failure, GroupRow
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.items import FailureList
 from redis_queue.operate.listing import Conditions
+
+COLUMNS: Final[dict[str, Column]] = {
+    "id": "id",
+    "failed": "failed_at",
+    "attempts": "attempts",
+    "task": lambda row: row["task"] or None,
+    "exception": lambda row: ": ".join(filter(None, (row["exception"], row["message"]))),
+}
+
+GROUP_COLUMNS: Final[dict[str, Column]] = {
+    "failures": "failures",
+    "first": "first_at",
+    "last": "last_at",
+    "task": lambda row: row["task"] or None,
+    "exception": "exception",
+}
 
 
 @click.group(cls=Group)
@@ -29,15 +44,13 @@ def failures() -> None:
     """
 
 
-@failures.command("list", cls=StoreCommand)
+@failures.command("list")
 @click.option("--groups", is_flag=True, help="Only count them by task and exception.")
 @options.limit()
 @options.body
-@options.utc
-@options.as_json
-@with_access
+@options.output
 @conditions("failures")
-def list_(access: Access, *, only: Conditions, groups: bool, limit: int, with_body: bool, as_json: bool) -> None:
+def list_(access: Access, *, only: Conditions, groups: bool, limit: int, with_body: bool) -> None:
     """List failed tasks, the last one first.
 
     Example: redis-queue failures list --task shop.mail --since 2h
@@ -45,44 +58,39 @@ def list_(access: Access, *, only: Conditions, groups: bool, limit: int, with_bo
     if groups:
         if only:
             raise click.UsageError("--groups counts all failures: leave out the conditions")
-        _show_groups(access, limit, as_json=as_json)
+        found = access.monitor.failures.groups()
+        show_rows(
+            access,
+            {"groups": [_group(row) for row in found[:limit]], "more": len(found) > limit},
+            GROUP_COLUMNS,
+            keep=("first", "last"),
+            below=("task", "exception"),
+            nothing="no failures",
+        )
         return
-    arguments = {"arguments": lambda failure: f"{failure.args} {failure.kwargs}"} if with_body else {}
     show_listing(
         access,
         "failures",
         FailureList(access, only),
-        limit,
         partial(_fields, with_body=with_body),
-        {
-            "id": lambda failure: failure.id,
-            "failed": lambda failure: failure.failed_at,
-            "attempts": lambda failure: failure.attempts,
-            "task": lambda failure: failure.task or None,
-            "exception": lambda failure: ": ".join(filter(None, (failure.exception, failure.message))),
-            **arguments,
-        },
+        {**COLUMNS, **({"arguments": lambda row: f"{row['args']} {row['kwargs']}"} if with_body else {})},
+        limit=limit,
         keep=("id", "failed"),
         below=("task", "exception", "arguments"),
         nothing="no failures",
-        as_json=as_json,
     )
 
 
-@failures.command(cls=StoreCommand)
+@failures.command
 @click.argument("id")
 @options.body
-@options.utc
-@options.as_json
-@with_access
-def show(access: Access, *, id: str, with_body: bool, as_json: bool) -> None:
+@options.output
+def show(access: Access, *, id: str, with_body: bool) -> None:
     """Show one failed task, with its traceback."""
     found = access.monitor.failures.get(id)
-    if found is None:
-        report("found", 0, error=f"no failure: {id!r}", as_json=as_json)
-        return
-    if as_json:
-        show_json({**_fields(found, with_body=with_body), "traceback": found.traceback})
+    if found is None or wants_json():
+        fields = None if found is None else {**_fields(found, with_body=with_body), "traceback": found.traceback}
+        show_item(fields, f"no failure: {id!r}")
         return
     shown = _fields(found, with_body=with_body)
     show_fields({name: value for name, value in shown.items() if value not in ("", None)})
@@ -91,26 +99,7 @@ def show(access: Access, *, id: str, with_body: bool, as_json: bool) -> None:
 
 
 for _verb in ("retry", "delete"):
-    failures.add_command(
-        rows_command(
-            ACTIONS["failures", _verb], id_arguments, conditions("failures"), scope=lambda _access, _values: {}
-        )
-    )
-
-
-def _show_groups(access: Access, limit: int, *, as_json: bool) -> None:
-    found = access.monitor.failures.groups()
-    rows, more = found[:limit], len(found) > limit
-    if as_json:
-        show_json({"groups": [_group(row) for row in rows], "more": more})
-        return
-    if not rows:
-        show_place(access.catalog, "no failures")
-        return
-    heads = ("failures", "first", "last", "task", "exception")
-    table = [(row.count, row.first_at, row.last_at, row.group.task or None, row.group.exception) for row in rows]
-    show_table(heads, table, keep=("first", "last"), below=("task", "exception"))
-    show_count(access.catalog, len(rows), more=more)
+    failures.add_command(rows_command(ACTIONS["failures", _verb], id_arguments, conditions("failures")))
 
 
 def _group(row: GroupRow) -> dict[str, Any]:

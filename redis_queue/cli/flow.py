@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from dataclasses import asdict
+from operator import itemgetter
 from typing import Any, Final
 
 import click
 
-from redis_queue.admission.flow_rules import FlowState
 from redis_queue.cli import options
-from redis_queue.cli.access import Group, StoreCommand, with_access
+from redis_queue.cli.access import Group, with_access
 from redis_queue.cli.actions import one_command
-from redis_queue.cli.output import show_count, show_fields, show_json, show_place, show_table
+from redis_queue.cli.listing import Column, Row, show_rows
+from redis_queue.cli.output import show_fields, show_json, show_place, show_table, wants_json
 from redis_queue.operate import flows
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
-from redis_queue.operate.flows import LABELS, LimitsRow
+from redis_queue.operate.flows import LABELS
 from redis_queue.store.chunks import CHUNK
 
-_WHOLE: Final = re.compile(r"-?\d{1,12}", re.ASCII)
-
 _name: Final = click.argument("name")
+
+LIMITS: Final[dict[str, Callable[[Row], Any]]] = {
+    "limit": itemgetter("limit"),
+    "limit/key": itemgetter("limit_each"),
+    "rate": itemgetter("rate"),
+    "rate/key": itemgetter("rate_each"),
+    "burst": lambda row: None if row["burst"] == 1 else row["burst"],
+    "burst/key": lambda row: None if row["burst_each"] == 1 else row["burst_each"],
+}
+"""Columns of the list; those in which no flow has a value are left out, as are bursts of 1."""
 
 
 @click.group(cls=Group)
@@ -34,10 +43,10 @@ def flow() -> None:
     """
 
 
-@flow.command("list", cls=StoreCommand)
+@flow.command("list")
 @options.as_json
 @with_access
-def list_(access: Access, *, as_json: bool) -> None:
+def list_(access: Access) -> None:
     """List all flows, and all paused queues: limits, rates, what runs and what waits.
 
     The state is "changed" if the limits differ from those in the code.
@@ -45,25 +54,27 @@ def list_(access: Access, *, as_json: bool) -> None:
     Example: redis-queue flow list
     """
     found = access.flows.list()
-    if as_json:
-        show_json({"flows": [flows.as_row(state) for state in found]})
-        return
-    if not found:
-        show_place(access.catalog, "no flows")
-        return
-    columns = _columns(found)
-    show_table(list(columns), list(zip(*columns.values(), strict=True)), below=("burst", "burst/key", "state"))
-    show_count(access.catalog, len(found), more=False)
+    rows = [flows.as_row(state) for state in found]
+    limits = {head: limit for head, limit in LIMITS.items() if any(limit(row) is not None for row in rows)}
+    columns: dict[str, Column] = {"flow": "name", **limits, "running": "running", "waiting": "waiting", "state": _state}
+    show_rows(
+        access,
+        {"flows": rows},
+        columns,
+        below=("burst", "burst/key", "state"),
+        nothing="no flows",
+        more=False,
+    )
 
 
-@flow.command(cls=StoreCommand)
+@flow.command
 @_name
 @click.option(
     "--keys", "most_keys", type=click.IntRange(1, CHUNK), default=20, show_default=True, help="Most keys to show."
 )
 @options.as_json
 @with_access
-def show(access: Access, *, name: str, most_keys: int, as_json: bool) -> None:
+def show(access: Access, *, name: str, most_keys: int) -> None:
     """Show the flow NAME: its limits now and in the code, and its keys, those with most waiting messages first.
 
     Example: redis-queue flow show queue:mail --keys 5
@@ -71,17 +82,16 @@ def show(access: Access, *, name: str, most_keys: int, as_json: bool) -> None:
     state = access.flows.find(name)
     keys = access.flows.keys(name, most_keys)
     rest = flows.without_key(state, keys, are_all=len(keys) < most_keys)
-    if as_json:
+    row = flows.as_row(state)
+    if wants_json():
         without = {"running": rest.running, "waiting": rest.waiting} if rest else None
-        show_json({**flows.as_row(state), "keys": [asdict(key) for key in keys], "without_key": without})
+        show_json({**row, "keys": [asdict(key) for key in keys], "without_key": without})
         return
-    known: dict[str, Any] = {"name": state.name, "state": flows.state_text(state), "kind": flows.KINDS.get(state.kind)}
+    known: dict[str, Any] = {"name": state.name, "state": _state(row), "kind": flows.KINDS.get(state.kind)}
     known |= {"running": state.running, "waiting": state.waiting, "uncounted": state.uncounted or None}
     show_fields({name: value for name, value in known.items() if value not in ("", None)})
-    now, code = asdict(LimitsRow.of(state.limits)), asdict(LimitsRow.of(state.declared))
-    limits = [
-        (label, now[field], code[field]) for field, label in LABELS.items() if {now[field], code[field]} != {None}
-    ]
+    code = row["in_code"]
+    limits = [(label, row[name], code[name]) for name, label in LABELS.items() if {row[name], code[name]} != {None}]
     if limits:
         click.echo()
         show_table(("", "now", "in the code"), limits)
@@ -100,32 +110,12 @@ for _verb in ("set", "pause", "resume", "reset"):
         one_command(
             ACTIONS["flow", f"flow-{_verb}"],
             _name,
-            scope=lambda _, values: {"name": values.pop("name")},
+            scope=("name",),
             document=lambda access, scope: flows.as_row(flows.flow_or_queue(access, scope["name"])),
             name=_verb,
         )
     )
 
 
-def _columns(states: list[FlowState]) -> dict[str, list[Any]]:
-    """Return the columns of the list; without those in which no flow has a value, and without bursts of 1."""
-    rows = [LimitsRow.of(state.limits) for state in states]
-    limits: dict[str, list[Any]] = {
-        "limit": [row.limit for row in rows],
-        "limit/key": [row.limit_each for row in rows],
-        "rate": [row.rate for row in rows],
-        "rate/key": [row.rate_each for row in rows],
-        "burst": [_above_one(row.burst) for row in rows],
-        "burst/key": [_above_one(row.burst_each) for row in rows],
-    }
-    return {
-        "flow": [state.name for state in states],
-        **{head: column for head, column in limits.items() if any(value is not None for value in column)},
-        "running": [state.running for state in states],
-        "waiting": [state.waiting for state in states],
-        "state": [flows.state_text(state) or None for state in states],
-    }
-
-
-def _above_one(burst: int | None) -> int | None:
-    return None if burst == 1 else burst
+def _state(row: Row) -> str | None:
+    return ", ".join(word for word in ("paused", "changed") if row[word]) or None

@@ -10,11 +10,28 @@ from redis_queue.basics.histogram import Histogram
 from redis_queue.basics.times import span_text
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.output import show_count, show_json, show_place, show_table
+from redis_queue.cli.listing import Column, show_rows
 from redis_queue.operate.access import Access
 from redis_queue.operate.history import SPANS, HistoryRow, table
 
 SHARES: Final = (50, 95, 99)
+
+COLUMNS: Final[dict[str, Column]] = {
+    "task": "task",
+    "queue": "queue",
+    "runs": "executed",
+    "failed": "failed",
+    "retried": "retried",
+    "revoked": "revoked",
+    "time": lambda row: _p95(row["duration"]),
+    "wait": lambda row: _p95(row["waiting"]),
+    "late": lambda row: _p95(row["lateness"]),
+    "": lambda row: "worse" if row["rose"] else "",
+}
+
+
+def _p95(times: dict[str, float] | None) -> str:
+    return "-" if times is None else span_text(times["p95"], parts=1)
 
 
 @click.command(cls=StoreCommand)
@@ -24,7 +41,7 @@ SHARES: Final = (50, 95, 99)
 @options.limit(50)
 @options.as_json
 @with_access
-def history(access: Access, *, span: str, task_part: str | None, queue: str, limit: int, as_json: bool) -> None:
+def history(access: Access, *, span: str, task_part: str | None, queue: str, limit: int) -> None:
     """Show what tasks did: runs, failures, and how long they ran and waited (p95).
 
     "worse" marks a task that fails more often than in the same time before.
@@ -32,15 +49,14 @@ def history(access: Access, *, span: str, task_part: str | None, queue: str, lim
     Example: redis-queue history --span 6h
     """
     rows = table(access, span, task=task_part or "", queue=queue)[:limit]
-    if as_json:
-        show_json({"span": span, "tasks": [_document(row) for row in rows]})
-        return
-    if not rows:
-        show_place(access.catalog, "no task ended in this time")
-        return
-    heads = ["task", "queue", "runs", "failed", "retried", "revoked", "time", "wait", "late", ""]
-    show_table(heads, [_cells(row) for row in rows], keep=heads[2:])
-    show_count(access.catalog, len(rows), more=len(rows) == limit)
+    show_rows(
+        access,
+        {"span": span, "tasks": [_document(row) for row in rows]},
+        COLUMNS,
+        keep=list(COLUMNS)[2:],
+        nothing="no task ended in this time",
+        more=len(rows) == limit,
+    )
 
 
 def _document(row: HistoryRow) -> dict[str, Any]:
@@ -54,14 +70,3 @@ def _shares(times: Histogram) -> dict[str, float] | None:
     if not times.total:
         return None
     return {f"p{share}": round(times.quantile(share / 100), 4) for share in SHARES}
-
-
-def _cells(row: HistoryRow) -> list[Any]:
-    tally = row.tally
-    times = [_p95(found) for found in (tally.duration, tally.waiting, tally.lateness)]
-    counts = [tally.executed, tally.failed, tally.retried, tally.revoked]
-    return [row.series.task, row.series.queue, *counts, *times, "worse" if row.rose else ""]
-
-
-def _p95(times: Histogram) -> str:
-    return span_text(times.quantile(0.95), parts=1) if times.total else "-"

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final, TypeVar
 
 import click
 
 from redis_queue.cli import options
-from redis_queue.cli.access import with_access
-from redis_queue.cli.output import show_count, show_fields, show_json, show_place, show_table, shown_body
-from redis_queue.cli.report import end_with, report
+from redis_queue.cli.output import (
+    end_with,
+    report,
+    show_count,
+    show_fields,
+    show_json,
+    show_place,
+    show_table,
+    shown_body,
+    wants_json,
+)
 from redis_queue.operate.access import Access
 from redis_queue.operate.listing import Conditions, Listing
 from redis_queue.operate.queue_row import Faults
@@ -21,7 +29,13 @@ Function = Callable[..., Any]
 
 T = TypeVar("T")
 
-BODIES: Final = ("body", "raw")
+Row = Mapping[str, Any]
+
+Column = str | Callable[[Row], Any]
+"""A field of a row, or a function that returns the cell."""
+
+BODIES: Final = ("body", "raw", "payload")
+"""Fields that are shown as text."""
 
 
 def _stamps(_: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, list[str]] | None:
@@ -85,65 +99,77 @@ def conditions(noun: str, task: Callable[[Any], Any] = options.task) -> Callable
     return add
 
 
-item_command: Final = options.together(
-    click.argument("id"), options.name, options.body, options.utc, options.as_json, with_access
-)
+item_command: Final = options.together(click.argument("id"), options.name, options.body, options.output)
 """Options of a command that shows one item."""
 
 
-def show_listing(  # noqa: PLR0917 - each is another part of the output
+def show_rows(
+    access: Access,
+    document: Mapping[str, Any],
+    columns: Mapping[str, Column],
+    *,
+    keep: Sequence[str] = (),
+    below: Sequence[str] = (),
+    nothing: str = "",
+    hint: str = "",
+    more: bool | None = None,
+    error: str = "",
+) -> None:
+    """Print *document* as JSON, or its only list as a table with *columns*; *keep* and *below* as in ``show_table``.
+
+    Without rows it says *nothing* and a *hint*, if given. *more*: there are other rows; None: rows are not counted.
+    *document* may tell it. Ends with code 1 if there is an *error*.
+    """
+    if not wants_json():
+        rows = next(value for value in document.values() if isinstance(value, list))
+        more = document.get("more", more)
+        if nothing and not rows:
+            show_place(access.catalog, nothing, hint)
+        else:
+            cells = [[_cell(row, column) for column in columns.values()] for row in rows]
+            show_table(list(columns), cells, keep=keep, below=below)
+            if more is None:
+                show_place(access.catalog)
+            else:
+                show_count(access.catalog, len(rows), more=more)
+    end_with(error, document)
+
+
+def _cell(row: Row, column: Column) -> Any:
+    if not isinstance(column, str):
+        return column(row)
+    return shown_body(row[column]) if column in BODIES else row[column]
+
+
+def show_listing(
     access: Access,
     name: str,
     listing: Listing[T, Any],
-    limit: int,
-    fields: Callable[[T], Mapping[str, Any]],
-    columns: Mapping[str, Callable[[T], Any]],
+    fields: Callable[[T], Row],
+    columns: Mapping[str, Column],
     *,
-    keep: Sequence[str],
-    below: Sequence[str],
+    limit: int,
     nothing: str,
-    as_json: bool,
     faults: Faults | None = None,
+    **options: Any,
 ) -> None:
-    """Print the first *limit* items of *listing*: their *fields* as JSON under *name*, or a table of *columns*.
+    """Print the *fields* of the first *limit* items of *listing*, as :func:`show_rows` does.
 
-    Without an item it says how many were searched, or *nothing* if there was no condition. Ends with code 1 if there
-    are *faults*.
+    Without an item it says how many were searched, or *nothing* if there was no condition. Ends with code 1 if reading
+    added *faults*.
     """
     found, more = listing.first(limit)
-    faults = faults or Faults()
-    if as_json:
-        end_with(faults, {name: [fields(item) for item in found], "more": more}, as_json=True)
-        return
-    if found:
-        rows = [[cell(item) for cell in columns.values()] for item in found]
-        show_table(list(columns), rows, keep=keep, below=below)
-        show_count(access.catalog, len(found), more=more)
+    text, hint = listing.nothing(nothing)
+    document = {name: [fields(item) for item in found], "more": more}
+    error = faults.text() if faults else ""
+    show_rows(access, document, columns, nothing=text, hint=hint, error=error, **options)
+
+
+def show_item(fields: Row | None, *missing: str) -> None:
+    """Print the *fields* of an item; without one, report what is *missing* and exit with code 1."""
+    if fields is None:
+        report("found", 0, error="; ".join(filter(None, missing)))
+    elif wants_json():
+        show_json(fields)
     else:
-        text, hint = listing.nothing(nothing)
-        show_place(access.catalog, text, hint)
-    end_with(faults)
-
-
-def show_one(
-    noun: str,
-    id_: str,
-    found: Iterator[tuple[str, T]],
-    fields: Callable[[T], dict[str, Any]],
-    faults: Faults,
-    *,
-    as_json: bool,
-) -> None:
-    """Print the fields of the first item in *found* (id, item) with this id; exits with code 1 if there is none.
-
-    The error then includes *faults*.
-    """
-    item = next((item for id_of, item in found if id_of == id_), None)
-    if item is None:
-        report("found", 0, error="; ".join(filter(None, (f"no {noun}: {id_!r}", faults.text()))), as_json=as_json)
-        return
-    shown = fields(item)
-    if as_json:
-        show_json(shown)
-    else:
-        show_fields({name: shown_body(value) if name in BODIES else value for name, value in shown.items()})
+        show_fields({name: shown_body(value) if name in BODIES else value for name, value in fields.items()})

@@ -10,8 +10,7 @@ import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import UrlCommand, with_url
-from redis_queue.cli.output import harmless
-from redis_queue.cli.report import interrupt, report, signal_handler
+from redis_queue.cli.output import harmless, interrupt, report, signal_handler
 from redis_queue.errors import StoreError
 from redis_queue.store.connection import connect
 from redis_queue.store.script_files import all_scripts
@@ -28,7 +27,7 @@ SLOWEST: Final = 3600
 )
 @options.as_json
 @with_url
-def load_scripts(url: str, *, every: float | None, as_json: bool) -> None:
+def load_scripts(url: str, *, every: float | None) -> None:
     """Load the scripts into Redis, for users without EVAL.
 
     Redis forgets them when it restarts: run this command with --every as a service, as a Redis user without
@@ -37,24 +36,24 @@ def load_scripts(url: str, *, every: float | None, as_json: bool) -> None:
     Example: redis-queue load-scripts
     """
     if every is None:
-        _report(_load(url), as_json=as_json)
+        _report(_load(url))
         return
     # Ctrl-C is the usual end.
     with contextlib.suppress(KeyboardInterrupt), signal_handler(interrupt):
         reported = ""
         while True:
-            error = _load_again(url, as_json=as_json)
+            error = _load_again(url)
             if error and error != reported:
                 click.echo(f"error: {harmless(error)}", err=True)
             reported = error
             time.sleep(every)
 
 
-def _load_again(url: str, *, as_json: bool) -> str:
+def _load_again(url: str) -> str:
     """Load missing scripts and report them; return the error, if any."""
     try:
         if count := _load(url):
-            _report(count, as_json=as_json)
+            _report(count)
     except StoreError as error:
         return str(error)
     return ""
@@ -67,5 +66,5 @@ def _load(url: str) -> int:
         return load(client)
 
 
-def _report(count: int, *, as_json: bool) -> None:
-    report("loaded", count, as_json=as_json, more={"scripts": len(all_scripts())})
+def _report(count: int) -> None:
+    report("loaded", count, more={"scripts": len(all_scripts())})

@@ -13,8 +13,18 @@ from redis_queue.celery.migrate.adopt import Adoption, HeldByWorkersError
 from redis_queue.celery.migrate.release import NotReleasableError, Release
 from redis_queue.cli import options
 from redis_queue.cli.access import Command, with_app
-from redis_queue.cli.output import harmless, show_json, text_of
-from redis_queue.cli.report import FAILED, INTERRUPTED, UNUSABLE, Stop, code_of, signal_handler
+from redis_queue.cli.output import (
+    FAILED,
+    INTERRUPTED,
+    UNUSABLE,
+    Stop,
+    code_of,
+    harmless,
+    show_json,
+    signal_handler,
+    text_of,
+    wants_json,
+)
 from redis_queue.errors import RedisQueueError
 
 _dry_run = click.option("--dry-run", is_flag=True, help="List and count; change nothing.")
@@ -25,7 +35,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="List and count; change 
 @options.utc
 @options.as_json
 @with_app
-def adopt(app: Any, *, dry_run: bool, as_json: bool) -> None:
+def adopt(app: Any, *, dry_run: bool) -> None:
     """Move delayed tasks that stock workers left in the Redis broker into the store.
 
     Run it once, after you added the extension to the app: stop all stock workers (a warm shutdown puts their tasks back
@@ -49,10 +59,10 @@ def adopt(app: Any, *, dry_run: bool, as_json: bool) -> None:
         return {"adopted": adoption.adopted, "removed": adoption.removed, "left": left}
 
     if dry_run:
-        _show({"tasks": found, "left": result()["left"]}, "{tasks} would be adopted, {left} would stay", as_json)
+        _show({"tasks": found, "left": result()["left"]}, "{tasks} would be adopted, {left} would stay")
     else:
         text = "{adopted} adopted, {removed} taken out that were stored already, {left} left in the broker"
-        _carry_out(adoption.run, result, text, as_json, line)
+        _carry_out(adoption.run, result, text, line)
 
 
 @click.command("release-all", cls=Command)
@@ -65,7 +75,7 @@ def adopt(app: Any, *, dry_run: bool, as_json: bool) -> None:
 @options.utc
 @options.as_json
 @with_app
-def release_all(app: Any, *, dry_run: bool, long_delays: bool, as_json: bool) -> None:
+def release_all(app: Any, *, dry_run: bool, long_delays: bool) -> None:
     """Publish all waiting tasks to the broker, as stock workers take them.
 
     To remove the extension: remove it from the app, restart clients and workers, then run this. Delayed tasks become
@@ -100,7 +110,6 @@ def release_all(app: Any, *, dry_run: bool, long_delays: bool, as_json: bool) ->
         _show(
             {"tasks": found, "in_flows": release.in_flows()},
             "{tasks} would be released, and {in_flows} of flows",
-            as_json,
         )
         if refused:
             click.echo(f"error: {harmless(refused)}", err=True)
@@ -109,7 +118,7 @@ def release_all(app: Any, *, dry_run: bool, long_delays: bool, as_json: bool) ->
         text = (
             "{released} released, {due} of them due, and {from_flows} of flows; {staying} stay, and {dead} dead letters"
         )
-        _carry_out(release.run, result, text, as_json, line)
+        _carry_out(release.run, result, text, line)
 
 
 class _Progress:
@@ -144,9 +153,7 @@ class _Progress:
             self._width = 0
 
 
-def _carry_out(
-    run: Callable[[], None], result: Callable[[], dict[str, Any]], text: str, as_json: bool, line: _Progress
-) -> None:
+def _carry_out(run: Callable[[], None], result: Callable[[], dict[str, Any]], text: str, line: _Progress) -> None:
     """Run and report the result, however it ended."""
     error, code = "", 0
     began = True
@@ -164,15 +171,15 @@ def _carry_out(
     if error:
         click.echo(f"error: {harmless(error)}", err=True)
         done["error"] = error
-    if began or as_json:
-        _show(done, text, as_json)
+    if began or wants_json():
+        _show(done, text)
     if code or done["left"] or done.get("staying"):
         sys.exit(code or FAILED)
 
 
-def _show(done: Mapping[str, Any], text: str, as_json: bool) -> None:
+def _show(done: Mapping[str, Any], text: str) -> None:
     """Print *done* as JSON, or its rows and the sentence *text* with its counts."""
-    if as_json:
+    if wants_json():
         show_json(done)
         return
     counts = {name: len(value) if isinstance(value, list) else value for name, value in done.items()}

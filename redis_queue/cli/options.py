@@ -10,7 +10,8 @@ from typing import Any, Final
 import click
 
 from redis_queue.basics.times import When, read_time
-from redis_queue.cli.output import UTC
+from redis_queue.cli.access import with_access
+from redis_queue.cli.output import AS_JSON, UTC
 from redis_queue.errors import InvalidDelayError
 
 MOST_ROWS: Final = 10_000
@@ -18,14 +19,22 @@ MOST_ROWS: Final = 10_000
 HIGHEST_PORT: Final = 65535
 
 
-def _keep_utc(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    ctx.meta[UTC] = value
+def _kept(name: str, entry: str, text: str, *names: str) -> Callable[[Any], Any]:
+    """Return the option for a flag that is kept in the context."""
+
+    def keep(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        ctx.meta[entry] = value
+
+    return click.option(name, *names, is_flag=True, expose_value=False, callback=keep, help=text)
 
 
-utc: Final = click.option(
-    "--utc", is_flag=True, expose_value=False, callback=_keep_utc, help="Show times in UTC, not in the local time zone."
-)
-as_json: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def json_flag(text: str) -> Callable[[Any], Any]:
+    """Return the option for JSON, with this help."""
+    return _kept("--json", AS_JSON, text, "as_json")
+
+
+utc: Final = _kept("--utc", UTC, "Show times in UTC, not in the local time zone.")
+as_json: Final = json_flag("Print one JSON object.")
 dry_run: Final = click.option("--dry-run", is_flag=True, help="Only count; change nothing.")
 yes: Final = click.option("--yes", is_flag=True, help="Do not ask.")
 task: Final = click.option("--task", help="Only calls of the task with this full name.")
@@ -47,6 +56,22 @@ def together(*decorators: Callable[[Any], Any]) -> Callable[[Function], Function
         return functools.reduce(lambda inner, decorator: decorator(inner), reversed(decorators), function)
 
     return add
+
+
+output: Final = together(utc, as_json, with_access)
+"""Options of a command that shows times."""
+
+
+def group_name(function: Function) -> Function:
+    """Pass the argument NAME of the group of the command as *name*."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        group = click.get_current_context().parent
+        assert group is not None  # noqa: S101 - that is what the option is made for
+        return function(*args, name=group.params["name"], **kwargs)
+
+    return wrapper
 
 
 def limit(default: int = 50, maximum: int = MOST_ROWS) -> Callable[[Any], Any]:

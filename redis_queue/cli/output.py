@@ -1,11 +1,13 @@
-"""Output of commands: tables, fields, JSON; stored texts are escaped."""
+"""Output of commands: tables, fields, JSON, with stored texts escaped; how commands end: exit codes and signals."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import zip_longest
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from redis_queue.basics.logs import escape
+from redis_queue.errors import ConfigurationError, InvalidValueError, RedisQueueError
 from redis_queue.store.settings import Settings
 
 if TYPE_CHECKING:
@@ -42,6 +45,26 @@ DEFAULT_PREFIX: Final = Settings().prefix
 
 UTC: Final = "redis_queue.utc"
 """Entry of a command's context: whether it shows times in UTC, not in the local time zone."""
+
+AS_JSON: Final = "redis_queue.json"
+"""Entry of a command's context: whether it prints JSON."""
+
+FAILED: Final = 1
+"""Something failed, a check found an error, or the store cannot be reached."""
+
+UNUSABLE: Final = 2
+"""Invalid arguments or settings."""
+
+INTERRUPTED_AT_ONCE: Final = 130
+"""Interrupted before there was a result."""
+
+INTERRUPTED: Final = "interrupted: run it again to go on"
+
+
+def wants_json() -> bool:
+    """Tell whether the command prints JSON."""
+    ctx = click.get_current_context(silent=True)
+    return ctx is not None and ctx.meta.get(AS_JSON, False)
 
 
 def harmless(value: Any) -> str:
@@ -260,3 +283,58 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else repr(value)
+
+
+def code_of(error: RedisQueueError) -> int:
+    """Return the exit code for *error*."""
+    return UNUSABLE if isinstance(error, InvalidValueError | ConfigurationError) else FAILED
+
+
+def report(result: str, count: int, *, error: str = "", more: Mapping[str, Any] | None = None) -> None:
+    """Print *count* under the name *result*, and *more* counts; exits with code 1 if there is an *error*.
+
+    What else is in *more* is printed as JSON only.
+    """
+    known = {result: count, **(more or {})}
+    counts = {name.replace("_", " "): number for name, number in known.items() if isinstance(number, int)}
+    end_with(error, known, ", ".join(f"{number:,} {name}" for name, number in counts.items()))
+
+
+def end_with(error: str, document: Mapping[str, Any], text: str = "") -> None:
+    """Report an *error*, if any, and print *document* as JSON, or *text*; exits with code 1 if there is an error."""
+    if error:
+        click.echo(f"error: {harmless(error)}", err=True)
+    if wants_json():
+        show_json({**document, **({"error": error} if error else {})})
+    elif text:
+        click.echo(text)
+    if error:
+        sys.exit(FAILED)
+
+
+class Stop:
+    """Signal handler: the first signal sets *requested*, to end after the current batch; the second ends at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def __call__(self, *_: object) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+
+def interrupt(*_: object) -> None:
+    """Signal handler that ends the command at once, as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def signal_handler(handler: Callable[..., Any]) -> Iterator[None]:
+    """Call *handler* on Ctrl-C and SIGTERM until the block ends."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

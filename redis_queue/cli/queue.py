@@ -1,23 +1,25 @@
-"""``redis-queue queue NAME``: read and change a RedisQueue."""
+"""``redis-queue queue NAME`` and ``celery-queue NAME``: read and change a RedisQueue, or a queue of Celery."""
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Final
 
 import click
 
 from redis_queue.cli import options
-from redis_queue.cli.access import Group, StoreCommand, with_access
-from redis_queue.cli.actions import one_command, user, warn
+from redis_queue.cli.access import Group, with_access
+from redis_queue.cli.actions import act, broker_errors, id_arguments, one_command, rows_command
 from redis_queue.cli.actions import purge as delete_all
-from redis_queue.cli.output import show_json, show_place, show_table, shown_body
-from redis_queue.cli.report import report
+from redis_queue.cli.listing import conditions, show_listing, show_rows
+from redis_queue.cli.output import report
 from redis_queue.operate.access import Access
-from redis_queue.operate.actions.action import Choice, Total, perform
+from redis_queue.operate.actions.action import Choice
 from redis_queue.operate.actions.registry import ACTIONS
+from redis_queue.operate.items import Messages, as_row, celery_queues_of
+from redis_queue.operate.listing import Conditions
 from redis_queue.operate.queue_row import Faults
-from redis_queue.queue.queue import QueuePlace, RedisQueue
+from redis_queue.queue.queue import QueuePlace
 from redis_queue.store.chunks import CHUNK
 
 PLACES: Final[tuple[QueuePlace, ...]] = ("ready", "delayed", "dead", "quarantine")
@@ -25,28 +27,20 @@ PLACES: Final[tuple[QueuePlace, ...]] = ("ready", "delayed", "dead", "quarantine
 
 @click.group(cls=Group)
 @click.argument("name")
-@click.pass_context
-def queue(context: click.Context, name: str) -> None:
+def queue(**_: str) -> None:
     """Read and change the RedisQueue NAME.
 
     Example: redis-queue queue orders peek --limit 5
     """
-    context.meta["redis_queue.name"] = name
 
 
-def _chosen(access: Access) -> RedisQueue:
-    return access.catalog.queue(click.get_current_context().meta["redis_queue.name"])
-
-
-@queue.command(cls=StoreCommand)
+@queue.command
 @options.limit(10, CHUNK)
 @options.body
-@options.utc
-@options.as_json
-@with_access
-def peek(access: Access, *, limit: int, with_body: bool, as_json: bool) -> None:
+@options.output
+@options.group_name
+def peek(access: Access, *, name: str, limit: int, with_body: bool) -> None:
     """Show the next messages without claiming them."""
-    found = _chosen(access).peek(limit)
     rows = [
         {
             "id": message.id,
@@ -54,60 +48,124 @@ def peek(access: Access, *, limit: int, with_body: bool, as_json: bool) -> None:
             "deliveries": message.deliveries,
             **({"headers": dict(message.headers), "body": message.body} if with_body else {}),
         }
-        for message in found
+        for message in access.catalog.queue(name).peek(limit)
     ]
-    if as_json:
-        show_json({"messages": rows})
-        return
-    heads = ["id", "put", "deliveries", *(["body"] if with_body else [])]
-    show_table(heads, [_cells(row) for row in rows], keep=heads[:2], below=["body"])
-    show_place(access.catalog)
-
-
-def _cells(row: dict[str, Any]) -> list[Any]:
-    return [row["id"], row["put_at"], row["deliveries"], *([shown_body(row["body"])] if "body" in row else [])]
+    show_rows(
+        access,
+        {"messages": rows},
+        {"id": "id", "put": "put_at", "deliveries": "deliveries", **({"body": "body"} if with_body else {})},
+        keep=("id", "put"),
+        below=("body",),
+    )
 
 
 for _verb, _past in (("pause", "paused"), ("resume", "resumed")):
     queue.add_command(
         one_command(
             ACTIONS["queue", _verb],
-            scope=lambda access, _: {"name": _chosen(access).name},
+            options.group_name,
+            scope=("name",),
             document=partial(lambda past, _access, scope: {past: scope["name"]}, _past),
         )
     )
 
 
-@queue.command(cls=StoreCommand)
+@queue.command
 @click.argument("places", nargs=-1, type=click.Choice(PLACES))
 @options.dry_run
 @options.yes
 @options.as_json
 @with_access
-def purge(access: Access, *, places: tuple[QueuePlace, ...], dry_run: bool, yes: bool, as_json: bool) -> None:
+@options.group_name
+def purge(access: Access, *, name: str, places: tuple[QueuePlace, ...], dry_run: bool, yes: bool) -> None:
     """Delete all messages in PLACES (default: ready and delayed).
 
     Messages in flight stay with their holders.
     """
-    chosen = _chosen(access)
+    chosen = access.catalog.queue(name)
     where = tuple(dict.fromkeys(places)) or ("ready", "delayed")
     stats = chosen.stats()
     sizes = {"ready": stats.ready, "delayed": stats.delayed, "dead": stats.dead, "quarantine": stats.quarantined}
     noun = f"messages of {chosen.name} ({', '.join(where)})"
     size = sum(sizes[place] for place in where)
-    delete_all(access, noun, [(chosen, size)], where, Faults(), dry_run=dry_run, yes=yes, as_json=as_json)
+    delete_all(access, noun, [(chosen, size)], where, Faults(), dry_run=dry_run, yes=yes)
 
 
-@queue.command(cls=StoreCommand)
+@queue.command
 @options.dry_run
 @options.as_json
 @with_access
-def putback(access: Access, *, dry_run: bool, as_json: bool) -> None:
+@options.group_name
+def putback(access: Access, *, name: str, dry_run: bool) -> None:
     """Put back the messages of expired leases of this queue."""
-    chosen, action, total = _chosen(access), ACTIONS["queue", "putback"], Total()
+    action = ACTIONS["queue", "putback"]
+    plan = action.plan(access, Choice({"name": name}))
     if dry_run:
-        report("expired", access.inspector.expired(chosen), as_json=as_json)
+        report("expired", plan.count)
         return
-    perform(access, action, action.plan(access, Choice({"name": chosen.name})), user(), total)
-    warn(total)
-    report("returned", total.counts["returned"], as_json=as_json, more={"dead": total.counts["dead"]})
+    total = act(access, action, plan)
+    report("returned", total.counts["returned"], more={"dead": total.counts["dead"]})
+
+
+@click.group("celery-queue", cls=Group)
+@click.argument("name")
+def celery_queue(**_: str) -> None:
+    """Read and change the messages that wait in the Celery queue NAME.
+
+    Needs a Celery app on a Redis broker; purge works on every broker.
+
+    Example: redis-queue -A shop celery-queue mail peek --limit 5
+    """
+
+
+def _known(function: options.Function) -> options.Function:
+    """Pass the name of the queue; an unknown one is an error."""
+
+    @wraps(function)
+    def wrapper(access: Access, *, name: str, **values: Any) -> Any:
+        return function(access, name=celery_queues_of(access).check(name), **values)
+
+    return options.group_name(wrapper)
+
+
+@celery_queue.command("peek")
+@options.limit(10)
+@options.body
+@options.output
+@broker_errors
+@conditions("messages", options.task_part)
+@_known
+def peek_celery(access: Access, *, name: str, only: Conditions, limit: int, with_body: bool) -> None:
+    """Show the next messages without taking them, then those that wait for a place in a flow.
+
+    With conditions, those that match. It reads the 10,000 oldest messages of each priority, and of each of the 10,000
+    keys of flows that have waited longest. On RabbitMQ, it shows only those that wait for a place. Bodies are not
+    shown, but the arguments that a message names.
+
+    Example: redis-queue -A shop celery-queue mail peek --task remind --body
+    """
+    heads = ["id", "since", "bytes", "priority", "waits_for", "task", *(["args", "kwargs"] if with_body else [])]
+    show_listing(
+        access,
+        "messages",
+        Messages(access, name, only),
+        partial(as_row, with_body=with_body),
+        {head: head for head in heads},
+        limit=limit,
+        keep=heads[:2],
+        below=heads[5:],
+        nothing="no messages",
+    )
+
+
+for _verb in ("move", "delete"):
+    celery_queue.add_command(
+        rows_command(
+            ACTIONS["messages", _verb],
+            id_arguments,
+            conditions("messages"),
+            _known,
+            scope={"name": "name"},
+        )
+    )
+celery_queue.add_command(one_command(ACTIONS["messages", "purge"], _known, scope=("name",)))

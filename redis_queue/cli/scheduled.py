@@ -9,11 +9,10 @@ import click
 
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.cli import options
-from redis_queue.cli.access import Group, StoreCommand, with_access
+from redis_queue.cli.access import Group
 from redis_queue.cli.actions import id_arguments, rows_command
-from redis_queue.cli.listing import conditions, show_listing
-from redis_queue.cli.output import show_fields, show_json, show_place, show_table, shown_body
-from redis_queue.cli.report import report
+from redis_queue.cli.listing import Row, conditions, show_item, show_listing, show_rows
+from redis_queue.cli.output import shown_body
 from redis_queue.cli.transfer import export, import_
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
@@ -33,43 +32,38 @@ def scheduled() -> None:
     """
 
 
-@scheduled.command("list", cls=StoreCommand)
+@scheduled.command("list")
 @options.delay_queue
 @options.limit()
 @options.body
-@options.utc
-@options.as_json
-@with_access
+@options.output
 @conditions("entries", options.task_part)
-def list_(access: Access, *, name: str | None, only: Conditions, limit: int, with_body: bool, as_json: bool) -> None:
+def list_(access: Access, *, name: str | None, only: Conditions, limit: int, with_body: bool) -> None:
     """List waiting entries by due time.
 
     Example: redis-queue scheduled list --task shop.remind --due-before 2h
     """
     queue = access.delay_queue(name)
-    last = {"arguments": _arguments} if with_body else {"queue": lambda found: found[1].queue or "-"}
     show_listing(
         access,
         "entries",
         Entries(access, queue, only),
-        limit,
         partial(_fields, with_body=with_body),
         {
-            "id": lambda found: found[0].id,
-            "due": lambda found: found[0].due_at,
-            "task": lambda found: found[1].task or "-",
-            **last,
+            "id": "id",
+            "due": "due_at",
+            "task": "task",
+            **({"arguments": _arguments} if with_body else {"queue": "queue"}),
         },
+        limit=limit,
         keep=("id", "due"),
         below=("task", "arguments"),
         nothing=f"no entries wait in {queue.name!r}",
-        as_json=as_json,
     )
 
 
-def _arguments(found: Waiting) -> str:
-    entry, task = found
-    return f"{task.args} {task.kwargs}" if task.task else shown_body(entry.payload)
+def _arguments(row: Row) -> str:
+    return f"{row['args']} {row['kwargs']}" if "args" in row else shown_body(row["payload"])
 
 
 def _fields(found: Waiting, *, with_body: bool) -> dict[str, Any]:
@@ -91,26 +85,16 @@ def _fields(found: Waiting, *, with_body: bool) -> dict[str, Any]:
     return {**known, **({"args": task.args, "kwargs": task.kwargs} if task.task else {"payload": entry.payload})}
 
 
-@scheduled.command(cls=StoreCommand)
+@scheduled.command
 @click.argument("id")
 @options.delay_queue
 @options.body
-@options.utc
-@options.as_json
-@with_access
-def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json: bool) -> None:
+@options.output
+def show(access: Access, *, id: str, name: str | None, with_body: bool) -> None:
     """Show one entry that waits or is in flight."""
     entry = access.delay_queue(name).get(id)
-    if entry is None:
-        report("found", 0, error=f"no entry {id!r} waits", as_json=as_json)
-        return
-    fields = _fields((entry, TaskEntry.of(entry)), with_body=with_body)
-    if as_json:
-        show_json(fields)
-        return
-    if "payload" in fields:
-        fields["payload"] = shown_body(fields["payload"])
-    show_fields(fields)
+    fields = None if entry is None else _fields((entry, TaskEntry.of(entry)), with_body=with_body)
+    show_item(fields, f"no entry {id!r} waits")
 
 
 for _verb in ("cancel", "reschedule", "run-now"):
@@ -120,31 +104,28 @@ for _verb in ("cancel", "reschedule", "run-now"):
             id_arguments,
             conditions("entries"),
             options.delay_queue,
-            scope=lambda _, values: {"queue": values.pop("name")},
+            scope={"queue": "name"},
         )
     )
 
 
-@scheduled.command(cls=StoreCommand)
+@scheduled.command
 @click.option("--hours", type=options.Number(0.01, 24 * 3650), default=24.0, show_default=True, help="Hours ahead.")
 @click.option("--buckets", type=click.IntRange(1, CHUNK), default=24, show_default=True, help="Number of time windows.")
 @options.delay_queue
-@options.utc
-@options.as_json
-@with_access
-def forecast(access: Access, *, hours: float, buckets: int, name: str | None, as_json: bool) -> None:
+@options.output
+def forecast(access: Access, *, hours: float, buckets: int, name: str | None) -> None:
     """Count the entries due in each time window; overdue entries count in the first.
 
     Example: redis-queue scheduled forecast --hours 1 --buckets 6
     """
     found = access.delay_queue(name).forecast(buckets, width=hours * 3600 / buckets)
-    if as_json:
-        show_json({"windows": [{"from": start, "due": count} for start, count in found]})
-        return
     most = max(count for _, count in found) or 1
-    rows = [(start, count, "#" * -(-count * BAR // most)) for start, count in found]
-    show_table(("from", "due", ""), rows)
-    show_place(access.catalog)
+    show_rows(
+        access,
+        {"windows": [{"from": start, "due": count} for start, count in found]},
+        {"from": "from", "due": "due", "": lambda row: "#" * -(-row["due"] * BAR // most)},
+    )
 
 
 scheduled.add_command(export)

@@ -12,7 +12,7 @@ import click
 from redis_queue.basics.times import span_text
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.output import harmless, show_fields, show_json, show_place, show_table
+from redis_queue.cli.output import harmless, show_fields, show_json, show_place, show_table, wants_json
 from redis_queue.operate.access import Access
 from redis_queue.operate.queue_row import CeleryQueueRow, Count, Overview, QueueRow
 
@@ -29,7 +29,7 @@ FOR_PLACE: Final = "for a place"
 @options.utc
 @options.as_json
 @with_access
-def stats(access: Access, *, as_json: bool) -> None:
+def stats(access: Access) -> None:
     """Add up the counts of all queues: with an app, also those of Celery's queues.
 
     Example: redis-queue stats --json
@@ -41,7 +41,7 @@ def stats(access: Access, *, as_json: bool) -> None:
         "oldest_at": min((row.oldest_at for row in overview.queues if row.oldest_at), default=None),
         "next_due": min((row.next_due for row in overview.queues if row.next_due), default=None),
     }
-    if as_json:
+    if wants_json():
         show_json({"at": overview.at, **known, **times, "errors": _errors(overview)})
         return
     show_fields({**known, "oldest": _since(times["oldest_at"], overview.at), "next due": times["next_due"]})
@@ -53,7 +53,7 @@ def stats(access: Access, *, as_json: bool) -> None:
 @click.command(cls=StoreCommand)
 @options.as_json
 @with_access
-def queues(access: Access, *, as_json: bool) -> None:
+def queues(access: Access) -> None:
     """List all queues: with an app, Celery's queues first.
 
     For a DelayQueue (kind "delay"), ready counts the due entries.
@@ -62,7 +62,7 @@ def queues(access: Access, *, as_json: bool) -> None:
     """
     overview = access.inspector.overview()
     celery = access.celery_queues.overview().rows if access.celery_queues is not None else []
-    if as_json:
+    if wants_json():
         rows = [*map(asdict, celery), *map(asdict, overview.queues)]
         show_json({"at": overview.at, "queues": rows})
         return

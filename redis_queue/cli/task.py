@@ -9,8 +9,7 @@ import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.output import harmless, show_fields, show_json, show_table
-from redis_queue.cli.report import report
+from redis_queue.cli.output import harmless, report, show_fields, show_json, show_table, wants_json
 from redis_queue.operate.access import Access
 from redis_queue.operate.canvas import Canvas, canvas
 from redis_queue.operate.task_life import TaskLife, task_life
@@ -24,7 +23,7 @@ INDENT: Final = "  "
 @options.utc
 @options.as_json
 @with_access
-def task(access: Access, *, id: str, with_body: bool, as_json: bool) -> None:
+def task(access: Access, *, id: str, with_body: bool) -> None:
     """Show what is known of one task: where it is, what happened to it, and the tasks around it.
 
     Exits with code 1 if no source knows the task. With a Celery app, it also reads the result backend and Celery's
@@ -35,11 +34,11 @@ def task(access: Access, *, id: str, with_body: bool, as_json: bool) -> None:
     life = task_life(access, id)
     if not life.is_known:
         searched = "; ".join(f"{source.name}: {source.note}" for source in life.sources)
-        report("found", 0, error=f"no task {id!r}: {searched}", as_json=as_json)
+        report("found", 0, error=f"no task {id!r}: {searched}")
         return
     tree = canvas(access, life)
     fields = _fields(life, with_body=with_body)
-    if as_json:
+    if wants_json():
         show_json(_document(life, tree, fields))
         return
     show_fields({name: value for name, value in fields.items() if value != ""})

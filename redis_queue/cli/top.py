@@ -16,8 +16,17 @@ import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.output import WIDTH, harmless, place_of, screen_width, show_json
-from redis_queue.cli.report import FAILED, interrupt, signal_handler
+from redis_queue.cli.output import (
+    FAILED,
+    WIDTH,
+    harmless,
+    interrupt,
+    place_of,
+    screen_width,
+    show_json,
+    signal_handler,
+    wants_json,
+)
 from redis_queue.cli.top_screen import SORTS, QueueKey, Rates, Sort, draw, in_order, rates, rates_of
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.operate.access import Access
@@ -39,9 +48,9 @@ QUIT: Final = "q"
 @click.option("--sort", type=click.Choice(SORTS), default=SORTS[0], show_default=True, help="Order of the queues.")
 @click.option("--count", type=click.IntRange(1, 1_000_000), help="Number of samples.  [default: 1 unless live]")
 @options.utc
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per sample and line.")
+@options.json_flag("Print one JSON object per sample and line.")
 @with_access
-def top(access: Access, *, interval: float, sort: Sort, count: int | None, as_json: bool) -> None:
+def top(access: Access, *, interval: float, sort: Sort, count: int | None) -> None:
     """Show counts and rates of all queues until q or Ctrl-C: with an app, also those of Celery's queues.
 
     If Redis cannot be reached, it shows the error and keeps trying. Rates are per second, between two samples. Into a
@@ -52,8 +61,8 @@ def top(access: Access, *, interval: float, sort: Sort, count: int | None, as_js
     looks = Looks(access, sort)
     # Ctrl-C is a usual end.
     with contextlib.suppress(KeyboardInterrupt), signal_handler(interrupt):
-        if as_json or not sys.stdout.isatty():
-            _write(looks, interval, count or 1, as_json=as_json)
+        if wants_json() or not sys.stdout.isatty():
+            _write(looks, interval, count or 1)
         else:
             _show(looks, interval, count)
 
@@ -91,7 +100,7 @@ class Looks:
         return draw(self.place, look.overview, look.speeds, self.sort, error=look.error, width=width, height=height)
 
 
-def _write(looks: Looks, interval: float, count: int, *, as_json: bool) -> None:
+def _write(looks: Looks, interval: float, count: int) -> None:
     """Write *count* samples; exits with code 1 if Redis was unavailable at the last one."""
     for number in range(count):
         if number:
@@ -99,7 +108,7 @@ def _write(looks: Looks, interval: float, count: int, *, as_json: bool) -> None:
         look = looks.look()
         if look.error:
             click.echo(f"error: {harmless(look.error)}", err=True)
-        if as_json:
+        if wants_json():
             show_json(_fields(looks, look))
         elif look.overview is not None and not look.error:
             click.echo("\n".join([*([""] if number else []), *looks.text(look, width=screen_width() or WIDTH)]))

@@ -18,7 +18,7 @@ from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.actions import carry_out
 from redis_queue.cli.listing import conditions
-from redis_queue.cli.report import interrupt, report, signal_handler
+from redis_queue.cli.output import interrupt, report, signal_handler
 from redis_queue.delay.model import OnConflict
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Plan
@@ -68,9 +68,7 @@ def export(access: Access, *, file: str, name: str | None, only: Conditions) -> 
 @options.dry_run
 @options.as_json
 @with_access
-def import_(
-    access: Access, *, file: IO[str], name: str | None, on_conflict: OnConflict, dry_run: bool, as_json: bool
-) -> None:
+def import_(access: Access, *, file: IO[str], name: str | None, on_conflict: OnConflict, dry_run: bool) -> None:
     """Store the entries of an export. By default, a second import changes nothing.
 
     The whole FILE is read and checked before anything is stored. A line is refused if a dispatcher of the app would
@@ -81,7 +79,7 @@ def import_(
     queue = access.delay_queue(name)
     pushes = list(read_pushes(file, queue, destination_check(access, queue)))
     if dry_run:
-        report("to_be_imported", len(pushes), as_json=as_json)
+        report("to_be_imported", len(pushes))
         return
     first = [Subject(push.id, queue.name) for push in pushes[:MOST_SUBJECTS] if push.id is not None]
     plan = Plan(
@@ -92,7 +90,7 @@ def import_(
         f"on conflict: {on_conflict}",
         first,
     )
-    carry_out(access, IMPORT, plan, as_json=as_json)
+    carry_out(access, IMPORT, plan)
 
 
 @contextmanager

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
 import click
 
-from redis_queue.admission.owners import MOST_LISTED, Owner
+from redis_queue.admission.owners import MOST_LISTED
 from redis_queue.cli import options
-from redis_queue.cli.access import Group, StoreCommand, with_access
+from redis_queue.cli.access import Group
 from redis_queue.cli.actions import one_command
-from redis_queue.cli.output import show_count, show_fields, show_json, show_place, show_table
-from redis_queue.cli.report import report
+from redis_queue.cli.listing import show_item, show_rows
+from redis_queue.cli.output import show_fields, wants_json
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.flows import name_of
 from redis_queue.operate.actions.registry import ACTIONS
@@ -31,13 +31,11 @@ def unique() -> None:
     """
 
 
-@unique.command("list", cls=StoreCommand)
+@unique.command("list")
 @options.task_part
 @options.limit(maximum=MOST_LISTED)
-@options.utc
-@options.as_json
-@with_access
-def list_(access: Access, *, task_part: str | None, limit: int, as_json: bool) -> None:
+@options.output
+def list_(access: Access, *, task_part: str | None, limit: int) -> None:
     """List owned keys, and the tasks that own them: those first that are free soonest.
 
     A key is free at the time in the last column at the latest.
@@ -46,24 +44,22 @@ def list_(access: Access, *, task_part: str | None, limit: int, as_json: bool) -
     """
     page = access.unique.page(task_part or "", limit=limit)
     more = page.total > limit
-    if as_json:
-        show_json({"owners": [asdict(owner) for owner in page.owners], "total": page.total, "more": more})
-        return
-    if not page.owners:
-        show_place(access.catalog, "no match among the owned keys" if task_part else "no owned keys")
-        return
-    rows = [(owner.key or None, owner.state, owner.until, owner.task, owner.task_id) for owner in page.owners]
-    show_table(("key", "state", "until", "task", "id"), rows, keep=("until", "id"), below=("task", "id"))
-    show_count(access.catalog, len(rows), more=more)
+    show_rows(
+        access,
+        {**asdict(page), "more": more},
+        {"key": lambda row: row["key"] or None, "state": "state", "until": "until", "task": "task", "id": "task_id"},
+        keep=("until", "id"),
+        below=("task", "id"),
+        nothing="no match among the owned keys" if task_part else "no owned keys",
+        more=more,
+    )
 
 
-@unique.command(cls=StoreCommand)
+@unique.command
 @_task
 @_key
-@options.utc
-@options.as_json
-@with_access
-def show(access: Access, *, task: str, key: str, as_json: bool) -> None:
+@options.output
+def show(access: Access, *, task: str, key: str) -> None:
     """Show which task owns KEY of TASK. Leave out KEY if all calls of the task have the same one.
 
     Exits with code 1 if no task owns it.
@@ -71,12 +67,11 @@ def show(access: Access, *, task: str, key: str, as_json: bool) -> None:
     Example: redis-queue unique show shop.sync order:7
     """
     owner = access.unique.get(task, key)
-    if owner is None:
-        report("found", 0, error=_missing(task, key), as_json=as_json)
-    elif as_json:
-        show_json(asdict(owner))
-    else:
-        show_fields(_fields(owner))
+    if owner is None or wants_json():
+        show_item(None if owner is None else asdict(owner), f"no task owns {name_of(task, key)}")
+        return
+    known = {"task": owner.task, "key": owner.key, "state": owner.state, "id": owner.task_id, "until": owner.until}
+    show_fields({name: value for name, value in known.items() if value != ""})
 
 
 unique.add_command(
@@ -84,16 +79,7 @@ unique.add_command(
         ACTIONS["unique", "unique-release"],
         _task,
         _key,
-        scope=lambda _, values: {"task": values.pop("task"), "key": values.pop("key")},
+        scope=("task", "key"),
         name="release",
     )
 )
-
-
-def _missing(task: str, key: str) -> str:
-    return f"no task owns {name_of(task, key)}"
-
-
-def _fields(owner: Owner) -> dict[str, Any]:
-    known = {"task": owner.task, "key": owner.key, "state": owner.state, "id": owner.task_id, "until": owner.until}
-    return {name: value for name, value in known.items() if value != ""}

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from redis_queue.cli.access import UrlCommand, with_url
-from redis_queue.cli.output import show_json
-from redis_queue.cli.report import FAILED
+from redis_queue.cli.options import json_flag
+from redis_queue.cli.output import FAILED, show_json, wants_json
 from redis_queue.validation import Plan, Report
 from redis_queue.validation import validate as run
 
@@ -24,9 +24,9 @@ from redis_queue.validation import validate as run
 @click.option("--kill", is_flag=True, help="Kill consumers with SIGKILL, up to four times a second.")
 @click.option("--lease", type=float, default=1.0, show_default=True, help="Length of a lease in seconds.")
 @click.option("--prefix", default=None, help="Prefix of the keys; must not be in use.  [default: a random one]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@json_flag("Print one JSON object instead of a table.")
 @with_url
-def validate(url: str, *, as_json: bool, prefix: str | None, **options: Any) -> None:
+def validate(url: str, *, prefix: str | None, **options: Any) -> None:
     """Put numbered messages, lose some on purpose, kill consumers, and compare the results.
 
     All keys have a separate prefix and are deleted at the end. Exit code 0: every promise was kept. 1: one was
@@ -37,12 +37,12 @@ def validate(url: str, *, as_json: bool, prefix: str | None, **options: Any) -> 
     if prefix is not None:
         options["prefix"] = prefix
     plan = Plan(url=url, **options)
-    if as_json or not sys.stderr.isatty():
+    if wants_json() or not sys.stderr.isatty():
         report = run(plan)
     else:
         with click.progressbar(length=plan.messages, label="handled", file=sys.stderr) as bar:
             report = run(plan, lambda done: bar.update(done - bar.pos))
-    if as_json:
+    if wants_json():
         show_json(report.as_dict())
     else:
         click.echo(_table(report))

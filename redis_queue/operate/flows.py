@@ -138,11 +138,6 @@ def is_changed(state: FlowState) -> bool:
     return state.limits != state.declared
 
 
-def state_text(state: FlowState) -> str:
-    """Return "paused", "changed" (the limits differ from those in the code), both, or ""."""
-    return ", ".join([*(["paused"] if state.paused else []), *(["changed"] if is_changed(state) else [])])
-
-
 def has_limits(state: FlowState) -> bool:
     """Tell whether a flow has limits, now or in the code; a queue that is only paused has none."""
     return bool(state.kind) or state.limits != Limits() or is_changed(state)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from flask import Blueprint, abort, flash, g, redirect, render_template, request, url_for
+from flask import Blueprint, abort, flash, g, redirect, request, url_for
 from werkzeug.wrappers import Response
 
 from redis_queue.admission.flows import OF_QUEUE
@@ -18,7 +18,7 @@ from redis_queue.operate.actions.registry import action_of
 from redis_queue.operate.actions.rows import Rows
 from redis_queue.store.chunks import MANY
 from redis_queue.web import celery_queue, dead_letters, entries, failures, request_args
-from redis_queue.web.context import context
+from redis_queue.web.context import context, page
 from redis_queue.web.permissions import require
 
 pages = Blueprint("actions", __name__)
@@ -64,12 +64,12 @@ FORMS: Final = {
     "messages": Form(
         lambda scope: url_for("celery_queue.show", **scope), ("name",), ("name",), celery_queue.CONDITIONS
     ),
-    "running": Form(lambda _: url_for("running.show")),
+    "running": Form(lambda _: url_for("workers.running")),
     "queue": Form(
         lambda scope: url_for("queues.one", kind=scope["kind"], name=scope["name"]), ("kind", "name"), ("kind", "name")
     ),
     "flow": Form(_back_to_flow, ("name",), ("name",)),
-    "unique": Form(lambda _: url_for("unique.show"), ("task", "key", "id"), ("task",)),
+    "unique": Form(lambda _: url_for("flows.unique"), ("task", "key", "id"), ("task",)),
     "worker": Form(lambda _: url_for("workers.show"), ("name", "pid"), ("name",)),
 }
 """The forms, by the names of targets."""
@@ -81,12 +81,11 @@ def preview(target: str) -> str:
     action, form = _action(target)
     choice = _choice(action, form, target)
     plan = action.plan(context().access, choice)
-    return render_template(
+    return page(
         "action.html",
         action=action,
         plan=plan,
         at=getattr(action.target, "at", ""),
-        now=context().inspector.now(),
         hidden=_hidden(action, form, plan),
         operation=secrets.token_urlsafe(16),
         back=form.back(_search(form)),
@@ -97,9 +96,9 @@ def preview(target: str) -> str:
 def act(target: str) -> Response:
     """Do exactly what a preview has shown, once."""
     action, form = _action(target)
-    confirmed = request_args.number("confirmed", 0, 1, MANY, request.form)
+    confirmed = request_args.number("confirmed", 0, 1, MANY)
     choice = replace(_choice(action, form, target), pinned=False, confirmed=confirmed)
-    if not confirmed or request_args.flag("matching", request.form):
+    if not confirmed or request_args.flag("matching"):
         abort(400, NOT_CONFIRMED)
     plan = action.plan(context().access, choice)
     if plan.nothing and not plan.count:
@@ -126,32 +125,31 @@ def _action(target: str) -> tuple[Action, Form]:
     if form is None:
         abort(404)
     request_args.reject_repeated(request.form, "row")
-    action = action_of(target, request_args.text("verb", request.form) or "")
+    action = action_of(target, request_args.text("verb") or "")
     require(action.verb)
     return action, form
 
 
 def _choice(action: Action, form: Form, target: str) -> Choice:
     """Return what the form chooses: rows, those that match its search, or the one thing that it names."""
-    values = request.form
-    scope: dict[str, Any] = {name: request_args.text(name, values, exact=True) for name in form.scope}
+    scope: dict[str, Any] = {name: request_args.text(name, exact=True) for name in form.scope}
     for name in form.required:
         if scope[name] is None:
             abort(400, f"Which {target}? Choose one from the list.")
     if "pid" in scope:
-        scope["pid"] = request_args.number("pid", 0, 0, 1 << 31, values) or None
+        scope["pid"] = request_args.number("pid", 0, 0, 1 << 31) or None
     arguments = {argument.name: _argument(argument) for argument in action.arguments}
-    references = values.getlist("row")
+    references = request.form.getlist("row")
     if not isinstance(action.target, Rows):
         return Choice(scope, arguments)
-    matching = bool(form.conditions) and request_args.flag("matching", values) and not references
+    matching = bool(form.conditions) and request_args.flag("matching") and not references
     if not matching:
         request_args.check_rows(references, f"{action.label} what?", MOST_AT_ONCE)
     return Choice(
         scope,
         arguments,
         references,
-        conditions=request_args.conditions(form.conditions, values),
+        conditions=request_args.conditions(form.conditions),
         most=MOST_AT_ONCE,
         pinned=True,
         room=MOST_FORM_BYTES,
@@ -159,7 +157,7 @@ def _choice(action: Action, form: Form, target: str) -> Choice:
 
 
 def _argument(argument: Argument) -> Any:
-    text = request_args.text(argument.name, request.form, most=argument.most)
+    text = request_args.text(argument.name, most=argument.most)
     if text is None and argument.missing:
         abort(400, argument.missing)
     return None if text is None else argument.read(text)
@@ -182,7 +180,7 @@ def _search(form: Form) -> dict[str, Any]:
 
 def _begin() -> None:
     """Refuse forms that do not come from a preview, and forms that were sent before."""
-    operation = request_args.text("operation", request.form) or ""
+    operation = request_args.text("operation") or ""
     if not _OPERATION.fullmatch(operation):
         abort(400, NOT_CONFIRMED)
     if not context().audit.begin(operation):

@@ -21,6 +21,7 @@ from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueEr
 from redis_queue.operate.access import Access, AppAccess, access_to
 from redis_queue.operate.actions.entries import reference
 from redis_queue.store.connection import Client, connect
+from redis_queue.store.ids import is_id
 from redis_queue.store.redis_errors import RedisErrors, redact
 from redis_queue.web import (
     actions,
@@ -73,47 +74,37 @@ MAX_FORM: Final = 1024 * 1024
 """Most bytes of a form."""
 
 PAGES: Final = (
-    *(
-        page.pages
-        for page in (
-            overview,
-            forecast,
-            entries,
-            queues,
-            celery_queue,
-            flows,
-            dead_letters,
-            failures,
-            workers,
-            doctor,
-            actions,
-            history,
-            search,
-        )
-    ),
-    workers.running_pages,
-    search.task_pages,
-    flows.unique_pages,
-    entries.entry_pages,
-    doctor.scale_pages,
-    doctor.audit_pages,
+    overview,
+    forecast,
+    entries,
+    queues,
+    celery_queue,
+    flows,
+    dead_letters,
+    failures,
+    workers,
+    doctor,
+    actions,
+    history,
+    search,
 )
 
 NAVIGATION: Final = (
-    ("overview.show", "Overview"),
-    ("forecast.show", "Forecast"),
-    ("entries.show", "Scheduled"),
-    ("queues.show", "Queues"),
-    ("flows.show", "Flows"),
-    ("unique.show", "Unique"),
-    ("running.show", "Running"),
-    ("history.show", "History"),
-    ("failures.show", "Failures"),
-    ("dead_letters.show", "Dead letters"),
-    ("workers.show", "Workers"),
-    ("doctor.show", "Doctor"),
-    ("audit.show", "Audit"),
+    ("overview.show", "Overview", "o"),
+    ("forecast.show", "Forecast", "f"),
+    ("entries.show", "Scheduled", "s"),
+    ("queues.show", "Queues", "q"),
+    ("flows.show", "Flows", "l"),
+    ("flows.unique", "Unique", "u"),
+    ("workers.running", "Running", "r"),
+    ("history.show", "History", "h"),
+    ("failures.show", "Failures", "x"),
+    ("dead_letters.show", "Dead letters", "d"),
+    ("workers.show", "Workers", "w"),
+    ("doctor.show", "Doctor", "c"),
+    ("doctor.audit", "Audit", "a"),
 )
+"""Endpoints, names, and keys that open them."""
 
 
 def addresses(folder: Path = FOLDER) -> Callable[[str], str]:
@@ -170,13 +161,14 @@ def dashboard(
         app.add_template_filter(getattr(charts, name), name)
     app.add_template_global(may)
     app.add_template_global(reference)
+    app.add_template_global(is_id)
     app.add_template_global(addresses(), "asset")
     app.add_template_global(form_token, "token")
     app.add_template_global(search.task_names)
     app.add_template_global(search.queue_names)
     app.context_processor(lambda: _common(settings, access))
-    for page in PAGES:
-        app.register_blueprint(page)
+    for module in PAGES:
+        app.register_blueprint(module.pages)
     return app
 
 

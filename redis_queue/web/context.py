@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from flask import current_app
+from flask import current_app, render_template
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.catalog import AnyQueue, open_as
@@ -132,6 +132,11 @@ def context() -> Context:
     """Return the context of the application that serves this request."""
     found: Context = current_app.extensions[EXTENSION]
     return found
+
+
+def page(template: str, **values: Any) -> str:
+    """Return a page from *template*, with the time of Redis as *now*."""
+    return render_template(template, now=context().inspector.now(), **values)
 
 
 def delay_queues(name: str | None) -> tuple[DelayQueue, list[str]]:

@@ -22,7 +22,7 @@ QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Dispatches from a DelayQueue in each minute of the last hour, and in all."""
+    """Dispatches from a DelayQueue in each minute of the last hour, and in all, with *quantiles* of their lateness."""
 
     queue: str
     times: Sequence[datetime]
@@ -30,21 +30,7 @@ class Plot:
     refused: Sequence[int]
     worst: Sequence[float | None]
     total: Dispatches
-
-    @property
-    def counts(self) -> list[tuple[str, Sequence[int]]]:
-        """The numbers of each minute."""
-        return [("sent", self.sent), ("refused", self.refused)]
-
-    @property
-    def lateness(self) -> list[tuple[str, Sequence[float | None]]]:
-        """The worst lateness of each minute in seconds."""
-        return [("worst", self.worst)]
-
-    @property
-    def quantiles(self) -> list[tuple[str, float]]:
-        """All-time quantiles of lateness in seconds."""
-        return [(name, self.total.lateness.quantile(share)) for name, share in QUANTILES.items()]
+    quantiles: Sequence[tuple[str, float]]
 
 
 def plot_of(name: str) -> Plot | None:
@@ -65,4 +51,5 @@ def plot_of(name: str) -> Plot | None:
         refused=[minute.failed for minute in minutes],
         worst=[minute.worst_seconds if minute.sent else None for minute in minutes],
         total=total,
+        quantiles=[(name, total.lateness.quantile(share)) for name, share in QUANTILES.items()],
     )

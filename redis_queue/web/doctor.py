@@ -28,20 +28,14 @@ def show() -> str:
     return render_template("doctor.html", findings=findings, counts=counts)
 
 
-scale_pages = Blueprint("scale", __name__)
-
-
-@scale_pages.get("/scale", endpoint="show")
-def show_scale() -> Response:
+@pages.get("/scale")
+def scale() -> Response:
     """Return the demand of some of Celery's queues as JSON."""
     return jsonify(asdict(demand(context().access, list(request.args.items(multi=True)))))
 
 
-audit_pages = Blueprint("audit", __name__)
-
-
-@audit_pages.get("/audit", endpoint="show")
-def show_audit() -> str:
+@pages.get("/audit")
+def audit() -> str:
     """Show the last 100 actions."""
     request_args.allow()
     return render_template("audit.html", actions=context().audit.last(100))

@@ -7,20 +7,18 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Final
 
-from flask import Blueprint, abort, render_template, request
+from flask import Blueprint, abort, request
 
 from redis_queue.catalog import KINDS, kind_of
 from redis_queue.model import Item
 from redis_queue.operate.actions.entries import reference
 from redis_queue.operate.items import Entries, task_of
-from redis_queue.store.ids import id_bytes, id_text, is_id
+from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.web import formatting, request_args
-from redis_queue.web.context import context, delay_queues, queue_of
+from redis_queue.web.context import context, delay_queues, page, queue_of
 
 pages = Blueprint("entries", __name__)
 
-ROWS: Final = 50
-MOST_ROWS: Final = 100
 MAX_CURSOR: Final = 4000
 
 CONDITIONS: Final = {
@@ -42,23 +40,10 @@ def show() -> str:
     """Show waiting entries that match the search, by due time."""
     request_args.allow("queue", *CONDITIONS, "after", "limit", "body")
     queue, names = delay_queues(request_args.text("queue", exact=True))
-    conditions = request_args.conditions(CONDITIONS)
-    limit = request_args.number("limit", ROWS, 1, MOST_ROWS)
-    after = _decoded(request_args.text("after", most=MAX_CURSOR))
-    listing = Entries(context().access, queue, conditions)
-    page = listing.page(after, limit)
-    return render_template(
-        "entries.html",
-        queue=queue,
-        names=names,
-        page=page,
-        nothing="".join(listing.nothing("no entries wait")),
-        after=None if page.next is None else _encoded(page.next),
-        **request_args.search(CONDITIONS),
-        now=context().inspector.now(),
-        total=listing.count(),
-        is_id=is_id,
-    )
+    listing = Entries(context().access, queue, request_args.conditions(CONDITIONS))
+    start = _decoded(request_args.text("after", most=MAX_CURSOR))
+    found = request_args.searched(listing, CONDITIONS, start, "no entries wait", _encoded)
+    return page("entries.html", queue=queue, names=names, total=listing.count(), **found)
 
 
 def _encoded(cursor: str) -> str:
@@ -73,11 +58,8 @@ def _decoded(cursor: str | None) -> str | None:
         abort(400, "after: invalid cursor; use the link at the end of a page.")
 
 
-entry_pages = Blueprint("entry", __name__)
-
-
-@entry_pages.get("/entry", endpoint="show")
-def show_entry() -> str:
+@pages.get("/entry")
+def one() -> str:
     """Show one message or entry."""
     request_args.allow("kind", "queue", "id", "body")
     name = request_args.text("queue", exact=True) or context().access.default_delay_queue
@@ -86,10 +68,9 @@ def show_entry() -> str:
     item = queue.look(id_, max_bytes=MOST_BYTES)
     if item is None:
         abort(404, f"{name!r} has no {id_!r}: it has run, was cancelled, or never existed.")
-    now = context().inspector.now()
     task = task_of(item)
     with_body = request_args.flag("body")
-    return render_template(
+    return page(
         "entry.html",
         queue=queue,
         kind=kind_of(queue),
@@ -101,7 +82,6 @@ def show_entry() -> str:
         with_body=with_body,
         body=formatting.body(item.body) if with_body and not item.problem else None,
         headers=formatting.body(dict(item.headers)) if with_body else None,
-        now=now,
     )
 
 

@@ -14,12 +14,10 @@ from redis_queue.operate.flows import KINDS, LABELS, LimitsRow, arguments_of, ha
 from redis_queue.store.ids import is_id
 from redis_queue.store.keys import MAX_NAME
 from redis_queue.web import request_args
-from redis_queue.web.context import context
+from redis_queue.web.context import context, page
+from redis_queue.web.request_args import ROWS
 
 pages = Blueprint("flows", __name__)
-
-ROWS: Final = 50
-MOST_OFFSET: Final = 10_000_000
 
 MOST_KEYS: Final = 100
 """Most keys that the page of a flow lists."""
@@ -29,7 +27,7 @@ MOST_KEYS: Final = 100
 def show() -> str:
     """List the flows, and the paused queues, by name."""
     request_args.allow("name", "offset")
-    name, offset = request_args.text("name"), request_args.number("offset", 0, 0, MOST_OFFSET)
+    name, offset = request_args.text("name"), request_args.offset()
     flows = context().access.flows
     names = flows.names(name or "")
     end = offset + ROWS
@@ -93,24 +91,20 @@ def _rows(now: LimitsRow, code: LimitsRow) -> list[tuple[str, Any, Any]]:
     return [(label, getattr(now, field), getattr(code, field)) for field, label in LABELS.items()]
 
 
-unique_pages = Blueprint("unique", __name__)
-
-
-@unique_pages.get("/unique", endpoint="show")
-def show_unique() -> str:
+@pages.get("/unique")
+def unique() -> str:
     """List the owners of keys, those first whose time ends first."""
     request_args.allow("task", "offset")
-    part, offset = request_args.text("task"), request_args.number("offset", 0, 0, MOST_OFFSET)
-    page = context().access.unique.page(part or "", limit=ROWS, offset=offset)
+    part, offset = request_args.text("task"), request_args.offset()
+    found = context().access.unique.page(part or "", limit=ROWS, offset=offset)
     end = offset + ROWS
-    return render_template(
+    return page(
         "unique.html",
-        rows=[(owner, can_release(owner)) for owner in page.owners],
-        total=page.total,
+        rows=[(owner, can_release(owner)) for owner in found.owners],
+        total=found.total,
         offset=offset,
-        next=end if end < page.total else None,
+        next=end if end < found.total else None,
         part=part,
-        now=context().inspector.now(),
     )
 
 

@@ -10,11 +10,10 @@ from redis_queue.monitor.model import Series
 from redis_queue.operate.history import SPANS, HistoryRow, curves, table
 from redis_queue.web import request_args
 from redis_queue.web.context import context
+from redis_queue.web.request_args import ROWS
 from redis_queue.web.search import task_names
 
 pages = Blueprint("history", __name__)
-
-ROWS: Final = 50
 
 SORTS: Final = {
     "executed": lambda row: -row.tally.executed,

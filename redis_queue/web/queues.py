@@ -12,8 +12,9 @@ from redis_queue.operate.flows import paused_queues
 from redis_queue.operate.queue_row import BROKEN
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.web import request_args
-from redis_queue.web.context import context, queue_of
+from redis_queue.web.context import context, page, queue_of
 from redis_queue.web.dispatches import plot_of
+from redis_queue.web.request_args import ROWS
 
 pages = Blueprint("queues", __name__)
 
@@ -21,16 +22,13 @@ NEXT: Final = 20
 NEXT_BYTES: Final = 256 * 1024
 """Most bytes read of the next messages; records contain the time of the put."""
 
-ROWS: Final = 50
-MOST_OFFSET: Final = 10_000_000
-
 
 @pages.get("/queues")
 def show() -> str:
     """List all queues, those of Celery first."""
     request_args.allow("name", "offset", "celery")
-    name, offset = request_args.text("name"), request_args.number("offset", 0, 0, MOST_OFFSET)
-    celery_offset = request_args.number("celery", 0, 0, MOST_OFFSET)
+    name, offset = request_args.text("name"), request_args.offset()
+    celery_offset = request_args.number("celery", 0, 0, request_args.MOST_OFFSET)
     inspector, celery = context().inspector, context().access.celery_queues
     listing = inspector.catalog.listing(name or "", offset=offset, limit=ROWS)
     return render_template(
@@ -51,16 +49,16 @@ def one() -> str:
     kind, name = request_args.choice("kind", KINDS, "queue"), request_args.text("name", exact=True)
     if name is None:
         raise InvalidNameError("name is missing: choose a queue from the list of all queues")
-    offset = request_args.number("offset", 0, 0, MOST_OFFSET)
+    offset = request_args.offset()
     inspector = context().inspector
     known = inspector.catalog.find("queue" if kind == "queue" else "delay", name)
     row = None if known is None else inspector.queues([known])[0]
     if row is not None and row.error:
         # Its settings in the registry may be invalid.
-        return render_template("queue.html", queue=row, kind=kind, row=row, now=inspector.now())
+        return page("queue.html", queue=row, kind=kind, row=row)
     queue = queue_of(kind, name)
     held = queue.in_flight(offset=offset, limit=ROWS + 1)
-    return render_template(
+    return page(
         "queue.html",
         queue=queue,
         kind=kind_of(queue),
@@ -76,7 +74,6 @@ def one() -> str:
         dispatched=_dispatched(queue),
         plot=plot_of(queue.name) if kind == "delay" else None,
         quarantined=queue.quarantined(limit=NEXT, max_bytes=0),
-        now=inspector.now(),
     )
 
 

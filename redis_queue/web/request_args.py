@@ -1,9 +1,9 @@
-"""Parameters of requests, checked before anything is read; invalid ones are refused with status 400."""
+"""Fields of forms, or else parameters of addresses, checked before anything is read; invalid ones get status 400."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from flask import abort, request
@@ -11,14 +11,17 @@ from werkzeug.datastructures import MultiDict
 
 from redis_queue.basics.times import When, read_time
 from redis_queue.errors import InvalidValueError
-from redis_queue.operate.listing import Conditions
+from redis_queue.operate.listing import Conditions, Cursor, Listing, T
 
 MAX_TEXT: Final = 300
 
-_PLACE: Final = re.compile(r"(\d{1,6})\.(\d{1,9})", re.ASCII)
+ROWS: Final = 50
+"""Rows of a page."""
 
-Values = MultiDict[str, str]
-"""Parameters of an address, or fields of a form."""
+MOST_ROWS: Final = 100
+MOST_OFFSET: Final = 10_000_000
+
+_PLACE: Final = re.compile(r"(\d{1,6})\.(\d{1,9})", re.ASCII)
 
 
 def allow(*names: str) -> None:
@@ -29,7 +32,7 @@ def allow(*names: str) -> None:
     reject_repeated(request.args)
 
 
-def reject_repeated(values: Values, *lists: str) -> None:
+def reject_repeated(values: MultiDict[str, str], *lists: str) -> None:
     """Refuse values that are given more than once, except *lists*."""
     for name, found in values.lists():
         if len(found) > 1 and name not in lists:
@@ -47,9 +50,9 @@ def check_rows(rows: Sequence[str], question: str, most: int) -> None:
         abort(400, f"{len(rows):,} rows: must be at most {most:,}.")
 
 
-def number(name: str, default: int, low: int, high: int, values: Values | None = None) -> int:
+def number(name: str, default: int, low: int, high: int) -> int:
     """Return an integer from *low* to *high*."""
-    found = _value(name, values)
+    found = _value(name)
     if found == "":
         return default
     if not (found.isascii() and found.isdecimal() and len(found) < len(str(high)) + 1) or not low <= int(found) <= high:
@@ -57,9 +60,14 @@ def number(name: str, default: int, low: int, high: int, values: Values | None =
     return int(found)
 
 
-def text(name: str, values: Values | None = None, *, exact: bool = False, most: int = MAX_TEXT) -> str | None:
+def offset() -> int:
+    """Return the number of rows before the page."""
+    return number("offset", 0, 0, MOST_OFFSET)
+
+
+def text(name: str, *, exact: bool = False, most: int = MAX_TEXT) -> str | None:
     """Return a text without surrounding white space, or None if empty; *exact* keeps the white space."""
-    found = _value(name, values)
+    found = _value(name)
     found = found if exact else found.strip()
     if len(found) > most:
         abort(400, f"{name}={_short(found)}: must have at most {most} characters.")
@@ -68,17 +76,17 @@ def text(name: str, values: Values | None = None, *, exact: bool = False, most: 
     return found or None
 
 
-def choice(name: str, choices: Iterable[str], default: str, values: Values | None = None) -> str:
+def choice(name: str, choices: Iterable[str], default: str) -> str:
     """Return one of *choices*."""
-    found = text(name, values) or default
+    found = text(name) or default
     if found not in choices:
         abort(400, f"{name}={_short(found)}: must be one of {', '.join(choices)}.")
     return found
 
 
-def when(name: str, values: Values | None = None) -> When | None:
+def when(name: str) -> When | None:
     """Return a time point (``2030-01-01T00:00Z``) or a time from now (``2h``)."""
-    found = text(name, values)
+    found = text(name)
     if found is None:
         return None
     try:
@@ -87,26 +95,40 @@ def when(name: str, values: Values | None = None) -> When | None:
         abort(400, f"{name}: {error}.")
 
 
-def flag(name: str, values: Values | None = None) -> bool:
+def flag(name: str) -> bool:
     """Return the state of a check box."""
-    return choice(name, ("0", "1"), "0", values) == "1"
+    return choice(name, ("0", "1"), "0") == "1"
 
 
-def conditions(fields: Mapping[str, str], values: Values | None = None) -> Conditions:
+def conditions(fields: Mapping[str, str]) -> Conditions:
     """Return the conditions that *fields* (name, condition) set; times are fields whose condition begins with "due"."""
     found: dict[str, Any] = {
-        condition: (when if condition.startswith("due") else text)(name, values) for name, condition in fields.items()
+        condition: (when if condition.startswith("due") else text)(name) for name, condition in fields.items()
     }
     return Conditions(**found)
 
 
-def search(fields: Iterable[str]) -> dict[str, Any]:
-    """Return what a page shows of its search: the texts of *fields*, a *link* to itself, whether it is the *first* …"""
+def searched(
+    listing: Listing[T, Cursor],
+    fields: Iterable[str],
+    start: Cursor | None,
+    nothing: str,
+    mark: Callable[[Cursor], str] = str,
+) -> dict[str, Any]:
+    """Return what a page shows of a search in *listing*, from *start* on; *nothing* stands for no items.
+
+    These are the texts of the *fields*, a *link* to the page, whether it is the *first* one, its items, and the *mark*
+    of the place *after* it, if there are more.
+    """
+    found = listing.page(start, number("limit", ROWS, 1, MOST_ROWS))
     return {
         "search": {name: request.args.get(name, "").strip() for name in fields},
         "link": {name: value for name, value in request.args.items() if name != "after" and value},
         "first": request.args.get("after", "") == "",
         "with_body": flag("body"),
+        "page": found,
+        "nothing": "".join(listing.nothing(nothing)),
+        "after": None if found.next is None else mark(found.next),
     }
 
 
@@ -121,8 +143,13 @@ def place() -> tuple[int, int] | None:
     return int(parts[1]), int(parts[2])
 
 
-def _value(name: str, values: Values | None) -> str:
-    return (request.args if values is None else values).get(name, "")
+def place_mark(found: tuple[int, int]) -> str:
+    """Return the text of a place."""
+    return "{}.{}".format(*found)
+
+
+def _value(name: str) -> str:
+    return (request.form if request.method == "POST" else request.args).get(name, "")
 
 
 def _short(value: str) -> str:

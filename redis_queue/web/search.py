@@ -33,7 +33,7 @@ def show() -> str | Response:
     text = request_args.text("q")
     found = None if text is None else search(context().access, text)
     if found is not None and found.nothing and is_id(text):
-        return redirect(url_for("task.show", id=text))
+        return redirect(url_for("search.task", id=text))
     return render_template("search.html", text=text, found=found)
 
 
@@ -70,10 +70,7 @@ def _sorted(names: Iterable[str]) -> list[str]:
     return sorted({name for name in names if 0 < len(name) <= MAX_TEXT and name.isprintable()})[:MOST]
 
 
-task_pages = Blueprint("task", __name__)
-
-
-@task_pages.get("/task", endpoint="show")
+@pages.get("/task", endpoint="task")
 def show_task() -> str | tuple[str, int]:
     """Show what is known of a task; 404 if no source knows it."""
     request_args.allow("id", "body")

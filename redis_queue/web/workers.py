@@ -15,12 +15,12 @@ from redis_queue.operate.liveness import state_of
 from redis_queue.operate.queue_row import Faults
 from redis_queue.operate.work_checks import ANSWER_WITHIN
 from redis_queue.web import request_args
-from redis_queue.web.context import MOST_QUEUES, context
+from redis_queue.web.context import MOST_QUEUES, context, page
+from redis_queue.web.request_args import ROWS
 from redis_queue.web.search import task_names
 
 pages = Blueprint("workers", __name__)
 
-ROWS: Final = 50
 MOST_OFFSET: Final = 10_000
 
 MOST_RUNNING: Final = 200
@@ -88,21 +88,17 @@ def _row(name: str, stats: Any, active: Any, reserved: Any) -> dict[str, Any]:
     }
 
 
-running_pages = Blueprint("running", __name__)
-
-
-@running_pages.get("/running", endpoint="show")
+@pages.get("/running", endpoint="running")
 def show_running() -> str:
     """Show the tasks that have run for a second or more."""
     request_args.allow("task", "worker")
     task, worker = request_args.text("task"), request_args.text("worker")
     rows = running(context().access, task=task or "", worker=worker or "", limit=MOST_RUNNING + 1)
-    return render_template(
+    return page(
         "running.html",
         rows=rows[:MOST_RUNNING],
         more=len(rows) > MOST_RUNNING,
         search={"task": task, "worker": worker},
         names=task_names(),
         reference_of=reference,
-        now=context().inspector.now(),
     )

@@ -143,22 +143,17 @@ FILTERS: list[tuple[str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("options", "expected"), FILTERS)
-class TestFilters:
-    def test_without_an_app(self, options: str, expected: list[str], run: Run, tasks: DelayQueue) -> None:
-        found = answer(run("scheduled", "list", *options.split(), "--json"))
+def test_filters_select_the_listed_and_the_cancelled_entries(
+    options: str, expected: list[str], run: Run, run_in_app: Run, tasks: DelayQueue
+) -> None:
+    before = ids(tasks)
 
+    for command in (run, run_in_app):
+        found = answer(command("scheduled", "list", *options.split(), "--json"))
         assert [entry["id"] for entry in found["entries"]] == expected
 
-    def test_with_an_app(self, options: str, expected: list[str], run_in_app: Run, tasks: DelayQueue) -> None:
-        found = answer(run_in_app("scheduled", "list", *options.split(), "--json"))
-
-        assert [entry["id"] for entry in found["entries"]] == expected
-
-    def test_select_the_cancelled_entries(self, options: str, expected: list[str], run: Run, tasks: DelayQueue) -> None:
-        before = ids(tasks)
-
-        assert answer(run("scheduled", "cancel", *options.split(), "--yes", "--json")) == {"cancelled": len(expected)}
-        assert ids(tasks) == [id_ for id_ in before if id_ not in expected]
+    assert answer(run("scheduled", "cancel", *options.split(), "--yes", "--json")) == {"cancelled": len(expected)}
+    assert ids(tasks) == [id_ for id_ in before if id_ not in expected]
 
 
 class TestParts:

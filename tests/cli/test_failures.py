@@ -102,36 +102,6 @@ def test_a_search_without_a_match_suggests_a_name(run: Run, failed: Failures) ->
         assert "did you mean 'shop.remind'" in done.output
 
 
-@pytest.mark.parametrize("verb", ["retry", "delete"])
-def test_a_change_of_several_needs_an_answer(verb: str, run: Run, tasks: DelayQueue, failed: Failures) -> None:
-    done = run("failures", verb, "--all")
-    assert done.exit_code == 2
-    assert "add --yes" in done.stderr
-    assert len(kept(failed)) == 2
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        (["retry"], "give ids, or conditions"),
-        (["delete", "failed", "--all"], "give ids, or conditions"),
-        (["retry", "failed", "--args", "{}"], "must be a JSON array"),
-        (["retry", "failed", "--kwargs", "[]"], "must be a JSON object"),
-        (["retry", "failed", "--args", "[NaN"], "must be JSON"),
-        (["retry", "failed", "--rate", "0"], "rate"),
-        (["list", "--since", "yesterday"], "must be a time"),
-        (["list", "--groups", "--task", "x"], "leave out the conditions"),
-    ],
-)
-def test_bad_input_is_refused_before_anything_is_done(
-    line: list[str], words: str, run: Run, tasks: DelayQueue, failed: Failures
-) -> None:
-    done = run("failures", *line)
-    assert done.exit_code == 2
-    assert words in done.stderr
-    assert len(kept(failed)) == 2
-
-
 def test_an_unknown_id(run: Run, failed: Failures) -> None:
     assert run("failures", "show", "nobody").exit_code == 1
     done = run("failures", "delete", "nobody", "--yes", "--json")

@@ -159,36 +159,6 @@ def test_a_key_that_another_task_owns_meanwhile_stays(
     assert Audit(client, "redis_queue").last() == []
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("show shop\x1b[2Jsync a", "must be 1 to 200 printable characters"),
-        (f"show {'x' * 201} a", "must be 1 to 200 printable characters"),
-        (f"release shop.sync {'x' * 256} --yes", "256 bytes: must be 1 to 255"),
-        ("release shop.sync a\x07b --yes", "must not have control characters"),
-        (f"list --task {'x' * 201}", "must be at most 200 printable characters"),
-        ("list --task a\x1bb", "must be at most 200 printable characters"),
-        ("list --limit 0", "--limit"),
-        ("list --limit 10001", "--limit"),
-        ("show", "TASK"),
-        ("release shop.sync a b", "b"),
-        ("releas shop.sync a", "releas"),
-    ],
-)
-def test_bad_input_is_one_message_and_exit_code_2(
-    line: str, words: str, run: Run, unique: Owners, client: redis.Redis
-) -> None:
-    before = snapshot(client)
-
-    done = run("unique", *line.split(" "))
-
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert words in done.stderr
-    assert done.stderr.replace("\n", "").isprintable()
-    assert words in json.loads(run("unique", *line.split(" "), "--json").stdout)["error"]
-    assert differences(before, snapshot(client)) == []
-
-
 def test_with_an_app_its_own_keys_are_shown(run: Run, run_in_app: Run, app: Celery, unique: Owners) -> None:
     app.conf.broker_transport_options = {"global_keyprefix": "shop:"}
     own(StoredTasks.of(app).unique, "shop.sync", "order:7", "of-app")

@@ -163,10 +163,6 @@ class TestOne:
         page = reader.open(path)
         assert (page.status, text in page.text) == (status, True), page.text
 
-    def test_readers_have_no_buttons(self, reader: Browser, flows: Flows) -> None:
-        for path in ("/flows", BULK, SLOW):
-            assert [found for found in reader.get(path).forms if found.method == "post"] == []
-
 
 class TestCeleryQueue:
     def test_links_to_its_flow(self, reader: Browser, flows: Flows) -> None:

@@ -115,9 +115,6 @@ class TestList:
         page = reader.open(path)
         assert (page.status, text in page.text) == (400, True), page.text
 
-    def test_readers_have_no_buttons(self, reader: Browser, owners: Owners) -> None:
-        assert [form for form in reader.get("/unique").forms if form.method == "post"] == []
-
     def test_texts_that_no_form_can_name_have_no_button(self, writer: Browser, filled: redis.Redis) -> None:
         before = sum(RELEASE in form.buttons for form in writer.get("/unique").forms)
         for number, field in enumerate((b"\xff\0a", b"t\0\xff", b"t\0a\xe2\x80\x8bb", b"", b"x" * 300 + b"\0a")):
