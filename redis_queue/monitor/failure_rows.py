@@ -17,7 +17,7 @@ from redis_queue.store.ids import id_text, is_id
 MAX_NAME: Final = 255
 """Most characters of a name."""
 
-MAX_TEXT: Final = 1024
+MAX_FAILURE_TEXT: Final = 1024
 """Most bytes of the text of an exception, of the args, and of the kwargs."""
 
 MAX_TRACEBACK: Final = 16 * 1024
@@ -57,7 +57,7 @@ def write_failure(failure: Failure) -> tuple[str, str, bytes, bytes]:
         "seconds": failure.seconds,
         "size": len(body),
         **{name: text for name, text in names.items() if text},
-        **{name: text for name in _TEXTS if (text := cut(getattr(failure, name), MAX_TEXT))},
+        **{name: text for name in _TEXTS if (text := cut(getattr(failure, name), MAX_FAILURE_TEXT))},
     }
     trace = cut_middle(failure.traceback).encode(errors="replace")
     summary = json.dumps(row, ensure_ascii=False).encode(errors="replace")
@@ -74,7 +74,7 @@ def read_failure(raw_id: bytes, at: float, row: bytes | None) -> Failure | None:
         if found["kind"] not in get_args(FailureKind):
             return None
         texts: dict[str, Any] = {name: text_of(found.get(name, ""), MAX_NAME) for name in _NAMES}
-        texts |= {name: text_of(found.get(name, ""), MAX_TEXT) for name in _TEXTS}
+        texts |= {name: text_of(found.get(name, ""), MAX_FAILURE_TEXT) for name in _TEXTS}
         return Failure(
             id=id_text(raw_id),
             failed_at=from_ms(at),

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from redis_queue.errors import InvalidValueError, StoreError
-from redis_queue.monitor.failure_rows import MAX_FAILURE, MAX_MESSAGE, MAX_TEXT, MAX_TRACEBACK, cut, cut_middle
+from redis_queue.monitor.failure_rows import MAX_FAILURE, MAX_FAILURE_TEXT, MAX_MESSAGE, MAX_TRACEBACK, cut, cut_middle
 from redis_queue.monitor.failures import MOST_GROUPS, Failures
 from redis_queue.monitor.model import Failure, Group
 from redis_queue.store.keys import MonitorKeys
@@ -249,7 +249,7 @@ def test_huge_and_hostile_texts_are_cut(failures: Failures, client: redis.Redis)
     found = failures.get("x" * 255)
     assert found is not None
     assert found.body == body
-    assert max(len(text.encode()) for text in (found.message, found.args, found.kwargs)) <= MAX_TEXT
+    assert max(len(text.encode()) for text in (found.message, found.args, found.kwargs)) <= MAX_FAILURE_TEXT
     assert len(found.traceback.encode()) <= MAX_TRACEBACK
     assert "are left out" in found.traceback
     shown = found.task + found.message + found.traceback

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 import types
 
 import pytest
 
-from redis_queue.store import records as leasing
-from redis_queue.store import scripts
+from redis_queue.store import chunks, scripts
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repeat calls without a pause, and stop the clock within a call."""
     monkeypatch.setattr(scripts, "time", types.SimpleNamespace(sleep=lambda _: None))
-    monkeypatch.setattr(leasing, "time", types.SimpleNamespace(monotonic=lambda: 0.0, time_ns=time.time_ns))
+    monkeypatch.setattr(chunks, "time", types.SimpleNamespace(monotonic=lambda: 0.0))

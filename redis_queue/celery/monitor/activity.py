@@ -13,12 +13,16 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from billiard.einfo import ExceptionWithTraceback
+from celery.exceptions import Retry
+from celery.utils.serialization import UnpickleableExceptionWrapper
+
 from redis_queue.basics.histogram import BOUNDS, BUCKETS, Histogram
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import from_ms
 from redis_queue.celery.message.body import retries_in
 from redis_queue.celery.message.headers import ETA, SENT
-from redis_queue.celery.monitor.requests import FETCHED, error_of
+from redis_queue.monitor.failure_rows import MAX_FAILURE_TEXT, cut, name_of
 from redis_queue.monitor.model import Outcome, Run, Series, Tally
 from redis_queue.monitor.report import MOST_ENDED, OTHER
 from redis_queue.monitor.rows import MAX_TEXT
@@ -34,6 +38,9 @@ MOST_SERIES: Final = 400
 """Most series that are added up apart until they are written; the runs of others are counted as "(other)"."""
 
 MINUTE: Final = 60.0
+
+FETCHED: Final = "redis_queue_fetched"
+"""Attribute of a message: when the worker got it, in seconds by its clock."""
 
 QueueOf = Callable[[Mapping[str, Any]], str]
 """Takes the delivery_info of a message; returns the name of its queue."""
@@ -261,3 +268,36 @@ def _time(seconds: float) -> datetime:
 
 def _text(found: Any) -> str:
     return found[:MAX_TEXT] if isinstance(found, str) else ""
+
+
+def exception_name(error: object) -> str:
+    """Return the name of the class of *error* as a traceback shows it."""
+    if isinstance(error, UnpickleableExceptionWrapper):
+        module, name = str(error.exc_module), str(error.exc_cls_name)
+    else:
+        module, name = str(type(error).__module__), type(error).__qualname__
+    return name_of(name if module == "builtins" else f"{module}.{name}")
+
+
+def text_of(error: object) -> str:
+    """Return the text of *error*, of limited length; "" if its class cannot make one."""
+    try:
+        return cut(str(error), MAX_FAILURE_TEXT)
+    except Exception:  # noqa: BLE001 - code of the application
+        return ""
+
+
+def unwrapped(error: Any) -> Any:
+    """Return the exception that *error*, as billiard passes it, stands for."""
+    return error.exc if isinstance(error, ExceptionWithTraceback) else error
+
+
+def error_of(request: Any) -> str:
+    """Return name and text of the exception that ended the run of *request*, or for which it retries; "" for none."""
+    error = getattr(request, "_error", None)
+    if isinstance(error, Retry):
+        # One that was raised in a child comes as a text if it cannot be pickled.
+        error = error.exc or error.excs or error.message
+    if error is None or isinstance(error, str):
+        return cut(error or "", MAX_FAILURE_TEXT)
+    return cut(": ".join(filter(None, (exception_name(error), text_of(error)))), MAX_FAILURE_TEXT)

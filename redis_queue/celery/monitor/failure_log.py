@@ -14,11 +14,18 @@ from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import from_ms
 from redis_queue.celery.message.body import retries_in
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.monitor.activity import QueueOf
-from redis_queue.celery.monitor.requests import exception_name, text_of, unwrapped
+from redis_queue.celery.monitor.activity import QueueOf, exception_name, text_of, unwrapped
 from redis_queue.celery.settings import KeepFailures
 from redis_queue.errors import RedisQueueError
-from redis_queue.monitor.failure_rows import MAX_MESSAGE, MAX_NAME, MAX_TEXT, cut, cut_middle, failure_id, name_of
+from redis_queue.monitor.failure_rows import (
+    MAX_FAILURE_TEXT,
+    MAX_MESSAGE,
+    MAX_NAME,
+    cut,
+    cut_middle,
+    failure_id,
+    name_of,
+)
 from redis_queue.monitor.failures import MOST_AT_ONCE, Failures
 from redis_queue.monitor.model import Failure, FailureKind
 
@@ -140,8 +147,8 @@ class FailureLog:
             queue=name_of(self._queue_of(source.delivery_info)),
             worker=name_of(self._worker),
             failed_at=from_ms(time.time() * 1000),
-            args=cut(_text(headers.get("argsrepr")), MAX_TEXT),
-            kwargs=cut(_text(headers.get("kwargsrepr")), MAX_TEXT),
+            args=cut(_text(headers.get("argsrepr")), MAX_FAILURE_TEXT),
+            kwargs=cut(_text(headers.get("kwargsrepr")), MAX_FAILURE_TEXT),
             body=packed(source),
             **fields,
         )
@@ -169,4 +176,4 @@ def _run_time(request: Any, seconds: float | None) -> float | None:
 
 
 def _text(found: Any) -> str:
-    return found[: MAX_TEXT + MAX_NAME] if isinstance(found, str) else ""
+    return found[: MAX_FAILURE_TEXT + MAX_NAME] if isinstance(found, str) else ""

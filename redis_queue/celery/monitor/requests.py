@@ -5,22 +5,15 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
+from billiard.einfo import ExceptionInfo
 from billiard.exceptions import TimeLimitExceeded
 from celery.exceptions import Ignore, Reject, Retry
-from celery.utils.serialization import UnpickleableExceptionWrapper
 from kombu.utils.imports import symbol_by_name
 
-from redis_queue.monitor.failure_rows import MAX_TEXT, cut, name_of
+from redis_queue.celery.monitor.activity import Activity, unwrapped
 from redis_queue.monitor.model import Outcome
-
-if TYPE_CHECKING:
-    from redis_queue.celery.monitor.activity import Activity
-
-FETCHED: Final = "redis_queue_fetched"
-"""Attribute of a message: when the worker got it, in seconds by its clock."""
 
 REQUEST: Final = "Request"
 """Attribute of a task: its class of requests, or the name of one."""
@@ -140,39 +133,6 @@ def _outcome(request: Any, error: BaseException) -> Outcome:
     if request._succeeded or (isinstance(error, Ignore) and not isinstance(error, Reject)):
         return "succeeded"
     return "failed"
-
-
-def exception_name(error: object) -> str:
-    """Return the name of the class of *error* as a traceback shows it."""
-    if isinstance(error, UnpickleableExceptionWrapper):
-        module, name = str(error.exc_module), str(error.exc_cls_name)
-    else:
-        module, name = str(type(error).__module__), type(error).__qualname__
-    return name_of(name if module == "builtins" else f"{module}.{name}")
-
-
-def text_of(error: object) -> str:
-    """Return the text of *error*, of limited length; "" if its class cannot make one."""
-    try:
-        return cut(str(error), MAX_TEXT)
-    except Exception:  # noqa: BLE001 - code of the application
-        return ""
-
-
-def unwrapped(error: Any) -> Any:
-    """Return the exception that *error*, as billiard passes it, stands for."""
-    return error.exc if isinstance(error, ExceptionWithTraceback) else error
-
-
-def error_of(request: Any) -> str:
-    """Return name and text of the exception that ended the run of *request*, or for which it retries; "" for none."""
-    error = getattr(request, "_error", None)
-    if isinstance(error, Retry):
-        # One that was raised in a child comes as a text if it cannot be pickled.
-        error = error.exc or error.excs or error.message
-    if error is None or isinstance(error, str):
-        return cut(error or "", MAX_TEXT)
-    return cut(": ".join(filter(None, (exception_name(error), text_of(error)))), MAX_TEXT)
 
 
 def _time_limit(timeout: float) -> ExceptionInfo:

@@ -15,10 +15,10 @@ from redis_queue.basics.times import END_OF_CALENDAR_MS
 from redis_queue.basics.waits import Backoff
 from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.message.headers import SENT
-from redis_queue.celery.monitor.activity import Activity
+from redis_queue.celery.monitor.activity import FETCHED, Activity
 from redis_queue.celery.monitor.commands import register
 from redis_queue.celery.monitor.failure_log import FailureLog
-from redis_queue.celery.monitor.requests import FETCHED, noted_requests
+from redis_queue.celery.monitor.requests import noted_requests
 from redis_queue.celery.monitor.snapshot import Snapshots
 from redis_queue.celery.queues.names import QueueNames
 from redis_queue.celery.store import Store

@@ -6,13 +6,14 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import redis
 from celery.app.amqp import AMQP
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
 
+from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import from_ms
 from redis_queue.celery.admission.policy import FlowPolicy, UniquePolicy
@@ -35,9 +36,6 @@ from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError, quoted
 from redis_queue.store.ids import is_id
 from redis_queue.store.redis_errors import FULL, redact
-
-if TYPE_CHECKING:
-    pass
 
 logger = logger_of(__name__)
 
@@ -66,13 +64,21 @@ class Capture:
         self._own_broker = OwnBroker(stored.app)
         self._unique_calls = UniqueCalls(stored, self.sends, self._own_broker)
 
+    @LazyProperty
+    def _flows(self) -> FlowPolicy:
+        return FlowPolicy.of(self._app)
+
+    @LazyProperty
+    def _uniques(self) -> UniquePolicy:
+        return UniquePolicy.of(self._app)
+
     def wrap_calls(self) -> None:
         """Let ``app.send_task``, through which Celery sends every task, keep the keys of unique tasks."""
         send, calls = self._app.send_task, self._unique_calls
 
         @functools.wraps(send)
         def send_task(*args: Any, **options: Any) -> Any:
-            unique = UniquePolicy.of(self._app).of_task(str(args[0] if args else options.get("name")))
+            unique = self._uniques.of_task(str(args[0] if args else options.get("name")))
             return send(*args, **options) if unique is None else calls.send(unique, send, args, options)
 
         setattr(send_task, PLAIN, send)
@@ -166,13 +172,12 @@ class Capture:
 
     def _header(self, send: Send, name: str, message: Any, options: Mapping[str, Any]) -> FlowHeader | None:
         """Return the flow and the keys of a message; None if it has no flow."""
-        policy = FlowPolicy.of(self._app)
-        may_apply = name not in NOT_CAPTURED and (send.key is not None or policy.may_apply(name))
+        may_apply = name not in NOT_CAPTURED and (send.key is not None or self._flows.may_apply(name))
         queue = self._queue_of(options) if may_apply else None
         if queue is None:
             return None
         if not send.is_retry:
-            found = policy.header(name, queue, *_arguments(message))
+            found = self._flows.header(name, queue, *_arguments(message))
         else:
             # The retry of a message goes where it was; Celery drops a task whose retry raises.
             request = self._app.current_task.request

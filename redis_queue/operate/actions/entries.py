@@ -72,7 +72,7 @@ class StoredRows(Rows[Row]):
 
     def current(self, access: Access, choice: Choice, items: Sequence[Row]) -> list[Row]:  # noqa: ARG002
         """Return the rows with their versions; GONE for those that do not exist any more."""
-        now = {_key(queue): queue.versions(versions) for queue, versions in _by_queue(items)}
+        now = {_key(queue): queue.versions(list(versions)) for queue, versions in _by_queue(items)}
         return [row._replace(version=now[_key(row.queue)].get(row.id, GONE)) for row in items]
 
     def reference(self, item: Row) -> str:
@@ -93,7 +93,7 @@ class StoredRows(Rows[Row]):
             left = len(versions)
             with choice.faults.of_queue(queue) if self.isolated else nullcontext():
                 pinned = any(versions.values())
-                now = queue.versions(versions) if pinned else versions
+                now = queue.versions(list(versions)) if pinned else versions
                 ids = [id_ for id_, version in versions.items() if now.get(id_) == version]
                 # Read before the action: they may be gone afterwards. The plan has also those that were replaced.
                 found = subjects(((queue, id_) for id_ in ids), self.states) if pinned else ()
