@@ -188,7 +188,6 @@ class TestSilentConnection:
             assert taker.take(1) == ["x"]
             wait_until(
                 lambda: drained(connection) and taker.channel._fetch is not fetch,
-                timeout=5,
                 description="the silent connection to be replaced",
             )
             publish(producer, "y")
@@ -201,7 +200,6 @@ class TestSilentConnection:
             proxy.mute_next(matching=b"EVALSHA")
             wait_until(
                 lambda: drained(connection) and taker.channel._fetch is not fetch,
-                timeout=5,
                 description="the silent connection to be replaced",
             )
             wait_until_idle(taker)

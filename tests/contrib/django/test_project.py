@@ -262,9 +262,14 @@ def test_an_app_that_is_not_finalized_yet_is_left_alone(check_settings: Any, pro
         ({}, ["redis_queue.W001"]),
     ],
 )
-def test_the_name_of_the_app_is_checked(check_settings: Any, setting: Any, found: list[str]) -> None:
+def test_the_name_of_the_app_is_checked(
+    check_settings: Any, monkeypatch: pytest.MonkeyPatch, setting: Any, found: list[str]
+) -> None:
     from django.test import override_settings
 
+    # Other tests of this process may have left an app as the current or the default one.
+    monkeypatch.setattr(_state._tls, "current_app", None)
+    monkeypatch.setattr(_state, "default_app", None)
     with override_settings(REDIS_QUEUE=setting):
         assert [message.id for message in check_settings()] == found
 
