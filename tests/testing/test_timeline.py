@@ -649,14 +649,14 @@ def state(app: Celery) -> Any:
         "_backend_cache",
         "redis_queue_store",
         "send_task",
-        "delayed_tasks",
+        "durable_tasks",
     )
-    delayed = vars(app).get("delayed_tasks")
+    durable = vars(app).get("durable_tasks")
     return (
         [vars(app).get(name) for name in names],
         dict(app.conf.changes),
         dict(vars(app.amqp)),
-        dict(vars(delayed)) if delayed else None,
+        dict(vars(durable)) if durable else None,
         set(app.steps["worker"]),
         set(app.user_options["worker"]),
         app.control_cls,

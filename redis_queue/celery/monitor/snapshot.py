@@ -24,6 +24,7 @@ from redis_queue.celery.store import Store
 from redis_queue.monitor.model import LeaseState, RunningTask, WorkerRow
 from redis_queue.monitor.report import MOST_RUNNING
 from redis_queue.monitor.rows import MAX_ARGUMENTS, MAX_TEXT
+from redis_queue.store.urls import url_of
 
 LONG: Final = 1.0
 """Seconds after which a running task is reported."""
@@ -165,17 +166,8 @@ def _names_of(consumer: Any) -> ListNames | None:
     connection = consumer.connection
     if connection is None or connection.transport.driver_type != "redis":
         return None
-    ours = _server_of(Store.of(consumer.app).client)
-    theirs = _server_of(client_of(connection.default_channel))
-    return ListNames.of(connection.transport_options) if ours is not None and ours == theirs else None
-
-
-def _server_of(client: Any) -> tuple[Any, ...] | None:
-    pool = getattr(client, "connection_pool", None)
-    if pool is None:
-        return None
-    options = pool.connection_kwargs
-    return (*(options.get(name) for name in ("host", "port", "path")), int(options.get("db") or 0))
+    same = url_of(client_of(connection.default_channel)) == url_of(Store.of(consumer.app).client)
+    return ListNames.of(connection.transport_options) if same else None
 
 
 def _pool_name(pool: Any) -> str:
