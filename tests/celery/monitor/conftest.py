@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import redis
@@ -25,12 +26,14 @@ def access(observed: Observed) -> Iterator[Access]:
 
 @pytest.fixture
 def on_broker(broker: Any, client: redis.Redis, redis_server: RedisServer) -> Iterator[Observed]:
-    """Observed workers with the shared store and *broker*, on a queue of their own."""
-    queue = "observed"
+    """Observed workers with the shared store and *broker*; other test processes have queues of other names."""
+    queue = f"observed-{uuid4().hex}"
     own = {"control_exchange": f"{queue}-control", "event_exchange": f"{queue}-events"}
     settings = {"task_default_queue": queue, **(own if broker.url.startswith("amqp") else {})}
     observed = Observed(redis_server, client, broker.url, settings)
     yield observed
     with observed.app.connection_for_write() as connection:
         connection.default_channel.queue_delete(queue)
+        for exchange in (queue, f"{queue}-events", f"{queue}-control.pidbox", f"reply.{queue}-control.pidbox"):
+            connection.default_channel.exchange_delete(exchange)
     observed.app.close()
