@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -108,7 +109,8 @@ class Queues(Workload):
             offset += len(page)
 
     def _add_unreadable(self, keys: Keys) -> None:
-        id_ = f"{UNREADABLE}{self._unreadable}"
+        # If the reply is lost, the next look adds another one: the same id would stand in the list twice.
+        id_ = f"{UNREADABLE}{self._unreadable}-{os.urandom(4).hex()}"
         with self._client.pipeline(transaction=True) as pipe:
             pipe.hset(keys.records, id_, _garbage(self._unreadable))
             pipe.lpush(keys.ready, id_)
