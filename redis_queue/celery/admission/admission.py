@@ -111,7 +111,7 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class FlowReply:
     """Reply of the script: see lua/admission/take.lua. *messages* are numbers of queues, from 0, and messages."""
 
     score: float
@@ -123,7 +123,7 @@ class Taken:
     messages: list[tuple[int, bytes]]
 
     @classmethod
-    def of(cls, reply: Any) -> Taken:
+    def of(cls, reply: Any) -> FlowReply:
         """Read the *reply* of the script."""
         score, left, next_in, signals, peers, lost, *rest = reply
         rows = rest[lost:]
@@ -140,17 +140,17 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a worker wants of flows: up to *limit* messages, *at_once* if others are idle; it settles *settled*.
+class FlowRequest:
+    """Request for up to *limit* messages of flows, *at_once* if others are idle, which settles the tags *settled*.
 
-    *on_settled* gets the tags that were not in flight, or an exception if Redis refused; *on_taken* gets the messages.
+    *on_settled* gets the tags that were not in flight, or an exception if Redis refused; *on_reply* gets the messages.
     """
 
     limit: int
     at_once: int
     settled: Sequence[str]
     on_settled: Callable[[Any], None]
-    on_taken: Callable[[Any], None]
+    on_reply: Callable[[Any], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,13 +232,13 @@ class Admission:
         self,
         connection: AsyncConnection,
         queues: Sequence[str],
-        wanted: Wanted,
-        on_taken: Callable[[Taken | Exception], None],
+        request: FlowRequest,
+        on_reply: Callable[[FlowReply | Exception], None],
         *,
         line: tuple[bytes, bytes],
         channel: str,
     ) -> tuple[str, Call]:
-        """Return the first part of the delivery tags, and the call that settles and takes what is *wanted*.
+        """Return the first part of the delivery tags, and the call that makes the *request*.
 
         *line* are the keys of the line of idle workers and of its listener, *channel* is that of this worker.
         """
@@ -246,20 +246,20 @@ class Admission:
         keys = self.keys.of(self._take, line=line[0], listener=line[1])
         named = (part for queue in queues for part in (queue, route_of(queue)))
         turn, lease = random.randrange(TURNS), self.keys.in_flight.lease_ms
-        options = (0, wanted.limit, wanted.at_once, tag, channel, turn, len(wanted.settled), lease)
+        options = (0, request.limit, request.at_once, tag, channel, turn, len(request.settled), lease)
 
         def answered(reply: Any) -> None:
             if isinstance(reply, Exception):
-                wanted.on_settled(reply)
-                on_taken(reply)
+                request.on_settled(reply)
+                on_reply(reply)
                 return
-            taken = Taken.of(reply)
+            taken = FlowReply.of(reply)
             self.left, self.signals, self.peers = taken.left, taken.signals, taken.peers
             self.next_at = time.monotonic() + taken.next_in
-            wanted.on_settled(taken.missing)
-            on_taken(taken)
+            request.on_settled(taken.missing)
+            on_reply(taken)
 
-        arguments: tuple[Argument, ...] = (len(keys), *keys, *options, *wanted.settled, *named)
+        arguments: tuple[Argument, ...] = (len(keys), *keys, *options, *request.settled, *named)
         return tag, connection.script(self._take, arguments, answered)
 
     def put_behind(self, connection: AsyncConnection, move: Move, on_reply: Callable[[Any], None]) -> Call:

@@ -24,8 +24,8 @@ from kombu.utils.scheduling import priority_cycle
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
-from redis_queue.celery.admission.admission import Admission, Capacity, Move, Wanted, has_place, task_id_of
-from redis_queue.celery.fetch.fetch import Fetch, Fetched, MessageList, check
+from redis_queue.celery.admission.admission import Admission, Capacity, FlowRequest, Move, has_place, task_id_of
+from redis_queue.celery.fetch.fetch import Fetch, FetchReply, ListRequest, MessageList, check
 from redis_queue.celery.fetch.poller import FetchingPoller
 from redis_queue.celery.fetch.settlement import DELAY, Settlement
 from redis_queue.celery.kombu.connection import client_of
@@ -338,7 +338,7 @@ class FetchingChannel(Channel):
             for queue in queues
         ]
         self._fills_up = False
-        wanted = None
+        flow_request = None
         of_flows = max(0, min(room, capacity.room))
         if self._admission.competes:
             if fetch.lists_had_messages:
@@ -348,16 +348,17 @@ class FetchingChannel(Channel):
             room = max(1, room - of_flows)
         if self._admission.in_use:
             at_once = max(0, min(of_flows, self._admission.capacity(len(self._received)).free))
-            wanted = Wanted(of_flows, at_once, *self._settlement.with_places(), self._take_in_of_flows)
-        fetch.exchange(
-            lists,
-            queues,
-            room,
-            self._take_in,
-            turns=not isinstance(self._queue_cycle, priority_cycle),
-            before=self._settlement.calls(fetch.commands),
-            wanted=wanted,
-        )
+            settled, on_settled = self._settlement.with_places()
+            flow_request = FlowRequest(
+                limit=of_flows,
+                at_once=at_once,
+                settled=settled,
+                on_settled=on_settled,
+                on_reply=self._take_in_of_flows,
+            )
+        turns = not isinstance(self._queue_cycle, priority_cycle)
+        request = ListRequest(lists=lists, queues=queues, limit=room, turns=turns, on_reply=self._take_in)
+        fetch.exchange(request, flow_request, before=self._settlement.calls(fetch.commands))
         # All that waited is settled with it.
         self.settles_at = math.inf
 
@@ -392,7 +393,7 @@ class FetchingChannel(Channel):
             with self._ended_by_errors():
                 self._fetch.commands.wait()
 
-    def _take_in(self, fetched: Fetched) -> None:
+    def _take_in(self, fetched: FetchReply) -> None:
         received: list[FetchedMessage] = []
         unreadable = []
         for queue, item, tag in fetched.messages:
@@ -413,7 +414,7 @@ class FetchingChannel(Channel):
             self.qos.put_aside(tag, item)
         self._return_foreign()
 
-    def _take_in_of_flows(self, fetched: Fetched) -> None:
+    def _take_in_of_flows(self, fetched: FetchReply) -> None:
         before = len(self._received)
         self._take_in(fetched)
         if self._flows_first:

@@ -14,7 +14,7 @@ import redis
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.celery.admission.admission import Admission, AdmissionKeys
-from redis_queue.celery.fetch.fetch import Asked
+from redis_queue.celery.fetch.fetch import PendingFetch
 from redis_queue.celery.fetch.settlement import InFlightRecords, Settlement
 from redis_queue.celery.kombu.connection import client_of, options_of
 from redis_queue.celery.kombu.keys import InFlightKeys
@@ -95,7 +95,7 @@ class WorkerLeases:
         #: The messages that are to be settled; their leases are held until they are.
         self.settlement = Settlement(self.admission.keys, self.release)
         #: Fetches whose replies were lost with their connections.
-        self.unread: list[Asked] = []
+        self.unread: list[PendingFetch] = []
         #: Whether nothing calls the channels of the worker any more but the ends of its tasks.
         self.loop_has_ended = False
         # Tags whose records this worker removes at this moment.

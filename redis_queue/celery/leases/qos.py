@@ -17,7 +17,7 @@ from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
 from redis_queue.celery.admission.admission import Move, tag_of, task_id_of
 from redis_queue.celery.fetch.channel import FetchingChannel
-from redis_queue.celery.fetch.fetch import Asked
+from redis_queue.celery.fetch.fetch import PendingFetch
 from redis_queue.celery.fetch.poller import FetchingPoller
 from redis_queue.celery.fetch.settlement import InFlightRecords
 from redis_queue.celery.kombu.connection import client_of
@@ -81,7 +81,7 @@ class LeasedQoS(QoS):
         self._fetched.discard(delivery_tag)
         self.leases.drop(delivery_tag)
 
-    def return_fetch(self, fetch: Asked) -> None:
+    def return_fetch(self, fetch: PendingFetch) -> None:
         """Return the messages of a fetch whose reply was lost; they become the next ones of their queues."""
         tags = (tag_of(fetch.tag, number) for number in range(1, fetch.limit + 1))
         recorded = list(itertools.takewhile(lambda tag: self._records.find(tag) is not None, tags))

@@ -15,7 +15,7 @@ from kombu.transport.redis import Channel
 
 from redis_queue.celery.admission.admission import Admission, AdmissionKeys
 from redis_queue.celery.fetch.channel import FetchingChannel
-from redis_queue.celery.fetch.fetch import Asked, Fetch, Fetched
+from redis_queue.celery.fetch.fetch import Fetch, FetchReply, PendingFetch
 from redis_queue.celery.fetch.settlement import InFlightRecords, Settlement
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import InFlightKeys
@@ -38,7 +38,7 @@ def take_in(item: bytes, put_aside: Callable[..., None]) -> Any:
     channel = object.__new__(Unconnected)
     channel._active_queues = ["celery"]
     channel._qos = SimpleNamespace(put_aside=put_aside, record=lambda *_: None, can_consume=lambda: True)
-    channel._take_in(Fetched(1.0, 1.0, [("celery", item, "tag")]))
+    channel._take_in(FetchReply(1.0, 1.0, [("celery", item, "tag")]))
     return channel
 
 
@@ -179,7 +179,7 @@ class FakeLeases:
         self.processes = 1
         self.settlement = Settlement(self.admission.keys, self.release)
         self.lost: list[str] = []
-        self.unread: list[Asked] = []
+        self.unread: list[PendingFetch] = []
         self.settle_alone: Callable[[list[str]], list[bytes]] = lambda _: []
         self.aside: list[bytes] = []
         self.counters = MemoryCounters()
