@@ -281,30 +281,32 @@ class Admission:
 
         return Call(("MGET", *(self.keys.flows.signal(queue) for queue in queues)), compared)
 
-    def orphans(self, client: redis.Redis) -> list[str]:
-        """Return the delivery tags that have a place, but are not in flight: a stock worker returned their messages.
 
-        While the broker of an app changes, its flows have workers of both kinds.
-        """
-        found: list[str] = []
-        cursor: Any = 0
-        while True:
-            cursor, rows = client.hscan(self.keys.flows.held.decode(), cursor, count=SCAN)
-            tags = [tag.decode(errors="replace") if isinstance(tag, bytes) else str(tag) for tag in rows]
-            found += self._not_in_flight(client, tags)
-            if not int(cursor):
-                # A scan may return a tag twice, which would free two places.
-                return list(dict.fromkeys(found))
+def orphans(keys: AdmissionKeys, client: redis.Redis) -> list[str]:
+    """Return the delivery tags that have a place, but are not in flight: a stock worker returned their messages.
 
-    def _not_in_flight(self, client: redis.Redis, tags: list[str]) -> list[str]:
-        own = self.keys.in_flight.index
-        for index in (own, *self.keys.flows.indexes):
-            try:
-                scores = client.zmscore(index, tags) if tags else []
-            except redis.exceptions.NoPermissionError:
-                if index == own:
-                    raise
-                # Workers of another broker may have them.
-                return []
-            tags = [tag for tag, score in zip(tags, scores, strict=True) if score is None]
-        return tags
+    While the broker of an app changes, its flows have workers of both kinds.
+    """
+    found: list[str] = []
+    cursor: Any = 0
+    while True:
+        cursor, rows = client.hscan(keys.flows.held.decode(), cursor, count=SCAN)
+        tags = [tag.decode(errors="replace") if isinstance(tag, bytes) else str(tag) for tag in rows]
+        found += _not_in_flight(keys, client, tags)
+        if not int(cursor):
+            # A scan may return a tag twice, which would free two places.
+            return list(dict.fromkeys(found))
+
+
+def _not_in_flight(keys: AdmissionKeys, client: redis.Redis, tags: list[str]) -> list[str]:
+    own = keys.in_flight.index
+    for index in (own, *keys.flows.indexes):
+        try:
+            scores = client.zmscore(index, tags) if tags else []
+        except redis.exceptions.NoPermissionError:
+            if index == own:
+                raise
+            # Workers of another broker may have them.
+            return []
+        tags = [tag for tag, score in zip(tags, scores, strict=True) if score is None]
+    return tags

@@ -13,19 +13,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import redis
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.celery.admission.admission import Admission, AdmissionKeys
+from redis_queue.celery.admission.admission import Admission
 from redis_queue.celery.fetch.fetch import PendingFetch
 from redis_queue.celery.fetch.settlement import InFlightRecords, Settlement
 from redis_queue.celery.kombu.connection import client_of, options_of
-from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.leases.keeper_process import KeeperProcess
 from redis_queue.celery.settings import part_of
 from redis_queue.errors import ConfigurationError, RedisQueueError
 from redis_queue.keeper.protocol import RenewalTime, pack, write_line
 from redis_queue.keeper.renewal import LeaseIndex, Renewer
-from redis_queue.store.keys import BrokerKeys, FlowKeys
+from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import RedisErrors, refuses_for_now
-from redis_queue.store.settings import Settings
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -61,12 +59,10 @@ class WorkerLeases:
     up: other workers would take the tasks of a worker without one.
     """
 
-    def __init__(
-        self, connection: Any, on_lost: Callable[[str, float], None], admission: Admission | None = None
-    ) -> None:
+    def __init__(self, connection: Any, on_lost: Callable[[str, float], None], admission: Admission) -> None:
         channel = connection.default_channel
         prefix = channel.global_keyprefix or ""
-        self._in_flight = InFlightKeys.of(channel)
+        self._in_flight = admission.keys.in_flight
         index = LeaseIndex(
             index=self._in_flight.index.encode(),
             lease_ends=self._in_flight.lease_ends.encode(),
@@ -89,7 +85,7 @@ class WorkerLeases:
         self._unreadable = BrokerKeys(prefix).unreadable
         self._renewer = Renewer(self._client, index)
         #: How many messages of flows the worker takes.
-        self.admission = admission or Admission(AdmissionKeys(self._in_flight, FlowKeys(Settings().prefix)), lambda: 1)
+        self.admission = admission
         self._records = InFlightRecords(self._client, self.admission.keys)
         self._held: dict[str, HeldMessage] = {}
         #: The messages that are to be settled; their leases are held until they are.

@@ -15,7 +15,7 @@ from kombu.utils.json import dumps, loads
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
-from redis_queue.celery.admission.admission import Move, tag_of, task_id_of
+from redis_queue.celery.admission.admission import Move, orphans, tag_of, task_id_of
 from redis_queue.celery.fetch.channel import FetchingChannel
 from redis_queue.celery.fetch.fetch import PendingFetch
 from redis_queue.celery.fetch.poller import FetchingPoller
@@ -240,8 +240,8 @@ class LeasedQoS(QoS):
             self.leases.settle_waiting()
         if self.leases.admission.in_use:
             with self.channel.conn_or_acquire() as client:
-                orphans = self.leases.admission.orphans(client)
-            self._records.free(orphans)
+                tags = orphans(self.leases.admission.keys, client)
+            self._records.free(tags)
         if restored:
             self.leases.counters.add("restored", restored)
 

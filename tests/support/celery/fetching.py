@@ -165,6 +165,12 @@ class MemoryCounters:
         self.amounts[name] += amount
 
 
+def leases_of(connection: Any, on_lost: Callable[[str, float], None] = lambda *_: None) -> WorkerLeases:
+    """Return the leases of a worker with one process on *connection*."""
+    keys = AdmissionKeys(InFlightKeys.of(connection.default_channel), FlowKeys("redis_queue"))
+    return WorkerLeases(connection, on_lost, Admission(keys, lambda: 1))
+
+
 class FakeLeases:
     """A WorkerLeases that renews nothing and never loses a lease."""
 
