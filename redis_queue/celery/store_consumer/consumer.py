@@ -50,7 +50,7 @@ class StoreConsumer:
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
-        self._leases: LeaseStep = consumer.redis_queue_leases
+        self._leases: LeaseStep = consumer.redis_queue_lease_step
         self._store = Store.of(consumer.app)
         self._connection: Any = None
         # What calls the connection back: the event loop of the worker, or a thread.
