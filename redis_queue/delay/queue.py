@@ -224,7 +224,7 @@ class DelayQueue(BaseQueue[Entry]):
         list of 500 messages gets no more, and the others stay due. The lists must be in the same Redis: raises
         ConfigurationError on Cluster, InvalidValueError for more than 2,000 lists.
         """
-        return self.moves.move(limit, lists=lists).moved
+        return self.moves.move(limit, lists=lists).sent
 
     def cancel(self, id: str) -> CancelOutcome:
         """Cancel an entry, or delete a dead letter. Only CANCELLED is truthy: the entry will never run."""

@@ -518,7 +518,7 @@ class TestLargeEntries:
         timed = make()
         plain = b"x" * 5000
         timed.push(b"\x01\x82" + plain + b"\x80\x81\x83\xff" + plain + b"\x82", id="a", destination="list")
-        assert timed.moves.move(phrases=[b"first", b"second"]).moved == 1
+        assert timed.moves.move(phrases=[b"first", b"second"]).sent == 1
         (element,) = client.lrange("list", 0, -1)
         tag = element.split(plain)[1].removeprefix(b"a").removesuffix(b"second\xff")
         assert element == b"first" + plain + b"a" + tag + b"second\xff" + plain + b"first"

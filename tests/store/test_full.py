@@ -333,10 +333,10 @@ def test_due_entries_are_moved_in_portions(client: redis.Redis) -> None:
     client.config_set("maxmemory", "1")
     for left in (700, 200, 0):
         moved = timed.moves.move()
-        assert (moved.moved, len(timed)) == (500 if left else 200, left)
+        assert (moved.sent, len(timed)) == (500 if left else 200, left)
         if left:
             again = timed.moves.move()
-            assert (again.moved, again.next_in) == (0, 0.1)
+            assert (again.sent, again.next_in) == (0, 0.1)
         client.delete("target")
 
 

@@ -18,9 +18,9 @@ from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import OutageLog, logger_of
 from redis_queue.basics.waits import Backoff
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
-from redis_queue.celery.dispatch.outcome import Dispatched, DispatchReport
+from redis_queue.celery.dispatch.outcome import DispatchReport
 from redis_queue.celery.store import Store
-from redis_queue.delay.model import Leadership
+from redis_queue.delay.model import Dispatched, Leadership
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import RedisQueueError, StoreError
 from redis_queue.store.redis_errors import RedisErrors, translate
