@@ -40,7 +40,7 @@ class Push:
     id: str | None = None
     headers: Mapping[str, Any] | None = None
     destination: str | None = None
-    #: Text by which :class:`redis_queue.delay.entries.Calls` tells calls with one id apart; "" for none.
+    #: Text by which :class:`redis_queue.delay.entries.MarkedEntries` tells calls with one id apart; "" for none.
     mark: str = ""
 
 

@@ -126,10 +126,10 @@ class TestPush:
         else:
             timed.push("old", id="x")
         clock.forward(2)
-        assert timed.calls.replace_older(Push("other", id="y"), age=0)
-        assert not timed.calls.replace_older(Push("new", id="x"), age=2.001)
-        assert not timed.calls.replace_older(Push("new", id="x", mark='"old"'), age=2)
-        assert timed.calls.replace_older(Push("new", id="x", mark='"new"'), age=2)
+        assert timed.marked.replace_older(Push("other", id="y"), age=0)
+        assert not timed.marked.replace_older(Push("new", id="x"), age=2.001)
+        assert not timed.marked.replace_older(Push("new", id="x", mark='"old"'), age=2)
+        assert timed.marked.replace_older(Push("new", id="x", mark='"new"'), age=2)
         assert sorted(entry.payload for entry in timed) == ["new", "other"]
         assert timed.dead_letters() == []
 

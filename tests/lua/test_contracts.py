@@ -428,7 +428,7 @@ def test_every_method_uses_keys_of_one_slot_and_of_the_documented_type(
     timed.count()
     timed.stats()
     timed.cancel("later")
-    timed.calls.note_revoked(["later"])
+    timed.revokes.note_revoked(["later"])
     timed.quarantined()
     timed.move_due()
     timed.moves.due_in()

@@ -201,7 +201,7 @@ def administer(queue: RedisQueue, delayed: DelayQueue) -> None:
     delayed.redrive()
     queue.delete_dead(["gone"])
     delayed.delete_dead(["gone"])
-    delayed.calls.cancel_unique([("gone", "", "sync\0key", "ab")], FlowKeys("redis_queue"))
+    delayed.marked.cancel_unique([("gone", "", "sync\0key", "ab")], FlowKeys("redis_queue"))
     failures = Failures(queue.client, "redis_queue")
     failures.claim([FAILURE], "token")
     failures.give_back([FAILURE], "token")
