@@ -79,6 +79,10 @@ class FetchingChannel(Channel):
 
     Message = FetchedMessage
 
+    #: The WorkerLeases of its messages, and their parts.
+    _leases: Any
+    _settlement: Settlement
+    _admission: Admission
     _fetch: Fetch | None = None
     #: Tags of consumers without acknowledgements.
     _no_ack: frozenset[str] = frozenset()
@@ -109,16 +113,6 @@ class FetchingChannel(Channel):
     def has_messages(self) -> bool:
         """Whether there are fetched messages that can be handed on now."""
         return bool(self._received) and not self._waits(self._received[0])
-
-    @property
-    def _settlement(self) -> Settlement:
-        found: Settlement = self.qos.leases.settlement
-        return found
-
-    @property
-    def _admission(self) -> Admission:
-        found: Admission = self.qos.leases.admission
-        return found
 
     @property
     def _poller(self) -> FetchingPoller:
@@ -173,7 +167,7 @@ class FetchingChannel(Channel):
         message = self.qos._delivered.get(tag) if has_place(tag) else None
         if isinstance(message, FetchedMessage):
             _note(self._runs, _task_name(message), time.monotonic() - message.handed_at)
-        if self._active_queues and not self.qos.leases.loop_has_ended:
+        if self._active_queues and not self._leases.loop_has_ended:
             self._settle_by(min(self._settlement.due_at, self._free_at() if has_place(tag) else math.inf))
         else:
             # The worker shuts down, and its event loop has ended.
@@ -269,7 +263,7 @@ class FetchingChannel(Channel):
             client_of(self),
             self._admission,
             self.global_keyprefix or "",
-            longest_look=self.qos.leases.lease / LOOKS,
+            longest_look=self._leases.lease / LOOKS,
         )
         self._return_unread()
         self._poller.watch(self, fetch.commands.socket, self._read_replies)
@@ -278,7 +272,7 @@ class FetchingChannel(Channel):
 
     def _return_unread(self) -> None:
         """Return the messages of fetches whose replies were lost, which would wait until their leases end."""
-        unread = self.qos.leases.unread
+        unread = self._leases.unread
         while unread:
             self.qos.return_fetch(unread[-1])
             unread.pop()
@@ -289,7 +283,7 @@ class FetchingChannel(Channel):
             self._poller.forget(self)
             fetch.close()
             self._settlement.reclaim()
-            self.qos.leases.unread += filter(None, (fetch.asked_flows, fetch.asked))
+            self._leases.unread += filter(None, (fetch.asked_flows, fetch.asked))
 
     @contextlib.contextmanager
     def _ended_by_errors(self) -> Iterator[None]:
@@ -306,7 +300,7 @@ class FetchingChannel(Channel):
                 translate(error),
                 extra={"action": "fetch_refused"},
             )
-            self.qos.leases.settle_waiting()
+            self._leases.settle_waiting()
         except BaseException:
             self._end_fetch()
             raise

@@ -301,7 +301,8 @@ def lease_channels(
     for_channels, for_qos = mixins
     bases = (for_channels, kind) if fetching else (kind,)
     qos = type("LeasedQoS", (for_qos, kind.QoS), {"leases": leases})
-    leased = type(kind.__name__, bases, {"QoS": qos})
+    parts = {"_leases": leases, "_settlement": leases.settlement, "_admission": leases.admission}
+    leased = type(kind.__name__, bases, {"QoS": qos, **parts})
     transport.Channel = leased
     channels = {*transport.channels, *transport._avail_channels}
     if fetching:
