@@ -37,7 +37,7 @@ CHAIN: Final = (DeliveryLimitStep, RevokeStep, StoreConsumerStep, MonitorStep)
 Later, when its task is to start, StartGuard drops it if its lease was lost, and *restore_requests* restores its eta.
 """
 
-LOOK: Final = 0.2
+RUN_LOOK: Final = 0.2
 """Seconds between two looks at a run whose message has come again."""
 
 _MOST: Final = 64
@@ -143,7 +143,7 @@ def _wait_for(run: Any, request: Any, consumer: Any) -> None:
 
     def look() -> None:
         if run in state.active_requests:
-            consumer.timer.call_after(LOOK, look)
+            consumer.timer.call_after(RUN_LOOK, look)
         elif given_back:
             consumer.on_task_request(request)
         else:

@@ -144,14 +144,14 @@ def push_task(
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class Removal:
     """What became of the removal of an entry, and the entry itself; None without a readable one that waited."""
 
     outcome: CancelOutcome
     entry: Entry | None
 
 
-NOTHING: Final = Removed(CancelOutcome.NOT_FOUND, None)
+NOTHING: Final = Removal(CancelOutcome.NOT_FOUND, None)
 
 
 class EntryRemoval:
@@ -170,19 +170,19 @@ class EntryRemoval:
             return bool(Scripts(self._queue.client).command("EXISTS", self._keys.owners))
         return False
 
-    def cancel(self, ids: Sequence[str]) -> list[Removed]:
+    def cancel(self, ids: Sequence[str]) -> list[Removal]:
         """Cancel entries as :meth:`redis_queue.DelayQueue.cancel_many` does, and free their keys.
 
         Messages that may have been sent before do not run if they are those of unique tasks.
         """
-        removed: dict[str, Removed] = {}
+        removed: dict[str, Removal] = {}
         left = list(dict.fromkeys(ids))
         for last in (False,) * ATTEMPTS + (True,):
             read = self._read(left)
             rows = [(id_, "" if last or key is None else key.token, *_owner(key)) for id_, (_, key) in read.items()]
             outcomes = dict(zip(read, self._cancel(rows), strict=True))
             # Without an outcome, another message was stored under this id after it was read.
-            removed |= {id_: Removed(outcome, read[id_][0]) for id_, outcome in outcomes.items() if outcome is not None}
+            removed |= {id_: Removal(outcome, read[id_][0]) for id_, outcome in outcomes.items() if outcome is not None}
             left = [id_ for id_ in read if id_ not in removed]
             if not left:
                 break

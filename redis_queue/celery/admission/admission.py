@@ -28,10 +28,10 @@ RECENT: Final = 0.01
 """Seconds: a worker takes messages ahead if each of its processes ended several in this time, and none of longer tasks:
 their places would be held in vain."""
 
-SHORT: Final = 4
+SHORT_TASKS: Final = 4
 """Tasks of one process that ended in RECENT seconds, from which on they are short."""
 
-MOST: Final = 500
+MOST_AHEAD: Final = 500
 """Most messages that a worker without a prefetch count takes ahead."""
 
 SCAN: Final = 1000
@@ -224,7 +224,7 @@ class Admission:
         """
         processes = self.processes()
         recent = self.ends.recent()
-        window = max(processes, min(recent, most or MOST)) if recent >= SHORT * processes else processes
+        window = max(processes, min(recent, most or MOST_AHEAD)) if recent >= SHORT_TASKS * processes else processes
         held = len(state.reserved_requests) + received
         return Capacity(free=processes - held, room=window - held, window=window)
 

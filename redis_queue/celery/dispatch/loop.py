@@ -45,7 +45,7 @@ WORKER: Final = "worker@"
 STOP_WITHIN: Final = 1.0
 """Seconds that a warm shutdown waits for the thread."""
 
-LEASE: Final = 2.5
+LEADER_LEASE: Final = 2.5
 """Intervals after which a silent leader is replaced."""
 
 RENEW: Final = 0.9
@@ -272,7 +272,7 @@ class LeaderLease:
                 logger.info("cannot step down: %s", error)
 
     def _lead(self) -> Leadership:
-        return self._queue.moves.lead(self._name, self._interval * LEASE)
+        return self._queue.moves.lead(self._name, self._interval * LEADER_LEASE)
 
 
 def new_name(kind: str = "") -> str:

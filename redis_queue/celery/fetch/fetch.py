@@ -36,7 +36,7 @@ RESP2: Final = 2
 LOOK: Final = 0.9
 """Most seconds between two looks of a worker in a short line: what a listener that died costs at most."""
 
-SHORT: Final = 20
+SHORT_LINE: Final = 20
 """Workers in a short line. In longer ones each looks less often: together about 22 times a second."""
 
 LISTS_WITHIN: Final = 0.005
@@ -185,7 +185,7 @@ class Fetch:
         else:
             paused = {int(number) - 1 for number in flags.split()[1:]}
             open_lists = [row for number, row in enumerate(request.lists) if number not in paused]
-            look = partial(self._look_in, LOOK * max(1.0, idle / SHORT))
+            look = partial(self._look_in, LOOK * max(1.0, idle / SHORT_LINE))
             self._when_idle = partial(self._listen, open_lists, request.queues) if listens else look
             if self.asked_flows is None:
                 self._rest()

@@ -33,7 +33,7 @@ logger = logger_of(__name__)
 TRUSTED: Final = 0.9
 """Share of a lease for which it is trusted after its renewal."""
 
-PATIENCE: Final = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0}
+READ_TIMEOUTS: Final = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0}
 """Timeouts in seconds for a reader, so that a scrape ends."""
 
 
@@ -277,7 +277,7 @@ def read_counters(app: Celery) -> LeaseCounters | None:
 
 
 def _counters_of(app: Celery) -> Counters | None:
-    with app.connection_for_read(transport_options=PATIENCE) as connection:
+    with app.connection_for_read(transport_options=READ_TIMEOUTS) as connection:
         if connection.transport.driver_type != "redis":
             return None
         # Not the default channel, which retries for as long as a worker would.

@@ -228,8 +228,8 @@ def test_unavailable_broker_is_an_error() -> None:
 
 
 def test_hanging_broker_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in leases.PATIENCE:
-        monkeypatch.setitem(leases.PATIENCE, name, 0.2)
+    for name in leases.READ_TIMEOUTS:
+        monkeypatch.setitem(leases.READ_TIMEOUTS, name, 0.2)
     with RedisServer() as server:
         app = app_on(server)
         server.pause()
