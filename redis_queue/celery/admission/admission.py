@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import redis
@@ -247,20 +248,19 @@ class Admission:
         named = (part for queue in queues for part in (queue, route_of(queue)))
         turn, lease = random.randrange(TURNS), self.keys.in_flight.lease_ms
         options = (0, request.limit, request.at_once, tag, channel, turn, len(request.settled), lease)
-
-        def answered(reply: Any) -> None:
-            if isinstance(reply, Exception):
-                request.on_settled(reply)
-                on_reply(reply)
-                return
-            taken = FlowReply.of(reply)
-            self.left, self.signals, self.peers = taken.left, taken.signals, taken.peers
-            self.next_at = time.monotonic() + taken.next_in
-            request.on_settled(taken.missing)
-            on_reply(taken)
-
         arguments: tuple[Argument, ...] = (len(keys), *keys, *options, *request.settled, *named)
-        return tag, connection.script(self._take, arguments, answered)
+        return tag, connection.script(self._take, arguments, partial(self._read_reply, request, on_reply))
+
+    def _read_reply(self, request: FlowRequest, on_reply: Callable[[FlowReply | Exception], None], reply: Any) -> None:
+        if isinstance(reply, Exception):
+            request.on_settled(reply)
+            on_reply(reply)
+            return
+        found = FlowReply.of(reply)
+        self.left, self.signals, self.peers = found.left, found.signals, found.peers
+        self.next_at = time.monotonic() + found.next_in
+        request.on_settled(found.missing)
+        on_reply(found)
 
     def put_behind(self, connection: AsyncConnection, move: Move, on_reply: Callable[[Any], None]) -> Call:
         """Return the call that moves a message, which was fetched from a list, to those that wait."""

@@ -283,7 +283,7 @@ class FetchingChannel(Channel):
             self._poller.forget(self)
             fetch.close()
             self._settlement.reclaim()
-            self._leases.unread += filter(None, (fetch.asked_flows, fetch.asked))
+            self._leases.unread += filter(None, (fetch.pending_flows, fetch.pending))
 
     @contextlib.contextmanager
     def _ended_by_errors(self) -> Iterator[None]:

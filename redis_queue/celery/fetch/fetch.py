@@ -99,9 +99,9 @@ class Fetch:
         #: Whether there may be messages to fetch.
         self.is_due = True
         #: The fetch from lists that is not answered yet.
-        self.asked: PendingFetch | None = None
+        self.pending: PendingFetch | None = None
         #: The fetch of messages of flows that is not answered yet.
-        self.asked_flows: PendingFetch | None = None
+        self.pending_flows: PendingFetch | None = None
         #: When an idle worker looks for messages without a wake-up, on the monotonic clock.
         self.look_at = math.inf
         self._missed = False
@@ -164,12 +164,12 @@ class Fetch:
         options = (0, request.limit, tag, self._channel, int(self._missed), turns, queues, lease)
         # kombu's format: exchange and routing key follow the message.
         named = (part for row in request.lists for part in (row.key, route_of(row.queue)))
-        self.asked, self._lists_at, self._missed = PendingFetch(tag, request.limit), since, False
+        self.pending, self._lists_at, self._missed = PendingFetch(tag, request.limit), since, False
         on_reply = partial(self._read_lists, request, tag, since)
         return self.commands.script(self._script, (len(keys), *keys, *options, *named), on_reply)
 
     def _read_lists(self, request: ListRequest, tag: str, since: float, reply: Any) -> None:
-        self.asked = None
+        self.pending = None
         score, idle, listens, flags, *found = check(reply)
         had_flows = self._admission.in_use
         self._admission.in_use = had_flows or bool(flags and self._admission.here)
@@ -187,14 +187,14 @@ class Fetch:
             open_lists = [row for number, row in enumerate(request.lists) if number not in paused]
             look = partial(self._look_in, LOOK * max(1.0, idle / SHORT_LINE))
             self._when_idle = partial(self._listen, open_lists, request.queues) if listens else look
-            if self.asked_flows is None:
+            if self.pending_flows is None:
                 self._rest()
 
     def _take_of_flows(self, line: tuple[bytes, bytes], queues: Sequence[str], request: FlowRequest) -> Call:
-        since, alone = time.monotonic(), self.asked is None
+        since, alone = time.monotonic(), self.pending is None
 
         def taken(reply: FlowReply | Exception) -> None:
-            self.asked_flows = None
+            self.pending_flows = None
             if isinstance(reply, Exception):
                 check(reply)
             elif not reply.messages and alone:
@@ -211,13 +211,13 @@ class Fetch:
                 request.on_reply(FetchReply(since, reply.score, messages))
 
         tag, call = self._admission.take(self.commands, queues, request, taken, line=line, channel=self._channel)
-        self.asked_flows = PendingFetch(tag, request.limit)
+        self.pending_flows = PendingFetch(tag, request.limit)
         return call
 
     @property
     def is_asking(self) -> bool:
         """Whether a reply with messages may come."""
-        return self.asked is not None or self.asked_flows is not None
+        return self.pending is not None or self.pending_flows is not None
 
     def wake_up(self) -> None:
         """Read all wake-ups that have arrived; a fetch is due then."""
