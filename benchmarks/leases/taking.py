@@ -12,8 +12,8 @@ from kombu.messaging import Consumer
 
 from benchmarks.modes import FETCH, QUEUE, STOCK, make_app
 from redis_queue.celery.leases.connections import worker_connection
-from redis_queue.celery.leases.leases import WorkerLeases
 from redis_queue.celery.leases.qos import lease_channels
+from tests.support.celery.fetching import leases_of
 
 DONE = "done"
 PREFETCH = 10
@@ -32,7 +32,7 @@ def main(url: str, mode: str) -> None:
     app = make_app(url, mode, visibility_timeout=TIMEOUT, unacked_restore_throttle=1)
     connection: Connection = app.connection_for_read() if mode == STOCK else worker_connection(app, None)
     if mode != STOCK:
-        lease_channels(connection.transport, WorkerLeases(connection, lambda *_: None), fetching=mode == FETCH)
+        lease_channels(connection.transport, leases_of(connection), fetching=mode == FETCH)
     with Consumer(connection.default_channel, [Queue(QUEUE)], callbacks=[take], prefetch_count=PREFETCH):
         while True:
             try:

@@ -21,7 +21,7 @@ SOURCES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "api-moves": ("redis_queue.delay.moves", ("Moves",)),
     "api-dispatch-log": ("redis_queue.delay.dispatch_log", ("DispatchLog",)),
     "api-foreign": ("redis_queue.delay.moves", ("Foreign",)),
-    "api-calls": ("redis_queue.delay.entries", ("Calls",)),
+    "api-entries": ("redis_queue.delay.entries", ("EntryReader", "MarkedEntries", "Revokes")),
     "api-celery": ("redis_queue.celery", ()),
     "api-catalog": ("redis_queue.catalog", ("Catalog", "Listing")),
     "api-inspector": ("redis_queue.operate.inspector", ("Inspector", "QueueRow", "Overview")),

@@ -14,20 +14,17 @@ from redis_queue.celery.control.cancels import wrap_control
 from redis_queue.celery.dispatch.beat import wait_in_outages
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.outcome import DispatchReport
-from redis_queue.celery.intake import IntakeStep, restore_requests
+from redis_queue.celery.intake import restore_requests
 from redis_queue.celery.leases.connections import prefer_safe_settings, prepare_connections
-from redis_queue.celery.leases.poison import DeliveryLimitStep, count_starts
-from redis_queue.celery.leases.step import LeaseStep
+from redis_queue.celery.leases.poison import count_starts
 from redis_queue.celery.message.envelope import Due, Envelope
-from redis_queue.celery.monitor.step import MonitorStep
 from redis_queue.celery.publish.bulk import Bulk
 from redis_queue.celery.publish.capture import Capture
 from redis_queue.celery.publish.send import seconds_of
 from redis_queue.celery.store import ATTRIBUTE
-from redis_queue.celery.store_consumer.step import StoreConsumerStep
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.celery.tracing import describe_runs
-from redis_queue.celery.worker import StartupStep, install_worker
+from redis_queue.celery.worker import install_steps
 from redis_queue.errors import ConfigurationError
 from redis_queue.model import DeadLetter
 from redis_queue.store.chunks import CHUNK
@@ -72,14 +69,16 @@ class DurableTasks(StoredTasks):
         self.leases = leases
         self._capture = Capture(self)
         setattr(app, ATTRIBUTE, self)
+        install_steps(app, delays=delays, leases=leases)
         if leases:
-            _install_leases(app)
+            prefer_safe_settings(app)
+            prepare_connections(app)
+            count_starts()
         if delays:
             self._install_delays(app)
 
     def _install_delays(self, app: Celery) -> None:
         self._capture.wrap_calls()
-        install_worker(app)
         wrap_control(self)
         describe_runs()
         restore_requests()
@@ -128,15 +127,6 @@ class DurableTasks(StoredTasks):
         finally:
             dispatcher.close()
         return alive
-
-
-def _install_leases(app: Celery) -> None:
-    """Add the steps of leases to the workers of *app*, and the settings that leases need."""
-    app.steps["worker"].add(StartupStep)
-    app.steps["consumer"].update((LeaseStep, DeliveryLimitStep, StoreConsumerStep, MonitorStep, IntakeStep))
-    prefer_safe_settings(app)
-    prepare_connections(app)
-    count_starts()
 
 
 def _is_amqp_in_creation(app: Celery) -> bool:

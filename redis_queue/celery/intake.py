@@ -37,7 +37,7 @@ CHAIN: Final = (DeliveryLimitStep, RevokeStep, StoreConsumerStep, MonitorStep)
 Later, when its task is to start, StartGuard drops it if its lease was lost, and *restore_requests* restores its eta.
 """
 
-LOOK: Final = 0.2
+RUN_LOOK: Final = 0.2
 """Seconds between two looks at a run whose message has come again."""
 
 _MOST: Final = 64
@@ -70,9 +70,11 @@ class StartGuard:
     """Lets the worker of *consumer* drop a waiting task, instead of starting it, if its lease was lost.
 
     While the broker is away, the lease is not checked and tasks are started. A fetched message with early
-    acknowledgement is settled before its task starts, or when it starts in a pool that lets tasks wait. One that comes
-    again while its task runs in this worker waits for the end of that run: Redis had lost what it knew of it, and a
-    second run would break limits.
+    acknowledgement is settled before its task starts, or when it starts in a pool that lets tasks wait.
+
+    A Redis that loses its last writes may deliver a message again while this worker still runs its task. A second run
+    would break the limits of its flows. So the task waits until the first run has ended, and starts only if that run
+    gave its message back.
     """
 
     def __init__(self, consumer: Any) -> None:
@@ -93,7 +95,7 @@ class StartGuard:
         run = self._runs.get(sent_as)
         if not self._may_start(request):
             _drop(self._worker, request)
-            self._consumer.redis_queue_leases.count("dropped")
+            self._consumer.redis_queue_lease_step.count("dropped")
         elif run is not request and run in state.active_requests:
             _free_process(self._worker)
             _wait_for(run, request, self._consumer)
@@ -109,7 +111,7 @@ class StartGuard:
         """Tell whether the lease of *request* is held; settle its message if that is to be done before it starts."""
         message = request.message
         try:
-            if not self._consumer.redis_queue_leases.is_ours(message.delivery_tag):
+            if not self._consumer.redis_queue_lease_step.is_ours(message.delivery_tag):
                 return False
             if not request.task.acks_late and isinstance(message.channel, FetchingChannel):
                 _settle(message, self._worker.pool)
@@ -141,7 +143,7 @@ def _wait_for(run: Any, request: Any, consumer: Any) -> None:
 
     def look() -> None:
         if run in state.active_requests:
-            consumer.timer.call_after(LOOK, look)
+            consumer.timer.call_after(RUN_LOOK, look)
         elif given_back:
             consumer.on_task_request(request)
         else:

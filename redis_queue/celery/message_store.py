@@ -18,7 +18,7 @@ from redis_queue.celery.message.headers import CALL, Attempt, UniqueHeader, new_
 from redis_queue.celery.message.producer import build, lifetime_ms
 from redis_queue.celery.results import clear_revoked
 from redis_queue.celery.tracing import schedule_spans, scheduling_call
-from redis_queue.delay.entries import RENEWED, REPLACED, Calls
+from redis_queue.delay.entries import MarkedEntries, PushFlag
 from redis_queue.delay.model import OnConflict, Push
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError, StoreRefusedError
@@ -46,9 +46,9 @@ class MessageWriter:
         self._open_queue = open_queue
 
     @LazyProperty
-    def _calls(self) -> Calls:
+    def _marked(self) -> MarkedEntries:
         # Opened late, which asks Redis: if that fails, the span of the schedule shows the error.
-        return self._open_queue().calls
+        return self._open_queue().marked
 
     def store(self, messages: Sequence[tuple[Envelope, Due]]) -> list[bool]:
         """Store messages in one round trip per 500; each replaces an entry that waits under its task id.
@@ -59,11 +59,11 @@ class MessageWriter:
         named = [(envelope.with_call(call), due) for (envelope, due), call in zip(messages, calls, strict=True)]
         with schedule_spans(named) as traced:
             pushes = [self.as_push(*message, mark=call) for message, call in zip(traced, calls, strict=True)]
-            outcomes = self._calls.renew_many(pushes)
+            outcomes = self._marked.renew_many(pushes)
         for (envelope, _), outcome in zip(messages, outcomes, strict=True):
-            if outcome == RENEWED:
+            if outcome == PushFlag.RENEWED:
                 clear_revoked(self._app, envelope.id)
-        return [outcome == REPLACED for outcome in outcomes]
+        return [outcome == PushFlag.REPLACED for outcome in outcomes]
 
     def store_attempt(self, envelope: Envelope, due: Due, attempt: Attempt) -> None:
         """Store a retry; it replaces an earlier attempt of the same call.
@@ -75,7 +75,7 @@ class MessageWriter:
             push = self.as_push(message, due)
             for id_ in attempt.ids(message.id):
                 own = replace(push, payload=message.pack(id_), id=id_, mark=attempt.mark)
-                if self._calls.replace_own(own):
+                if self._marked.replace_own(own):
                     return
             # Only possible if another tool wrote an entry with this id and without a call name.
             raise InvalidValueError(
@@ -144,14 +144,14 @@ def push_task(
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class Removal:
     """What became of the removal of an entry, and the entry itself; None without a readable one that waited."""
 
     outcome: CancelOutcome
     entry: Entry | None
 
 
-NOTHING: Final = Removed(CancelOutcome.NOT_FOUND, None)
+NOTHING: Final = Removal(CancelOutcome.NOT_FOUND, None)
 
 
 class EntryRemoval:
@@ -170,19 +170,19 @@ class EntryRemoval:
             return bool(Scripts(self._queue.client).command("EXISTS", self._keys.owners))
         return False
 
-    def cancel(self, ids: Sequence[str]) -> list[Removed]:
+    def cancel(self, ids: Sequence[str]) -> list[Removal]:
         """Cancel entries as :meth:`redis_queue.DelayQueue.cancel_many` does, and free their keys.
 
         Messages that may have been sent before do not run if they are those of unique tasks.
         """
-        removed: dict[str, Removed] = {}
+        removed: dict[str, Removal] = {}
         left = list(dict.fromkeys(ids))
         for last in (False,) * ATTEMPTS + (True,):
             read = self._read(left)
             rows = [(id_, "" if last or key is None else key.token, *_owner(key)) for id_, (_, key) in read.items()]
             outcomes = dict(zip(read, self._cancel(rows), strict=True))
             # Without an outcome, another message was stored under this id after it was read.
-            removed |= {id_: Removed(outcome, read[id_][0]) for id_, outcome in outcomes.items() if outcome is not None}
+            removed |= {id_: Removal(outcome, read[id_][0]) for id_, outcome in outcomes.items() if outcome is not None}
             left = [id_ for id_ in read if id_ not in removed]
             if not left:
                 break
@@ -202,15 +202,15 @@ class EntryRemoval:
     def _cancel(self, rows: Sequence[tuple[str, str, str, str]], died_by: int = 0) -> list[CancelOutcome | None]:
         # Without keys, also in a Redis Cluster.
         if not any(field for _, _, field, _ in rows):
-            return self._queue.calls.cancel_marked((id_, mark) for id_, mark, _, _ in rows)
-        return self._queue.calls.cancel_unique(rows, self._keys, died_by=died_by)
+            return self._queue.marked.cancel_marked((id_, mark) for id_, mark, _, _ in rows)
+        return self._queue.marked.cancel_unique(rows, self._keys, died_by=died_by)
 
     def _read(self, ids: Sequence[str]) -> dict[str, tuple[Entry | None, UniqueHeader | None]]:
         """Return the entries of those *ids* that have one, None for a dead letter, and the keys that they own.
 
         Read first: a removed entry is gone, and with it the name of the chord that waits for it.
         """
-        found = self._queue.calls.find([check_id(id_) for id_ in ids])
+        found = self._queue.reader.find([check_id(id_) for id_ in ids])
         return {id_: (None if is_dead else entry, unique_header_of(entry)) for id_, (entry, is_dead) in found.items()}
 
 

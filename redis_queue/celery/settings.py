@@ -15,7 +15,7 @@ from redis_queue.admission.unique_rules import Unique
 from redis_queue.basics.options import did_you_mean
 from redis_queue.basics.times import Seconds, duration_ms
 from redis_queue.errors import ConfigurationError, InvalidDelayError, InvalidValueError
-from redis_queue.keeper.renewal import LEASE
+from redis_queue.keeper.renewal import DEFAULT_LEASE
 from redis_queue.monitor.failures import MOST_DAYS, MOST_KEPT
 from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE
 from redis_queue.store.settings import MAX_SHARDS
@@ -123,7 +123,7 @@ class CelerySettings:
     #: With leases: how long (seconds or timedelta, 2 to 3600) a worker leases the messages that it holds; it renews
     #: while it lives. Tasks of a killed worker start again within one and a half times as long. At most
     #: ``visibility_timeout`` of the broker.
-    task_lease: Seconds = LEASE
+    task_lease: Seconds = DEFAULT_LEASE
     #: With leases on a Redis broker: whether workers fetch and settle messages in batches, and record each as in
     #: flight in the step that takes it out of its queue. kombu records it afterwards, and a worker killed in between
     #: loses it. Needs kombu 5.7; with other versions workers log what they lack, and consume without it.

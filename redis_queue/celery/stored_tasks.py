@@ -125,7 +125,7 @@ class StoredTasks:
         outcomes, _ = self._cancel(names)
         # The entries are already removed. The note only lets a newer call clear the state REVOKED.
         with suppress(StoreError):
-            self.queue.calls.note_revoked(
+            self.queue.revokes.note_revoked(
                 name for name, outcome in zip(names, outcomes, strict=True) if outcome.taken_out
             )
         return outcomes
@@ -137,7 +137,7 @@ class StoredTasks:
         whose messages never left the store: they need no broadcast to workers.
         """
         names = list(ids)
-        self.queue.calls.note_revoked(names)
+        self.queue.revokes.note_revoked(names)
         unseen = self._cancel(names)[1]
         if UniquePolicy.of(self.app).all():
             for name in self.unique.revoke(names):

@@ -1,8 +1,7 @@
-"""Steps of every worker: it says what the extension does, and dispatches unless it runs with ``--without-dispatch``."""
+"""The boot steps of workers, and the one of every worker, which says what the extension does."""
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -14,7 +13,7 @@ from redis_queue.celery.admission.policy import FlowPolicy, UniquePolicy
 from redis_queue.celery.admission.sender import check_admission
 from redis_queue.celery.control.panel import wrap_panel
 from redis_queue.celery.control.revokes import RevokeStep
-from redis_queue.celery.dispatch.loop import LOOP, WORKER, DispatchLoop
+from redis_queue.celery.dispatch.loop import DispatchStep
 from redis_queue.celery.intake import IntakeStep
 from redis_queue.celery.kombu.internals import lacking, versions
 from redis_queue.celery.kombu.keys import lease_of
@@ -30,6 +29,7 @@ from redis_queue.celery.monitor.step import MonitorStep
 from redis_queue.celery.queues.names import known_queues
 from redis_queue.celery.settings import NAMESPACE
 from redis_queue.celery.store import Store
+from redis_queue.celery.store_consumer.step import StoreConsumerStep
 from redis_queue.celery.stored_tasks import delayed_of, has_leases
 from redis_queue.errors import ConfigurationError, StoreError, UnsupportedServerError
 from redis_queue.store.connection import check_server
@@ -40,43 +40,7 @@ if TYPE_CHECKING:
 
 logger = logger_of(__name__)
 
-STOP_WITHIN: Final = 1.0
-"""Seconds that a warm shutdown waits for the thread."""
-
 _background: Final = Background()
-
-
-class DispatchStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Runs a DispatchLoop beside the worker; invalid settings stop the worker on startup."""
-
-    # Start after the pool: a process should not fork while its threads run.
-    requires = ("celery.worker.components:Timer", "celery.worker.components:Pool")
-
-    def __init__(self, parent: Any, without_dispatch: bool = False, **kwargs: Any) -> None:
-        super().__init__(parent, **kwargs)
-        self._thread: threading.Thread | None = None
-        self._loop: DispatchLoop | None = None
-        self.enabled = Store.of(parent.app).settings.dispatch and not without_dispatch
-        wrap_panel()
-
-    def start(self, parent: Any) -> None:
-        """Start the thread, with its own connections."""
-        self._loop = DispatchLoop(parent.app, kind=WORKER)
-        setattr(parent.app, LOOP, self._loop)
-        self._thread = threading.Thread(target=self._loop.run, name="redis-queue-dispatch", daemon=True)
-        self._thread.start()
-
-    def stop(self, parent: Any) -> None:  # noqa: ARG002 - what Celery calls
-        """Stop the thread; if it takes too long, its entries come back when their leases end."""
-        loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is None or thread is None:
-            return
-        loop.stop()
-        thread.join(STOP_WITHIN)
-        if thread.is_alive():
-            logger.warning("the dispatch thread is still sending a batch", extra={"action": "dispatch_slow_stop"})
-
-    terminate = stop
 
 
 class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -88,6 +52,8 @@ class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, parent: Any, without_dispatch: bool = False, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         self._dispatches = Store.of(parent.app).settings.dispatch and not without_dispatch
+        if delayed_of(parent.app) is not None:
+            wrap_panel()
         check_flows(parent.app)
         warn_of_flows(parent.app)
 
@@ -108,13 +74,18 @@ class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 step.end_loop()
 
 
-def install_worker(app: Celery) -> None:
-    """Add the steps and their option to the workers of the app."""
-    app.steps["worker"].update((DispatchStep, StartupStep))
-    app.steps["consumer"].update((MonitorStep, RevokeStep, IntakeStep))
-    app.user_options["worker"].add(
-        click.Option(["--without-dispatch"], is_flag=True, help="Leave due entries to other workers (redis_queue).")
-    )
+def install_steps(app: Celery, *, delays: bool, leases: bool) -> None:
+    """Add the boot steps of both parts, and their option, to the workers of *app*."""
+    app.steps["worker"].add(StartupStep)
+    app.steps["consumer"].update((MonitorStep, IntakeStep))
+    if leases:
+        app.steps["consumer"].update((LeaseStep, DeliveryLimitStep, StoreConsumerStep))
+    if delays:
+        app.steps["worker"].add(DispatchStep)
+        app.steps["consumer"].add(RevokeStep)
+        app.user_options["worker"].add(
+            click.Option(["--without-dispatch"], is_flag=True, help="Leave due entries to other workers (redis_queue).")
+        )
 
 
 def check_flows(app: Celery) -> None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from redis_queue.basics.histogram import BOUNDS, NO_TIMES, Histogram
+from redis_queue.basics.histogram import BOUNDS, Histogram
 from redis_queue.basics.times import END_OF_CALENDAR_MS, from_ms
+from redis_queue.delay.model import Dispatched
 from redis_queue.store.chunks import CHUNK, check_limit, chunks
 from redis_queue.store.codec import read_document, small_integer
 from redis_queue.store.records import Records
@@ -29,21 +30,6 @@ FIELDS: Final = (*(f"le_{round(bound * 1000)}" for bound in BOUNDS), "le_inf")
 _MINUTE: Final = re.compile(rb"(\d{1,15}) (\d{1,15}) (\d{1,15}) (\d{1,18}) (\d{1,18})")
 _ROW: Final = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
 _COUNT: Final = re.compile(rb"\d{1,19}")
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatches:
-    """*sent* entries reached the broker; *failed* ones were given back or became dead letters.
-
-    *lateness* is that of the sent entries, by the server's clock.
-    """
-
-    sent: int = 0
-    failed: int = 0
-    lateness: Histogram = NO_TIMES
-
-    def __add__(self, other: Dispatches) -> Dispatches:
-        return Dispatches(self.sent + other.sent, self.failed + other.failed, self.lateness + other.lateness)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +70,11 @@ class DispatchLog:
         self._scripts = scripts
         self._shard = shard
 
-    def note(
-        self, done: Dispatches, *, worst: float = 0.0, dispatcher: DispatcherRow | None = None, left: bool = False
-    ) -> None:
+    def note(self, done: Dispatched, *, dispatcher: DispatcherRow | None = None, left: bool = False) -> None:
         """Add *done* to :meth:`totals` and :meth:`minutes`; one round trip.
 
-        *worst* is the greatest lateness of *done* in seconds. *dispatcher*, whose *seen_at* is ignored, is seen now and
-        stays in :meth:`dispatchers` for a minute; with *left* it is removed.
+        *dispatcher*, whose *seen_at* is ignored, is seen now and stays in :meth:`dispatchers` for a minute; with *left*
+        it is removed.
         """
         row = "" if dispatcher is None or left else _row(dispatcher)
         counts = [item for pair in zip(FIELDS, done.lateness.counts, strict=True) if pair[1] for item in pair]
@@ -100,17 +84,17 @@ class DispatchLog:
             sent=done.sent,
             failed=done.failed,
             sum=_ms(done.lateness.seconds),
-            worst=_ms(worst),
+            worst=_ms(done.worst),
             member=b"" if dispatcher is None else dispatcher.name.encode(errors="replace"),
             row=row,
             more=counts,
         )
 
-    def totals(self) -> Dispatches:
+    def totals(self) -> Dispatched:
         """Return the all-time totals; O(1)."""
         reply = self._scripts.command("HMGET", self._shard.keys.lateness, "sent", "failed", "sum_ms", *FIELDS)
         sent, failed, sum_ms, *counts = map(_count, reply)
-        return Dispatches(sent, failed, Histogram(tuple(counts), sum_ms / 1000))
+        return Dispatched(sent, failed, Histogram(tuple(counts), sum_ms / 1000))
 
     def minutes(self, limit: int = 60) -> list[Minute]:
         """Return the counts of the last *limit* (1 to 1,440) minutes, oldest first, including the current one."""

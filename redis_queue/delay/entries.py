@@ -1,7 +1,4 @@
-"""Entries: read and store them, and keep several calls with one id apart.
-
-Of several calls: which of them is stored, and which a revoke means.
-"""
+"""Entries: read and store them, tell several calls with one id apart, and remember which ids were revoked."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from enum import IntEnum
 from typing import Any, Final, Protocol
 
 from redis_queue.basics.times import Seconds, duration_ms, from_ms, point_ms
@@ -24,23 +22,11 @@ from redis_queue.store.records import Records
 
 MAX_DESTINATION: Final = 512
 
-KEPT: Final = ord("0")
-"""Flag of an entry that was not stored: its id exists."""
-
-REPLACED: Final = ord("2")
-"""Flag of an entry that was stored instead of another one with its id, which was never claimed."""
-
-RENEWED: Final = ord("3")
-"""Flag of an entry that was stored after its id had been revoked."""
-
 REMEMBERED: Final = 86_400_000
 """Milliseconds for which a revoke is remembered. Stock workers remember it for three hours, until they restart."""
 
 MOST_REVOKED: Final = 100_000
 """Most revoked ids that are remembered, as in lua/delay/revoke.lua."""
-
-OTHER: Final = ord("3")
-"""Flag of an entry that was not cancelled: its record lacks the mark."""
 
 PAGE: Final = 1000
 """Revoked ids that are read at once."""
@@ -50,6 +36,18 @@ AT_ONCE: Final = 200
 
 MAX_DIGITS: Final = 15
 """Digits of a due time in ms within the calendar."""
+
+
+class PushFlag(IntEnum):
+    """What became of a pushed entry, as lua/delay/push.lua tells it."""
+
+    #: It was not stored: its id exists.
+    KEPT = ord("0")
+    STORED = ord("1")
+    #: It was stored instead of another one with its id, which was never claimed.
+    REPLACED = ord("2")
+    #: It was stored after its id had been revoked.
+    RENEWED = ord("3")
 
 
 class HasDueTime(Protocol):
@@ -85,7 +83,7 @@ def read_entry(shard: Records, row: Sequence[Any], lease: Lease | None) -> Entry
 
 
 class EntryReader:
-    """Reads entries, and pages of them over all shards."""
+    """Reads entries, and pages of them over all shards: ``queue.reader``."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
@@ -107,6 +105,11 @@ class EntryReader:
                         found[id_text(row[0])] = read_entry(shard, row, None), bool(is_dead)
                     left = left[seen:]
         return found
+
+    def is_dead(self, id: str) -> bool:
+        """Tell whether the entry *id* is a dead letter."""
+        key = self._shards.of(check_id(id)).keys.dead
+        return self._shards.scripts.command("ZSCORE", key, id_bytes(id)) is not None
 
     def page(
         self, low: int | str, high: int | str, limit: int, after: str | None, max_bytes: int | None
@@ -180,7 +183,7 @@ class EntryWriter:
         for chunk in chunks(items):
             names = iter(new_ids(sum(not isinstance(item, Push) or item.id is None for item in chunk)))
             rows = [self.row(item, names) for item in chunk]
-            flags = [KEPT] * len(rows)
+            flags: list[int] = [PushFlag.KEPT] * len(rows)
             for shard, group in self._shards.grouped([row[0] for row in rows]):
                 positions = iter(group)
                 for part in by_size([rows[index] for index in group]):
@@ -225,23 +228,19 @@ def _check_destination(value: str) -> None:
         )
 
 
-class Calls:
-    """Operations with several calls of one id in one DelayQueue: ``queue.calls``."""
+class MarkedEntries:
+    """Operations on entries of one DelayQueue whose marks tell several calls with one id apart: ``queue.marked``."""
 
-    def __init__(self, shards: Shards, writer: EntryWriter, reader: EntryReader) -> None:
+    def __init__(self, shards: Shards, writer: EntryWriter) -> None:
         self._shards = shards
         self._writer = writer
-        self.find = reader.find
 
     def keep_many(self, items: Iterable[Push]) -> list[bool]:
         """Store entries as :meth:`DelayQueue.push_many` does with "keep"; tell for each whether it was stored."""
-        return [flag != KEPT for _, flag in self._writer.push(items, "keep")]
+        return [flag != PushFlag.KEPT for _, flag in self._writer.push(items, "keep")]
 
     def renew_many(self, items: Iterable[Push]) -> list[int]:
-        """Store entries as :meth:`DelayQueue.push_many` does with "replace"; return the flag of each.
-
-        It is RENEWED if the id of the entry was revoked before.
-        """
+        """Store entries as :meth:`DelayQueue.push_many` does with "replace"; return the :class:`PushFlag` of each."""
         return [flag for _, flag in self._writer.push(items, "replace")]
 
     def replace_own(self, item: Push) -> bool:
@@ -249,7 +248,7 @@ class Calls:
 
         It is stored even if Redis is full: the message of the task that retries is settled next.
         """
-        return next(flag != KEPT for _, flag in self._writer.push([item], "own"))
+        return next(flag != PushFlag.KEPT for _, flag in self._writer.push([item], "own"))
 
     def replace_older(self, item: Push, *, age: Seconds) -> bool:
         """Store *item*; tell whether it was stored.
@@ -257,7 +256,7 @@ class Calls:
         A record under its id is kept if it contains its mark, or was stored less than *age* ago by the Redis clock. An
         older record is replaced, whether waiting, in flight or dead.
         """
-        return next(flag != KEPT for _, flag in self._writer.push([item], duration_ms(age, name="age")))
+        return next(flag != PushFlag.KEPT for _, flag in self._writer.push([item], duration_ms(age, name="age")))
 
     def cancel_marked(self, items: Iterable[tuple[str, str]]) -> list[CancelOutcome | None]:
         """Cancel entries, each an id and a mark, as :meth:`DelayQueue.cancel_many` does.
@@ -296,10 +295,18 @@ class Calls:
                         more += (id_bytes(id_), *rest)
                     flags = remove(shard, more)
                     for index, flag in zip(left, flags, strict=False):
-                        answers[index] = None if flag == OTHER else CancelOutcome(flag - ord("0"))
+                        # "3": its record lacks the mark.
+                        answers[index] = None if flag == ord("3") else CancelOutcome(flag - ord("0"))
                     left = left[len(flags) :]
             found += answers
         return found
+
+
+class Revokes:
+    """The revoked ids of one DelayQueue: ``queue.revokes``."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
 
     def note_revoked(self, ids: Iterable[str]) -> None:
         """Note that the tasks *ids* are revoked now; entries that are stored later with a mark count as newer."""
@@ -324,11 +331,6 @@ class Calls:
                 yield from filter(is_id, map(id_text, page))
                 if len(page) < PAGE:
                     break
-
-    def is_dead(self, id: str) -> bool:
-        """Tell whether the entry *id* is a dead letter."""
-        key = self._shards.of(check_id(id)).keys.dead
-        return self._shards.scripts.command("ZSCORE", key, id_bytes(id)) is not None
 
     def is_renewed(self, id: str, mark: str) -> bool:
         """Tell whether an entry with *mark* was stored after its *id* was revoked; False if no revoke was noted."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal
 
@@ -40,7 +40,7 @@ class Push:
     id: str | None = None
     headers: Mapping[str, Any] | None = None
     destination: str | None = None
-    #: Text by which :class:`redis_queue.delay.entries.Calls` tells calls with one id apart; "" for none.
+    #: Text by which :class:`redis_queue.delay.entries.MarkedEntries` tells calls with one id apart; "" for none.
     mark: str = ""
 
 
@@ -83,7 +83,7 @@ class ForeignMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class Claim:
     """Result of one claim; *more* tells whether more entries may be claimable."""
 
     entries: list[Entry]
@@ -91,38 +91,32 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """Result of one move: *moved* entries, *passed* ones without a list, *next_in* seconds until another is due.
+class Dispatched:
+    """Result of one run: the broker took *sent* entries; *failed* entries will be retried or are dead letters.
 
-    *lateness* is that of the moved entries by the server's clock, *worst* the greatest one in seconds.
+    *lateness*: how late the sent entries were; *worst*: the greatest lateness in seconds. *passed*: entries that a move
+    left, as it may not write to their lists. *next_in*: seconds until the next entry is due, inf if unknown. *more*:
+    the run stopped at a limit, and more entries may be due.
     """
 
-    moved: int = 0
-    passed: int = 0
-    next_in: float = math.inf
-    lateness: Histogram = NO_TIMES
-    worst: float = 0.0
+    sent: int = 0
+    failed: int = 0
+    lateness: Histogram = field(default=NO_TIMES, compare=False)
+    worst: float = field(default=0.0, compare=False)
+    passed: int = field(default=0, compare=False)
+    next_in: float = field(default=math.inf, compare=False)
+    more: bool = field(default=False, compare=False)
 
-    def __add__(self, other: Moved) -> Moved:
-        return Moved(
-            self.moved + other.moved,
-            self.passed + other.passed,
-            min(self.next_in, other.next_in),
-            self.lateness + other.lateness,
-            max(self.worst, other.worst),
+    def __add__(self, other: Dispatched) -> Dispatched:
+        return Dispatched(
+            sent=self.sent + other.sent,
+            failed=self.failed + other.failed,
+            lateness=self.lateness + other.lateness,
+            worst=max(self.worst, other.worst),
+            passed=self.passed + other.passed,
+            next_in=min(self.next_in, other.next_in),
+            more=self.more or other.more,
         )
-
-    @classmethod
-    def of_reply(cls, moved: int, passed: int, late: Sequence[int]) -> Moved:
-        """Read a script's reply; *late*: sum and worst in ms and the count of each bucket, empty if none moved."""
-        if not late:
-            return cls(moved, passed)
-        total, worst, *counts = late
-        return cls(moved, passed, lateness=Histogram(tuple(counts), total / 1000), worst=worst / 1000)
-
-    def due_next(self, microseconds: int) -> Moved:
-        """Return a copy for a shard whose next entry is due in so many microseconds; below 0: never."""
-        return self if microseconds < 0 else replace(self, next_in=min(self.next_in, microseconds / 1e6))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,19 +7,21 @@ import math
 import os
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from redis_queue.basics.histogram import Histogram
 from redis_queue.basics.times import MAX_DELAY_MS, Seconds, duration_ms, from_ms
 from redis_queue.delay.entries import EntryWriter, read_entry
 from redis_queue.delay.model import (
     MAX_FIELDS,
     MAX_MOVE_LISTS,
-    Claimed,
+    Claim,
     Delivery,
+    Dispatched,
     ForeignMessage,
     Leadership,
-    Moved,
     Push,
 )
 from redis_queue.errors import InvalidValueError
@@ -49,7 +51,7 @@ class Moves:
 
     def claim_batch(
         self, limit: int = CHUNK, *, older_than: Seconds = 0, within: Seconds = 0, early: bool = False
-    ) -> Claimed:
+    ) -> Claim:
         """Claim as :meth:`DelayQueue.claim` does, and tell whether there may be more.
 
         *early*: also claim entries that are not due, to empty a queue. Without an ack they come back, but not before
@@ -72,7 +74,7 @@ class Moves:
         _, errors = self._shards.each(fill, self._shards.in_turn())
         # Without this, nobody would get the claimed entries before their lease ends.
         self._shards.report("claim from", errors, done=bool(entries))
-        return Claimed(entries, left or len(entries) >= limit)
+        return Claim(entries, left or len(entries) >= limit)
 
     def move(
         self,
@@ -82,7 +84,7 @@ class Moves:
         phrases: Sequence[bytes] = (),
         lists: Sequence[str] | None = None,
         passing: int = MANY,
-    ) -> Moved:
+    ) -> Dispatched:
         """Move as :meth:`DelayQueue.move_due` does, and tell more.
 
         *within*: only entries that fell due so recently. *passing*: how many entries without a list a move looks at in
@@ -96,11 +98,11 @@ class Moves:
         if lists is not None and len(lists) > MAX_MOVE_LISTS:
             raise InvalidValueError(f"{len(lists)} lists: must be at most {MAX_MOVE_LISTS}")
         names = [] if lists is None else [name.encode() for name in lists]
-        total = Moved()
+        total = Dispatched()
 
         def move(shard: Records) -> None:
             nonlocal total
-            offset, left = 0, limit - total.moved
+            offset, left = 0, limit - total.sent
             while left > 0 and offset < passing:
                 size = min(left, CHUNK)
                 more, moved, passed, next_in, *late = shard.run(
@@ -115,14 +117,14 @@ class Moves:
                 )
                 offset += passed
                 left -= moved
-                total += Moved.of_reply(moved, passed, late)
+                total += _read_move(moved, passed, late)
                 if not more:
-                    total = total.due_next(next_in)
+                    total += Dispatched(next_in=next_in / 1e6 if next_in >= 0 else math.inf)
                     break
 
         moved, errors = self._shards.each(move)
         self._shards.report("move from", errors, done=bool(moved))
-        return total
+        return replace(total, more=total.sent >= limit)
 
     def deliver(self, rows: Sequence[Delivery]) -> list[bool | None]:
         """Finish claimed entries and push their elements into lists of this Redis, each entry in one atomic step.
@@ -196,6 +198,15 @@ class Moves:
         read = [read_entry(shard, row, lease) for row in zip(reply, reply, reply, reply, strict=True)]
         entries = [entry for entry in read if entry is not None]
         return entries, len(entries) < len(read), bool(more)
+
+
+def _read_move(moved: int, passed: int, late: Sequence[int]) -> Dispatched:
+    """Read the reply of a move; *late*: sum and worst in ms and the count of each bucket, empty if none moved."""
+    if not late:
+        return Dispatched(sent=moved, passed=passed)
+    total, worst, *counts = late
+    lateness = Histogram(tuple(counts), total / 1000)
+    return Dispatched(sent=moved, passed=passed, lateness=lateness, worst=worst / 1000)
 
 
 def _deliveries(group: Sequence[int], rows: Sequence[Delivery], fields: Sequence[Sequence[Any]]) -> Iterator[list[int]]:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from redis_queue.basics.times import END_OF_CALENDAR_MS, MAX_DELAY_MS, Seconds, duration_ms, from_ms, point_ms
 from redis_queue.delay.dispatch_log import DispatchLog
-from redis_queue.delay.entries import Calls, EntryReader, EntryWriter, HasDueTime, format_cursor, when
+from redis_queue.delay.entries import (
+    EntryReader,
+    EntryWriter,
+    HasDueTime,
+    MarkedEntries,
+    Revokes,
+    format_cursor,
+    when,
+)
 from redis_queue.delay.model import OnConflict, Push, sum_stats
 from redis_queue.delay.moves import Foreign, Moves
 from redis_queue.errors import InvalidDelayError, InvalidValueError
@@ -43,8 +51,8 @@ class DelayQueue(BaseQueue[Entry]):
     Redis Cluster.
 
     Attributes for integrations: *moves* has the operations of dispatchers, *dispatch_log* their counts, *foreign*
-    the operations on messages that this queue did not write, *calls* those on several calls with one id. In the
-    signatures, *Held* is an :class:`Entry`.
+    the operations on messages that this queue did not write, *marked* those on several calls with one id, *revokes*
+    the revoked ids; *reader* finds entries by id. In the signatures, *Held* is an :class:`Entry`.
     """
 
     _kind = "delay"
@@ -60,12 +68,13 @@ class DelayQueue(BaseQueue[Entry]):
         **overrides: Unpack[QueueOverrides],
     ) -> None:
         super().__init__(name, redis, settings, clock, overrides)
-        self._reader = EntryReader(self._shards)
+        self.reader = EntryReader(self._shards)
         self._writer = self._writer_class(self._shards)
         self.moves = Moves(self._shards)
         self.dispatch_log = DispatchLog(self._shards.scripts, self._shards[0])
         self.foreign = Foreign(self._shards, self._writer)
-        self.calls = Calls(self._shards, self._writer, self._reader)
+        self.marked = MarkedEntries(self._shards, self._writer)
+        self.revokes = Revokes(self._shards)
 
     def __repr__(self) -> str:
         return f"DelayQueue({self.name!r}, prefix={self.settings.prefix!r}, shards={self.settings.shards})"
@@ -88,7 +97,7 @@ class DelayQueue(BaseQueue[Entry]):
         *destination* names a list for :meth:`move_due`. Raises ConfigurationError if *shards* is not the number of
         shards that the queue has.
         """
-        item = Push(payload, delay, due_at, id, headers, destination)
+        item = Push(payload, delay=delay, due_at=due_at, id=id, headers=headers, destination=destination)
         return self.push_many([item], on_conflict=on_conflict)[0]
 
     def push_many(self, items: Iterable[Push | Any], *, on_conflict: OnConflict = "replace") -> builtins.list[str]:
@@ -108,7 +117,7 @@ class DelayQueue(BaseQueue[Entry]):
 
     def get(self, id: str) -> Entry | None:
         """Return a waiting entry, or one in flight (its *due_at* is the end of its lease), or None."""
-        entry, is_dead = self._reader.find([check_id(id)]).get(id, (None, False))
+        entry, is_dead = self.reader.find([check_id(id)]).get(id, (None, False))
         return None if is_dead else entry
 
     def list(
@@ -131,7 +140,7 @@ class DelayQueue(BaseQueue[Entry]):
         """
         low = point_ms(due_after, name="due_after") if due_after is not None else "-inf"
         high = point_ms(due_before, name="due_before") if due_before is not None else END_OF_CALENDAR_MS
-        return self._reader.page(low, high, check_limit(limit, CHUNK), after, max_bytes)
+        return self.reader.page(low, high, check_limit(limit, CHUNK), after, max_bytes)
 
     @staticmethod
     def cursor(entry: HasDueTime) -> str:
@@ -224,7 +233,7 @@ class DelayQueue(BaseQueue[Entry]):
         list of 500 messages gets no more, and the others stay due. The lists must be in the same Redis: raises
         ConfigurationError on Cluster, InvalidValueError for more than 2,000 lists.
         """
-        return self.moves.move(limit, lists=lists).moved
+        return self.moves.move(limit, lists=lists).sent
 
     def cancel(self, id: str) -> CancelOutcome:
         """Cancel an entry, or delete a dead letter. Only CANCELLED is truthy: the entry will never run."""
@@ -232,7 +241,7 @@ class DelayQueue(BaseQueue[Entry]):
 
     def cancel_many(self, ids: Iterable[str]) -> builtins.list[CancelOutcome]:
         """Cancel entries, as :meth:`cancel` does; one round trip per 500 and shard."""
-        return [outcome for outcome in self.calls.cancel_marked((id_, "") for id_ in ids) if outcome is not None]
+        return [outcome for outcome in self.marked.cancel_marked((id_, "") for id_ in ids) if outcome is not None]
 
     def reschedule(self, id: str, *, delay: Seconds | None = None, due_at: datetime | None = None) -> bool:
         """Change the due time of a waiting entry. False: the id is unknown, or the entry is claimed."""

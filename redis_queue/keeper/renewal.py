@@ -14,7 +14,7 @@ from redis.sentinel import Sentinel
 from redis_queue.errors import StoreError
 from redis_queue.store.scripts import Scripts
 
-LEASE: Final = 60.0
+DEFAULT_LEASE: Final = 60.0
 """Seconds for which a worker leases messages by default."""
 
 RENEWALS: Final = 3

@@ -72,7 +72,7 @@ def store(queue: DelayQueue, pushes: Sequence[Push], on_conflict: OnConflict) ->
     """Store *pushes* in batches; "keep" counts only new entries."""
     for chunk in chunks(pushes, CHUNK):
         if on_conflict == "keep":
-            yield Done(sum(queue.calls.keep_many(chunk)), tried=len(chunk))
+            yield Done(sum(queue.marked.keep_many(chunk)), tried=len(chunk))
         else:
             yield Done(len(queue.push_many(chunk, on_conflict=on_conflict)), tried=len(chunk))
 

@@ -14,7 +14,7 @@ from redis_queue.admission.backlog import Backlog
 from redis_queue.admission.flow_rules import FlowState
 from redis_queue.basics.logs import logger_of
 from redis_queue.catalog import open_as
-from redis_queue.delay.dispatch_log import Dispatches
+from redis_queue.delay.model import Dispatched
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.metric_table import METRICS, Samples
@@ -42,7 +42,7 @@ class _Look:
     at: datetime
     rows: Sequence[QueueRow]
     unreadable: int
-    dispatching: Mapping[str, tuple[Dispatches, int]]
+    dispatching: Mapping[str, tuple[Dispatched, int]]
     left_out: int
 
 
@@ -150,15 +150,15 @@ class Collector:
 
     def _dispatching(
         self, known: Iterable[Known], kept: set[str]
-    ) -> tuple[dict[str, tuple[Dispatches, int]], set[tuple[str, str]]]:
+    ) -> tuple[dict[str, tuple[Dispatched, int]], set[tuple[str, str]]]:
         """Return the dispatch counts of the DelayQueues in *kept* and of all others together, and unreadable queues."""
-        found: dict[str, tuple[Dispatches, int]] = {}
+        found: dict[str, tuple[Dispatched, int]] = {}
         broken: set[tuple[str, str]] = set()
         for one in known:
             if one.kind != "delay":
                 continue
             name = one.name if one.name in kept else OTHERS
-            done, dispatchers = found.get(name, (Dispatches(), 0))
+            done, dispatchers = found.get(name, (Dispatched(), 0))
             try:
                 # The counts of dispatchers are stored with the first shard.
                 queue = open_as(DelayQueue, replace(one, shards=min(one.shards, 1)), self._inspector.catalog)

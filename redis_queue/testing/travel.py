@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redis_queue.admission.flows import OF_QUEUE, route_of
 from redis_queue.basics.times import from_ms
-from redis_queue.celery.admission.admission import Taken
+from redis_queue.celery.admission.admission import FlowReply
 from redis_queue.celery.admission.sender import FlowSender
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader
@@ -122,7 +122,7 @@ class TravelSender(FlowSender):
             lease=LEASE_MS,
             more=[part for queue in queues for part in (queue, route_of(queue))],
         )
-        taken = Taken.of(reply)
+        taken = FlowReply.of(reply)
         self.due_ms = now + taken.next_in * 1000
         if not taken.messages:
             return None

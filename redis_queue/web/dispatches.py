@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from redis_queue.catalog import open_as
-from redis_queue.delay.dispatch_log import Dispatches
+from redis_queue.delay.model import Dispatched
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate.queue_row import BROKEN
 from redis_queue.store.registry import Known
@@ -29,7 +29,7 @@ class Plot:
     sent: Sequence[int]
     refused: Sequence[int]
     worst: Sequence[float | None]
-    total: Dispatches
+    total: Dispatched
     quantiles: Sequence[tuple[str, float]]
 
 

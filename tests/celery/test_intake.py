@@ -92,7 +92,7 @@ def consumer_of(worker: Any, is_ours: Callable[[str], bool], count: Callable[[st
         on_task_request=None,
         connection_errors=(OSError,),
         channel_errors=(redis.ResponseError,),
-        redis_queue_leases=SimpleNamespace(is_ours=is_ours, count=count),
+        redis_queue_lease_step=SimpleNamespace(is_ours=is_ours, count=count),
     )
 
 

@@ -160,7 +160,7 @@ FOUND_BY_TESTS: Final = {
         ),
         "settle and keep the place": lua("admission/settle", "free(tags)\n", "", "stock_worker"),
         "keep the places of what a stock worker returned": py(
-            "celery/leases/qos.py", "self._records.free(orphans)", "pass", "stock_worker"
+            "celery/leases/qos.py", "self._records.free(tags)", "pass", "stock_worker"
         ),
         "the last of a key comes first": lua(
             "includes/flow_push",

@@ -9,7 +9,8 @@ import redis
 
 from redis_queue import DelayQueue
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
+from redis_queue.delay.dispatch_log import DispatcherRow
+from redis_queue.delay.model import Dispatched
 from redis_queue.monitor.failures import Failures
 from redis_queue.operate.actions.failures import NO_MESSAGE
 from redis_queue.store.keys import MonitorKeys
@@ -55,7 +56,7 @@ def test_failures_without_a_message_are_skipped_with_the_reason(run: Run, tasks:
 
 
 def test_a_dispatcher_is_known(run: Run, tasks: DelayQueue, failed: Failures) -> None:
-    tasks.dispatch_log.note(Dispatches(), dispatcher=DispatcherRow("me", DUE, True, "1", 0, 0, ""))
+    tasks.dispatch_log.note(Dispatched(), dispatcher=DispatcherRow("me", DUE, True, "1", 0, 0, ""))
     assert run("failures", "retry", "failed").stderr == ""
 
 

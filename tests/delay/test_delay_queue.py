@@ -126,10 +126,10 @@ class TestPush:
         else:
             timed.push("old", id="x")
         clock.forward(2)
-        assert timed.calls.replace_older(Push("other", id="y"), age=0)
-        assert not timed.calls.replace_older(Push("new", id="x"), age=2.001)
-        assert not timed.calls.replace_older(Push("new", id="x", mark='"old"'), age=2)
-        assert timed.calls.replace_older(Push("new", id="x", mark='"new"'), age=2)
+        assert timed.marked.replace_older(Push("other", id="y"), age=0)
+        assert not timed.marked.replace_older(Push("new", id="x"), age=2.001)
+        assert not timed.marked.replace_older(Push("new", id="x", mark='"old"'), age=2)
+        assert timed.marked.replace_older(Push("new", id="x", mark='"new"'), age=2)
         assert sorted(entry.payload for entry in timed) == ["new", "other"]
         assert timed.dead_letters() == []
 
@@ -518,7 +518,7 @@ class TestLargeEntries:
         timed = make()
         plain = b"x" * 5000
         timed.push(b"\x01\x82" + plain + b"\x80\x81\x83\xff" + plain + b"\x82", id="a", destination="list")
-        assert timed.moves.move(phrases=[b"first", b"second"]).moved == 1
+        assert timed.moves.move(phrases=[b"first", b"second"]).sent == 1
         (element,) = client.lrange("list", 0, -1)
         tag = element.split(plain)[1].removeprefix(b"a").removesuffix(b"second\xff")
         assert element == b"first" + plain + b"a" + tag + b"second\xff" + plain + b"first"

@@ -10,8 +10,8 @@ import redis
 
 from redis_queue import DelayQueue, InvalidValueError
 from redis_queue.basics.histogram import BOUNDS, BUCKETS, NO_TIMES, Histogram
-from redis_queue.delay.dispatch_log import FIELDS, DispatcherRow, Dispatches, DispatchLog, Minute
-from redis_queue.delay.model import Push
+from redis_queue.delay.dispatch_log import FIELDS, DispatcherRow, DispatchLog, Minute
+from redis_queue.delay.model import Dispatched, Push
 from redis_queue.store.keys import Keys
 from redis_queue.store.script_files import load
 from tests.support.clock import START, Clock, when
@@ -43,7 +43,7 @@ class TestMoves:
         timed.push_many([Push("x", destination="list", due_at=when(-ms / 1000)) for ms in late])
         timed.push("stays", due_at=when(-5))
         moved = timed.moves.move()
-        assert (moved.moved, moved.lateness) == (len(late), Histogram.of(late))
+        assert (moved.sent, moved.lateness) == (len(late), Histogram.of(late))
         assert moved.worst == max(late) / 1000
 
     def test_only_moved_entries_count(self, client: redis.Redis, timed: DelayQueue) -> None:
@@ -81,25 +81,31 @@ class TestMoves:
         assert timed.moves.move().lateness == NO_TIMES
 
 
+def totals_of(queue: DelayQueue) -> tuple[int, int, Histogram]:
+    """Return the totals of *queue*: sent, failed, lateness."""
+    totals = queue.dispatch_log.totals()
+    return totals.sent, totals.failed, totals.lateness
+
+
 class TestTotals:
     def test_a_queue_without_dispatches_has_none(self, timed: DelayQueue) -> None:
-        assert timed.dispatch_log.totals() == Dispatches(0, 0, NO_TIMES)
+        assert totals_of(timed) == (0, 0, NO_TIMES)
 
     def test_they_add_up(self, timed: DelayQueue) -> None:
-        timed.dispatch_log.note(Dispatches(2, 1, Histogram.of([7, 70_000])))
-        timed.dispatch_log.note(Dispatches(1, 0, Histogram.of([7])))
-        assert timed.dispatch_log.totals() == Dispatches(3, 1, Histogram.of([7, 7, 70_000]))
+        timed.dispatch_log.note(Dispatched(2, 1, Histogram.of([7, 70_000])))
+        timed.dispatch_log.note(Dispatched(1, 0, Histogram.of([7])))
+        assert totals_of(timed) == (3, 1, Histogram.of([7, 7, 70_000]))
 
     def test_every_bucket_has_a_field(self, client: redis.Redis, timed: DelayQueue) -> None:
-        timed.dispatch_log.note(Dispatches(BUCKETS, 0, Histogram((1,) * BUCKETS, 1.5)))
+        timed.dispatch_log.note(Dispatched(BUCKETS, 0, Histogram((1,) * BUCKETS, 1.5)))
         assert {key.decode() for key in client.hkeys(KEYS.lateness)} == {"sent", "failed", "sum_ms", *FIELDS}
         assert timed.dispatch_log.totals().lateness == Histogram((1,) * BUCKETS, 1.5)
 
     def test_a_call_whose_reply_is_lost_counts_once(self, redis_server: RedisServer, timed: DelayQueue) -> None:
-        timed.dispatch_log.note(Dispatches())
+        timed.dispatch_log.note(Dispatched())
         with FaultProxy(redis_server.address) as proxy, redis.Redis.from_url(proxy.url, **client_options()) as through:
             proxy.drop_next_reply(matching=load("delay/note").sha.encode())
-            DelayQueue("timed", through, clock=Clock()).dispatch_log.note(Dispatches(1, 0, Histogram.of([7])))
+            DelayQueue("timed", through, clock=Clock()).dispatch_log.note(Dispatched(1, 0, Histogram.of([7])))
             assert proxy.pending_drops == 0
         assert timed.dispatch_log.totals().sent == 1
 
@@ -107,20 +113,20 @@ class TestTotals:
         client.hset(
             KEYS.lateness, mapping={"sent": "many", "failed": "-1", "sum_ms": "1e9", "le_5": b"\xff", "le_10": 4}
         )
-        assert timed.dispatch_log.totals() == Dispatches(0, 0, Histogram((0, 4, *[0] * (BUCKETS - 2)), 0.0))
+        assert totals_of(timed) == (0, 0, Histogram((0, 4, *[0] * (BUCKETS - 2)), 0.0))
 
     def test_only_the_first_shard_has_them(self, client: redis.Redis) -> None:
-        DelayQueue("timed", client, shards=4).dispatch_log.note(Dispatches(1, 0, Histogram.of([7])), dispatcher=row())
+        DelayQueue("timed", client, shards=4).dispatch_log.note(Dispatched(1, 0, Histogram.of([7])), dispatcher=row())
         kept = {key for key in client.scan_iter() if b":slot:" not in key}
         assert kept == {KEYS.lateness, KEYS.minutes, KEYS.dispatchers}
 
 
 class TestMinutes:
     def test_each_minute_has_its_own_counts_and_missing_ones_are_zero(self, timed: DelayQueue, clock: Clock) -> None:
-        timed.dispatch_log.note(Dispatches(2, 1, Histogram.of([7, 500])), worst=0.5)
-        timed.dispatch_log.note(Dispatches(1, 0, Histogram.of([30])), worst=0.03)
+        timed.dispatch_log.note(Dispatched(2, 1, Histogram.of([7, 500]), worst=0.5))
+        timed.dispatch_log.note(Dispatched(1, 0, Histogram.of([30]), worst=0.03))
         clock.now += 120_000
-        timed.dispatch_log.note(Dispatches(0, 2))
+        timed.dispatch_log.note(Dispatched(0, 2))
         assert timed.dispatch_log.minutes(4) == [
             minute_at(START - 60_000),
             minute_at(START, 3, 1, 0.537, 0.5),
@@ -142,15 +148,15 @@ class TestMinutes:
 
     @pytest.mark.parametrize("step", [1440 * 60_000, -1440 * 60_000])
     def test_another_day_does_not_count(self, timed: DelayQueue, clock: Clock, step: int) -> None:
-        timed.dispatch_log.note(Dispatches(5, 0, Histogram.of([7] * 5)))
+        timed.dispatch_log.note(Dispatched(5, 0, Histogram.of([7] * 5)))
         clock.now += step
         assert timed.dispatch_log.minutes(1) == [minute_at(clock.now)]
-        timed.dispatch_log.note(Dispatches(1, 0, Histogram.of([7])), worst=0.007)
+        timed.dispatch_log.note(Dispatched(1, 0, Histogram.of([7]), worst=0.007))
         assert timed.dispatch_log.minutes(1) == [minute_at(clock.now, 1, 0, 0.007, 0.007)]
 
     def test_they_are_kept_for_a_day(self, client: redis.Redis, timed: DelayQueue, clock: Clock) -> None:
         for _ in range(1500):
-            timed.dispatch_log.note(Dispatches(1, 0, Histogram.of([7])))
+            timed.dispatch_log.note(Dispatched(1, 0, Histogram.of([7])))
             clock.now += 60_000
         assert client.hlen(KEYS.minutes) == 1440
 
@@ -161,32 +167,32 @@ class TestMinutes:
 
 class TestDispatchers:
     def test_an_active_one_is_listed_with_the_time_of_the_server(self, timed: DelayQueue) -> None:
-        timed.dispatch_log.note(Dispatches(), dispatcher=row("b", seen_at=5, error="away"))
-        timed.dispatch_log.note(Dispatches(), dispatcher=row("a"))
+        timed.dispatch_log.note(Dispatched(), dispatcher=row("b", seen_at=5, error="away"))
+        timed.dispatch_log.note(Dispatched(), dispatcher=row("a"))
         assert timed.dispatch_log.dispatchers() == [row("a"), row("b", error="away")]
 
     def test_one_not_seen_for_a_minute_is_left_out(self, timed: DelayQueue, clock: Clock) -> None:
-        timed.dispatch_log.note(Dispatches(), dispatcher=row())
+        timed.dispatch_log.note(Dispatched(), dispatcher=row())
         clock.now += 60_000
         assert [found.name for found in timed.dispatch_log.dispatchers()] == ["me"]
         clock.now += 1
         assert timed.dispatch_log.dispatchers() == []
-        timed.dispatch_log.note(Dispatches(), dispatcher=row())
+        timed.dispatch_log.note(Dispatched(), dispatcher=row())
         assert [found.name for found in timed.dispatch_log.dispatchers()] == ["me"]
 
     def test_one_that_left_is_removed_at_once_and_its_dispatches_count(self, timed: DelayQueue) -> None:
-        timed.dispatch_log.note(Dispatches(), dispatcher=row())
-        timed.dispatch_log.note(Dispatches(1, 0, Histogram.of([7])), dispatcher=row(), left=True)
+        timed.dispatch_log.note(Dispatched(), dispatcher=row())
+        timed.dispatch_log.note(Dispatched(1, 0, Histogram.of([7])), dispatcher=row(), left=True)
         assert timed.dispatch_log.dispatchers() == []
         assert timed.dispatch_log.totals().sent == 1
 
     def test_those_not_seen_for_an_hour_are_deleted(self, client: redis.Redis, timed: DelayQueue, clock: Clock) -> None:
         for number in range(40):
-            timed.dispatch_log.note(Dispatches(), dispatcher=row(f"old-{number}"))
+            timed.dispatch_log.note(Dispatched(), dispatcher=row(f"old-{number}"))
         clock.now += 3_600_001
         calls = 0
         while client.hlen(KEYS.dispatchers) > 1:
-            timed.dispatch_log.note(Dispatches(), dispatcher=row())
+            timed.dispatch_log.note(Dispatched(), dispatcher=row())
             calls += 1
             assert calls < 500, "each call must remove some of them"
         assert client.hkeys(KEYS.dispatchers) == [b"me"]
@@ -196,11 +202,11 @@ class TestDispatchers:
     )
     def test_an_invalid_row_is_left_out(self, client: redis.Redis, timed: DelayQueue, value: str) -> None:
         client.hset(KEYS.dispatchers, "odd", value)
-        timed.dispatch_log.note(Dispatches(), dispatcher=row())
+        timed.dispatch_log.note(Dispatched(), dispatcher=row())
         assert [found.name for found in timed.dispatch_log.dispatchers()] == ["me"]
 
     def test_a_name_may_be_any_bytes_and_a_long_error_is_cut(self, client: redis.Redis, timed: DelayQueue) -> None:
-        timed.dispatch_log.note(Dispatches(), dispatcher=row("é\n{x}", error="e" * 9000))
+        timed.dispatch_log.note(Dispatched(), dispatcher=row("é\n{x}", error="e" * 9000))
         client.hset(KEYS.dispatchers, b"\xff", client.hget(KEYS.dispatchers, "é\n{x}"))
         found = {one.name: one.error for one in timed.dispatch_log.dispatchers()}
         assert found == {"é\n{x}": "e" * 500, "\ufffd": "e" * 500}

@@ -8,7 +8,8 @@ from datetime import datetime, timezone
 import pytest
 
 from redis_queue.celery import DurableTasks
-from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
+from redis_queue.delay.dispatch_log import DispatcherRow
+from redis_queue.delay.model import Dispatched
 from redis_queue.doctor import Finding
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.diagnosis import examine
@@ -50,7 +51,7 @@ def test_entries_without_a_dispatcher_are_an_error(fleet: Fleet) -> None:
     said = found(delayed)["dispatchers"]
     assert (said.severity, "no dispatcher was seen" in said.found) == ("error", True)
     row = DispatcherRow("me", datetime.now(timezone.utc), leads=True, version="1", sent=0, failed=0, error="")
-    delayed.queue.dispatch_log.note(Dispatches(), dispatcher=row)
+    delayed.queue.dispatch_log.note(Dispatched(), dispatcher=row)
     assert found(delayed)["dispatchers"].severity == "ok"
 
 

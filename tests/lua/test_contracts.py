@@ -17,8 +17,8 @@ from redis.crc import key_slot
 from docs.generated.contracts import header
 from redis_queue import DelayQueue, Lock, RedisQueue
 from redis_queue.basics.histogram import Histogram
-from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
-from redis_queue.delay.model import Delivery, ForeignMessage, Push
+from redis_queue.delay.dispatch_log import DispatcherRow
+from redis_queue.delay.model import Delivery, Dispatched, ForeignMessage, Push
 from redis_queue.doctor import repair
 from redis_queue.keeper.renewal import LeaseIndex, Renewer
 from redis_queue.monitor.failures import Failures
@@ -396,7 +396,7 @@ def read_all(queue: RedisQueue) -> None:
 def keep_counts(timed: DelayQueue) -> None:
     timed.moves.lead("me", 60)
     row = DispatcherRow("me", datetime.now(timezone.utc), True, "1", 1, 0, "")
-    timed.dispatch_log.note(Dispatches(1, 0, Histogram.of([7])), dispatcher=row)
+    timed.dispatch_log.note(Dispatched(1, 0, Histogram.of([7])), dispatcher=row)
     timed.dispatch_log.minutes()
     assert timed.dispatch_log.dispatchers()
 
@@ -428,7 +428,7 @@ def test_every_method_uses_keys_of_one_slot_and_of_the_documented_type(
     timed.count()
     timed.stats()
     timed.cancel("later")
-    timed.calls.note_revoked(["later"])
+    timed.revokes.note_revoked(["later"])
     timed.quarantined()
     timed.move_due()
     timed.moves.due_in()

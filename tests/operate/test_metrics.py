@@ -18,7 +18,7 @@ from redis_queue.admission.flows import Flows
 from redis_queue.admission.owners import Owners, field_of, new_token
 from redis_queue.basics.histogram import BOUNDS, Histogram
 from redis_queue.celery.leases.leases import LeaseCounters
-from redis_queue.delay.dispatch_log import Dispatches
+from redis_queue.delay.model import Dispatched
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
@@ -98,7 +98,7 @@ def test_nothing_due_has_no_age(client: redis.Redis, inspector: Inspector) -> No
 def test_dispatches_are_a_histogram_of_cumulative_buckets(client: redis.Redis, inspector: Inspector) -> None:
     timed = DelayQueue("timed", client)
     timed.push("x", delay=60)
-    timed.dispatch_log.note(Dispatches(3, 2, Histogram.of([3, 400, 9e9])), dispatcher=SOMEBODY)
+    timed.dispatch_log.note(Dispatched(3, 2, Histogram.of([3, 400, 9e9])), dispatcher=SOMEBODY)
     samples = scrape(Collector(inspector))
     assert samples["redis_queue_dispatched_total", "timed"] == 3
     assert samples["redis_queue_dispatch_failed_total", "timed"] == 2
@@ -146,7 +146,7 @@ class TestManyQueues:
             RedisQueue(f"q{number}", client).put_many([0] * (number + 1))
             timed = DelayQueue(f"d{number}", client)
             timed.push_many(["x"] * (number + 1))
-            timed.dispatch_log.note(Dispatches(number, 0, Histogram.of([7] * number)), dispatcher=SOMEBODY)
+            timed.dispatch_log.note(Dispatched(number, 0, Histogram.of([7] * number)), dispatcher=SOMEBODY)
 
     def test_the_smallest_are_added_up(self, inspector: Inspector) -> None:
         samples = scrape(Collector(inspector, most_queues=6))

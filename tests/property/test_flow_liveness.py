@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from redis_queue.admission.flows import route_of
-from redis_queue.celery.admission.admission import Taken
+from redis_queue.celery.admission.admission import FlowReply
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.script_files import load
 from redis_queue.store.scripts import Scripts
@@ -66,7 +66,7 @@ class House:
         if self._run("admission/configure", **self._change(flow, paused=int(paused))):
             self._run("admission/reconsider", limit=0, places=1, more=[flow])
 
-    def take(self, queues: list[str], limit: int, settled: list[str]) -> Taken:
+    def take(self, queues: list[str], limit: int, settled: list[str]) -> FlowReply:
         """Let a worker of *queues* settle and take."""
         self._serial += 1
         tag = f"t{self._serial}-"
@@ -75,7 +75,7 @@ class House:
         more = [*settled, *(part for queue in queues for part in (queue, route_of(queue)))]
         options = {"channel": "c", "turn": self._serial, "settled": len(settled), "lease": 60_000}
         caller = {"now": self.model.now, "limit": limit, "at_once": limit, "tag": tag}
-        taken = Taken.of(self._run("admission/take", **caller, **options, more=more))
+        taken = FlowReply.of(self._run("admission/take", **caller, **options, more=more))
         assert not taken.missing
         for number, (_, item) in enumerate(taken.messages, 1):
             self.model.take(f"{tag}{number:03}", item.decode())

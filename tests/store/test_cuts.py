@@ -218,9 +218,9 @@ LATE: dict[str, Late] = {
     ),
     "a note that an id was revoked, and it is stored anew": Late(
         "delay/revoke",
-        lambda on: on.timed.calls.note_revoked(["late"]),
-        lambda on: on.timed.calls.renew_many([Push("late", id="late", mark="mark", delay=60)]),
-        lambda on: on.timed.calls.is_renewed("late", "mark"),
+        lambda on: on.timed.revokes.note_revoked(["late"]),
+        lambda on: on.timed.marked.renew_many([Push("late", id="late", mark="mark", delay=60)]),
+        lambda on: on.timed.revokes.is_renewed("late", "mark"),
     ),
     "a burial, and the dead letter is redriven and done": Late(
         "records/add_dead",

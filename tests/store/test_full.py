@@ -147,11 +147,11 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
     "quarantine": Call(lambda s: s.queue._records.quarantine(s.held, "bad"), "records/quarantine"),
     "mend": Call(mend, "records/mend"),
     "adopt": Call(adopt, "delay/adopt"),
-    "note_revoked": Call(lambda s: s.timed.calls.note_revoked(["waiting", "new"]), "delay/revoke"),
+    "note_revoked": Call(lambda s: s.timed.revokes.note_revoked(["waiting", "new"]), "delay/revoke"),
     "cancel an unknown id": Call(lambda s: s.timed.cancel("unknown"), "delay/cancel"),
     "delete an unknown id": Call(lambda s: s.queue.delete_dead(["unknown"]), "records/delete_dead"),
     "purge more": Call(purge_twice, "records/purge"),
-    "retry": Call(lambda s: s.timed.calls.replace_own(Push("again", id="new", mark="call")), "delay/push"),
+    "retry": Call(lambda s: s.timed.marked.replace_own(Push("again", id="new", mark="call")), "delay/push"),
     "lock": Call(locked, "lock/acquire"),
     "wait for a lock": Call(lambda s: (locked(s), lock(s).acquire()), "lock/acquire"),
     "extend a lock": Call(lambda s: lock(s).extend([locked(s)], 60_000), "lock/extend"),
@@ -213,7 +213,7 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
         "admission/extend",
     ),
     "cancel a task with a key": Call(
-        lambda s: s.timed.calls.cancel_unique([("waiting", "", "taken\0", "cd")], FlowKeys("redis_queue")),
+        lambda s: s.timed.marked.cancel_unique([("waiting", "", "taken\0", "cd")], FlowKeys("redis_queue")),
         "admission/cancel",
     ),
     "revoke a task with a key": Call(
@@ -333,10 +333,10 @@ def test_due_entries_are_moved_in_portions(client: redis.Redis) -> None:
     client.config_set("maxmemory", "1")
     for left in (700, 200, 0):
         moved = timed.moves.move()
-        assert (moved.moved, len(timed)) == (500 if left else 200, left)
+        assert (moved.sent, len(timed)) == (500 if left else 200, left)
         if left:
             again = timed.moves.move()
-            assert (again.moved, again.next_in) == (0, 0.1)
+            assert (again.sent, again.next_in) == (0, 0.1)
         client.delete("target")
 
 

@@ -16,7 +16,8 @@ from redis_queue.admission.flow_rules import Flow
 from redis_queue.admission.flows import Flows, route_of
 from redis_queue.admission.owners import Owners, field_of
 from redis_queue.basics.histogram import Histogram
-from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
+from redis_queue.delay.dispatch_log import DispatcherRow
+from redis_queue.delay.model import Dispatched
 from redis_queue.doctor.roles import ROLES
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.history import History
@@ -83,8 +84,8 @@ def dispatch(queue: RedisQueue, delayed: DelayQueue) -> None:
     queue.put_back()
     Inspector(queue.client).catalog.known()
     row = DispatcherRow("me", datetime.now(timezone.utc), True, "1", 1, 0, "")
-    delayed.dispatch_log.note(Dispatches(1, 0, Histogram.of([7])), dispatcher=row)
-    delayed.dispatch_log.note(Dispatches(), dispatcher=row, left=True)
+    delayed.dispatch_log.note(Dispatched(1, 0, Histogram.of([7])), dispatcher=row)
+    delayed.dispatch_log.note(Dispatched(), dispatcher=row, left=True)
     delayed.moves.lead("me", 0)
     now = datetime.now(timezone.utc)
     reports = Reports(queue.client, "redis_queue")
@@ -200,7 +201,7 @@ def administer(queue: RedisQueue, delayed: DelayQueue) -> None:
     delayed.redrive()
     queue.delete_dead(["gone"])
     delayed.delete_dead(["gone"])
-    delayed.calls.cancel_unique([("gone", "", "sync\0key", "ab")], FlowKeys("redis_queue"))
+    delayed.marked.cancel_unique([("gone", "", "sync\0key", "ab")], FlowKeys("redis_queue"))
     failures = Failures(queue.client, "redis_queue")
     failures.claim([FAILURE], "token")
     failures.give_back([FAILURE], "token")

@@ -13,7 +13,7 @@ import redis
 from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.delay.dispatch_log import Dispatches
+from redis_queue.delay.model import Dispatched
 from redis_queue.store.keys import Keys, PrefixKeys
 from redis_queue.web import dashboard
 from tests.support.web.browser import SCREENS, Browser, Page, crawl
@@ -104,7 +104,7 @@ class TestOverview:
 
     def test_a_queue_with_only_refused_dispatches(self, reader: Browser, filled: redis.Redis) -> None:
         DelayQueue("unlucky", filled).push("x")
-        DelayQueue("unlucky", filled).dispatch_log.note(Dispatches(0, 3))
+        DelayQueue("unlucky", filled).dispatch_log.note(Dispatched(0, 3))
         assert "0 sent, 3 refused; lateness p50 -" in reader.get().text
 
     def test_a_broken_queue_does_not_hide_others(self, reader: Browser) -> None:

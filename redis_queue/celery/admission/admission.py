@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import redis
@@ -28,10 +29,10 @@ RECENT: Final = 0.01
 """Seconds: a worker takes messages ahead if each of its processes ended several in this time, and none of longer tasks:
 their places would be held in vain."""
 
-SHORT: Final = 4
+SHORT_TASKS: Final = 4
 """Tasks of one process that ended in RECENT seconds, from which on they are short."""
 
-MOST: Final = 500
+MOST_AHEAD: Final = 500
 """Most messages that a worker without a prefetch count takes ahead."""
 
 SCAN: Final = 1000
@@ -111,7 +112,7 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class FlowReply:
     """Reply of the script: see lua/admission/take.lua. *messages* are numbers of queues, from 0, and messages."""
 
     score: float
@@ -123,7 +124,7 @@ class Taken:
     messages: list[tuple[int, bytes]]
 
     @classmethod
-    def of(cls, reply: Any) -> Taken:
+    def of(cls, reply: Any) -> FlowReply:
         """Read the *reply* of the script."""
         score, left, next_in, signals, peers, lost, *rest = reply
         rows = rest[lost:]
@@ -140,17 +141,17 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a worker wants of flows: up to *limit* messages, *at_once* if others are idle; it settles *settled*.
+class FlowRequest:
+    """Request for up to *limit* messages of flows, *at_once* if others are idle, which settles the tags *settled*.
 
-    *on_settled* gets the tags that were not in flight, or an exception if Redis refused; *on_taken* gets the messages.
+    *on_settled* gets the tags that were not in flight, or an exception if Redis refused; *on_reply* gets the messages.
     """
 
     limit: int
     at_once: int
     settled: Sequence[str]
     on_settled: Callable[[Any], None]
-    on_taken: Callable[[Any], None]
+    on_reply: Callable[[Any], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,7 @@ class Admission:
         """
         processes = self.processes()
         recent = self.ends.recent()
-        window = max(processes, min(recent, most or MOST)) if recent >= SHORT * processes else processes
+        window = max(processes, min(recent, most or MOST_AHEAD)) if recent >= SHORT_TASKS * processes else processes
         held = len(state.reserved_requests) + received
         return Capacity(free=processes - held, room=window - held, window=window)
 
@@ -232,13 +233,13 @@ class Admission:
         self,
         connection: AsyncConnection,
         queues: Sequence[str],
-        wanted: Wanted,
-        on_taken: Callable[[Taken | Exception], None],
+        request: FlowRequest,
+        on_reply: Callable[[FlowReply | Exception], None],
         *,
         line: tuple[bytes, bytes],
         channel: str,
     ) -> tuple[str, Call]:
-        """Return the first part of the delivery tags, and the call that settles and takes what is *wanted*.
+        """Return the first part of the delivery tags, and the call that makes the *request*.
 
         *line* are the keys of the line of idle workers and of its listener, *channel* is that of this worker.
         """
@@ -246,21 +247,20 @@ class Admission:
         keys = self.keys.of(self._take, line=line[0], listener=line[1])
         named = (part for queue in queues for part in (queue, route_of(queue)))
         turn, lease = random.randrange(TURNS), self.keys.in_flight.lease_ms
-        options = (0, wanted.limit, wanted.at_once, tag, channel, turn, len(wanted.settled), lease)
+        options = (0, request.limit, request.at_once, tag, channel, turn, len(request.settled), lease)
+        arguments: tuple[Argument, ...] = (len(keys), *keys, *options, *request.settled, *named)
+        return tag, connection.script(self._take, arguments, partial(self._read_reply, request, on_reply))
 
-        def answered(reply: Any) -> None:
-            if isinstance(reply, Exception):
-                wanted.on_settled(reply)
-                on_taken(reply)
-                return
-            taken = Taken.of(reply)
-            self.left, self.signals, self.peers = taken.left, taken.signals, taken.peers
-            self.next_at = time.monotonic() + taken.next_in
-            wanted.on_settled(taken.missing)
-            on_taken(taken)
-
-        arguments: tuple[Argument, ...] = (len(keys), *keys, *options, *wanted.settled, *named)
-        return tag, connection.script(self._take, arguments, answered)
+    def _read_reply(self, request: FlowRequest, on_reply: Callable[[FlowReply | Exception], None], reply: Any) -> None:
+        if isinstance(reply, Exception):
+            request.on_settled(reply)
+            on_reply(reply)
+            return
+        found = FlowReply.of(reply)
+        self.left, self.signals, self.peers = found.left, found.signals, found.peers
+        self.next_at = time.monotonic() + found.next_in
+        request.on_settled(found.missing)
+        on_reply(found)
 
     def put_behind(self, connection: AsyncConnection, move: Move, on_reply: Callable[[Any], None]) -> Call:
         """Return the call that moves a message, which was fetched from a list, to those that wait."""
@@ -281,30 +281,32 @@ class Admission:
 
         return Call(("MGET", *(self.keys.flows.signal(queue) for queue in queues)), compared)
 
-    def orphans(self, client: redis.Redis) -> list[str]:
-        """Return the delivery tags that have a place, but are not in flight: a stock worker returned their messages.
 
-        While the broker of an app changes, its flows have workers of both kinds.
-        """
-        found: list[str] = []
-        cursor: Any = 0
-        while True:
-            cursor, rows = client.hscan(self.keys.flows.held.decode(), cursor, count=SCAN)
-            tags = [tag.decode(errors="replace") if isinstance(tag, bytes) else str(tag) for tag in rows]
-            found += self._not_in_flight(client, tags)
-            if not int(cursor):
-                # A scan may return a tag twice, which would free two places.
-                return list(dict.fromkeys(found))
+def orphans(keys: AdmissionKeys, client: redis.Redis) -> list[str]:
+    """Return the delivery tags that have a place, but are not in flight: a stock worker returned their messages.
 
-    def _not_in_flight(self, client: redis.Redis, tags: list[str]) -> list[str]:
-        own = self.keys.in_flight.index
-        for index in (own, *self.keys.flows.indexes):
-            try:
-                scores = client.zmscore(index, tags) if tags else []
-            except redis.exceptions.NoPermissionError:
-                if index == own:
-                    raise
-                # Workers of another broker may have them.
-                return []
-            tags = [tag for tag, score in zip(tags, scores, strict=True) if score is None]
-        return tags
+    While the broker of an app changes, its flows have workers of both kinds.
+    """
+    found: list[str] = []
+    cursor: Any = 0
+    while True:
+        cursor, rows = client.hscan(keys.flows.held.decode(), cursor, count=SCAN)
+        tags = [tag.decode(errors="replace") if isinstance(tag, bytes) else str(tag) for tag in rows]
+        found += _not_in_flight(keys, client, tags)
+        if not int(cursor):
+            # A scan may return a tag twice, which would free two places.
+            return list(dict.fromkeys(found))
+
+
+def _not_in_flight(keys: AdmissionKeys, client: redis.Redis, tags: list[str]) -> list[str]:
+    own = keys.in_flight.index
+    for index in (own, *keys.flows.indexes):
+        try:
+            scores = client.zmscore(index, tags) if tags else []
+        except redis.exceptions.NoPermissionError:
+            if index == own:
+                raise
+            # Workers of another broker may have them.
+            return []
+        tags = [tag for tag, score in zip(tags, scores, strict=True) if score is None]
+    return tags

@@ -15,7 +15,7 @@ from amqp.serialization import dumps
 from amqp.spec import Basic
 from kombu.exceptions import OperationalError
 
-from redis_queue.celery.brokers.base import Broker, Settle, properties, reason_of
+from redis_queue.celery.brokers.base import Broker, Meanwhile, Settle, do_nothing, properties, reason_of
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.task_entry import restore_types
 from redis_queue.errors import InvalidValueError
@@ -62,7 +62,7 @@ class AmqpBroker(Broker):
         self._confirming: Any = None
         self._exchanges: set[str] = {""}
 
-    def publish(self, envelopes: Sequence[Envelope], settle: Settle) -> None:
+    def publish(self, envelopes: Sequence[Envelope], settle: Settle, meanwhile: Meanwhile = do_nothing) -> None:
         """Publish all, then wait for all confirms.
 
         If a message makes the broker close the channel, the outcome of the messages around it is unknown: they are
@@ -79,7 +79,7 @@ class AmqpBroker(Broker):
         while batches:
             batch = [number for number in batches.pop(0) if number in open_numbers]
             try:
-                self._publish_batch(envelopes, batch, settle_once)
+                self._publish_batch(envelopes, batch, settle_once, meanwhile)
             except Exception as error:
                 if self.is_away(error):
                     raise
@@ -112,7 +112,9 @@ class AmqpBroker(Broker):
         super().declare_again(envelope)
         self._exchanges -= {envelope.exchange} - {""}
 
-    def _publish_batch(self, envelopes: Sequence[Envelope], batch: Sequence[int], settle: Settle) -> None:
+    def _publish_batch(
+        self, envelopes: Sequence[Envelope], batch: Sequence[int], settle: Settle, meanwhile: Meanwhile
+    ) -> None:
         self._settle, self._waiting, self._envelopes = settle, {}, envelopes
         self._ids = [_mark(envelope, number) for number, envelope in enumerate(envelopes)]
         self._returned = {}
@@ -134,7 +136,7 @@ class AmqpBroker(Broker):
                 del piece[:PIECE]
         if piece:
             transport.write(piece)
-        self.meanwhile()
+        meanwhile()
         self._await_confirms()
 
     def _prepare(self, envelope: Envelope) -> str | None:

@@ -25,9 +25,15 @@ logger = logger_of(__name__)
 Settle = Callable[[int, str | None], None]
 """Takes the number of a message in its batch and why it was refused; None if the broker has taken it."""
 
+Meanwhile = Callable[[], None]
+"""Called while the broker writes its confirms, before they are read."""
 
 MOST_DECLARED: Final = 10_000
 """Most declarations that one connection remembers."""
+
+
+def do_nothing() -> None:
+    """Do nothing."""
 
 
 class UnroutableError(LookupError):
@@ -54,12 +60,10 @@ class Broker:
         self.connection = connection
         self.channel: Any = connection.channel()
         self.destinations = Destinations(app)
-        #: Called before a wait for confirms.
-        self.meanwhile: Callable[[], None] = lambda: None
         self._declared: set[str] = set()
         self._conflicting: set[str] = set()
 
-    def publish(self, envelopes: Sequence[Envelope], settle: Settle) -> None:
+    def publish(self, envelopes: Sequence[Envelope], settle: Settle, meanwhile: Meanwhile = do_nothing) -> None:  # noqa: ARG002 - it waits for no confirms
         """Publish in order, and call *settle* for each message as soon as the broker has taken or refused it.
 
         Raises kombu's OperationalError, or one of kombu's connection errors, if the broker is away: it may or may not

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import redis
 
-from redis_queue.celery.brokers.base import Broker, Settle
+from redis_queue.celery.brokers.base import Broker, Meanwhile, Settle, do_nothing
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import ListNames
 from redis_queue.celery.message.envelope import Envelope
@@ -42,7 +42,7 @@ class RedisBroker(Broker):
         self._lifetimes: dict[str, int] = {}
         self.shares_store = is_same_database(self._client, store, CelerySettings.of(app).prefix)
 
-    def publish(self, envelopes: Sequence[Envelope], settle: Settle) -> None:
+    def publish(self, envelopes: Sequence[Envelope], settle: Settle, meanwhile: Meanwhile = do_nothing) -> None:  # noqa: ARG002 - it waits for no confirms
         """Push messages that go to lists in one round trip, the others one by one."""
         pipe = self._client.pipeline(transaction=False)
         owners: list[int] = []

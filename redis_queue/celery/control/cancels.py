@@ -24,7 +24,7 @@ def _cancel_ids(stored: StoredTasks, arguments: Mapping[str, Any]) -> Set[str]:
     ids = task_ids(arguments.get("task_id"))
     unseen = stored.revoke_many(ids)
     # The others may wait in a queue for a worker that starts later.
-    stored.queue.calls.note_sent(id_ for id_ in ids if id_ not in unseen)
+    stored.queue.revokes.note_sent(id_ for id_ in ids if id_ not in unseen)
     return unseen
 
 

@@ -92,7 +92,7 @@ class RevokeStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if stored is None:
             return
         try:
-            obey(reversed(list(stored.queue.calls.revoked_ids())))
+            obey(reversed(list(stored.queue.revokes.revoked_ids())))
         except RedisQueueError as error:
             logger.warning("cannot read the revoked ids: %s", error, extra={"action": "revokes_unknown"})
             consumer.timer.call_after(RETRY, self.start, (consumer,))
@@ -119,7 +119,7 @@ def is_newer(app: Celery, task_id: str, headers: Mapping[str, Any]) -> bool:
     if stored is None or call is None or not is_id(task_id):
         return False
     try:
-        return bool(stored.queue.calls.is_renewed(task_id, call))
+        return bool(stored.queue.revokes.is_renewed(task_id, call))
     except RedisQueueError as error:
         extra = {"action": "store_unavailable", "task_id": task_id}
         logger.warning("cannot tell whether %s is newer than its revoke: %s", task_id, error, extra=extra)

@@ -17,10 +17,11 @@ from redis_queue.basics.logs import OutageLog, logger_of
 from redis_queue.basics.waits import Backoff
 from redis_queue.catalog import put_back_each
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
-from redis_queue.celery.dispatch.outcome import Dispatched, DispatchReport
+from redis_queue.celery.dispatch.outcome import DispatchReport
 from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.settings import part_of
 from redis_queue.celery.store import ATTRIBUTE, Store
+from redis_queue.delay.model import Dispatched
 from redis_queue.errors import RedisQueueError, StoreUnavailableError
 from redis_queue.store.redis_errors import is_outage, redact
 

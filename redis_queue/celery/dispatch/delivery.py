@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
 from redis_queue.celery.brokers import Broker
+from redis_queue.celery.brokers.base import Meanwhile, do_nothing
 from redis_queue.celery.brokers.open import unavailable_if_away
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.message.entry import Message, envelope_of_entry
@@ -57,11 +58,20 @@ class Batch:
     acked after the broker has confirmed its message: a crash in between sends it again, with the same task id.
     """
 
-    def __init__(self, app: Celery, queue: DelayQueue, broker: Broker, policy: DeliveryPolicy) -> None:
+    def __init__(
+        self,
+        app: Celery,
+        queue: DelayQueue,
+        broker: Broker,
+        policy: DeliveryPolicy,
+        *,
+        meanwhile: Meanwhile = do_nothing,
+    ) -> None:
         self._app = app
         self._queue = queue
         self._broker = broker
         self._policy = policy
+        self._meanwhile = meanwhile
         self._open: dict[str, Entry] = {}
         self._published: list[Entry] = []
 
@@ -146,7 +156,7 @@ class Batch:
 
     def _publish(self, part: Sequence[tuple[Entry, Envelope]]) -> None:
         envelopes = [envelope for _, envelope in part]
-        self._broker.publish(envelopes, lambda number, why: self._settle(part[number][0], why))
+        self._broker.publish(envelopes, lambda number, why: self._settle(part[number][0], why), self._meanwhile)
 
     def _settle(self, entry: Entry, why: str | None) -> None:
         if why is None:

@@ -7,18 +7,20 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kombu.exceptions import OperationalError
 
 from redis_queue.celery.brokers import Broker, open_broker
+from redis_queue.celery.brokers.base import Meanwhile, do_nothing
 from redis_queue.celery.brokers.open import BrokerUnavailableError
 from redis_queue.celery.dispatch.delivery import Batch
-from redis_queue.celery.dispatch.outcome import Dispatched, DispatchOutcome
+from redis_queue.celery.dispatch.outcome import DispatchOutcome
 from redis_queue.celery.message.entry import Message, read_readable
 from redis_queue.celery.message.envelope import PHRASES
 from redis_queue.celery.settings import CelerySettings
-from redis_queue.delay.model import Claimed
+from redis_queue.delay.model import Claim, Dispatched
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import StoreError
 from redis_queue.store.chunks import CHUNK, check_limit
@@ -50,7 +52,7 @@ class Dispatcher:
         self._queue = queue
         self._batch = check_limit(settings.dispatch_batch if batch is None else batch, CHUNK, name="batch")
         self._broker = BrokerConnection(app, queue.client)
-        self._claims = Claims(queue, self._batch)
+        self._claims = BatchClaims(queue, self._batch)
         self._overdue = settings.overdue_policy
         self._allowance = Allowance(self._overdue.amount)
 
@@ -60,130 +62,127 @@ class Dispatcher:
         With *due* the caller knows that something is due, which saves a look. Raises kombu's OperationalError if the
         broker is away; nothing is lost then.
         """
-        total, stop_at = Dispatched(), time.monotonic() + budget
-        self._claims.may_claim_ahead = self._overdue.policy == "run"
+        total = done = Dispatched()
+        stop_at = time.monotonic() + budget
+        # Only a run that goes on can send a batch that was claimed ahead.
+        meanwhile = self._claims.claim_ahead if self._overdue.policy == "run" else do_nothing
         try:
             while time.monotonic() < stop_at:
-                done = self.run_once(due=due)
+                done = self._run_once(due=due, meanwhile=meanwhile)
                 total += done
                 if not done.more and not self._claims.pending:
                     break
         finally:
-            self._claims.may_claim_ahead = False
             self._claims.give_back()
-        return total
+        return replace(total, next_in=done.next_in, more=done.more)
 
     def run_once(self, *, due: bool = False) -> Dispatched:
         """Dispatch one batch; otherwise as :meth:`run`."""
+        return self._run_once(due=due, meanwhile=do_nothing)
+
+    def _run_once(self, *, due: bool, meanwhile: Meanwhile) -> Dispatched:
         # A move tells when the next entry is due: then a look would be a second one.
         if not self._claims.pending and not (due and self._broker.shares_store):
             next_in = self._queue.moves.due_in()
             if next_in > 0:
                 return Dispatched(next_in=next_in)
-        return self._broker.use(self._dispatch)
+        return self._broker.use(partial(self._dispatch, meanwhile))
 
     def close(self) -> None:
         """Close the connection to the broker; the next run opens another one."""
         self._broker.close()
 
-    def _dispatch(self, broker: Broker) -> Dispatched:
+    def _dispatch(self, meanwhile: Meanwhile, broker: Broker) -> Dispatched:
         """Dispatch a batch; overdue entries as the setting ``redis_queue_overdue`` says."""
         policy, amount = self._overdue.policy, self._overdue.amount
         if policy == "skip":
             self._queue.moves.bury_overdue(amount, reason=f"overdue by more than {amount:g} s")
-        return self._spread(broker) if policy == "spread" else self._take(broker, self._batch, 0)
+        return self._spread(broker) if policy == "spread" else self._take(broker, self._batch, 0, meanwhile)
 
     def _spread(self, broker: Broker) -> Dispatched:
-        done = self._take(broker, self._batch, FRESH)
+        done = last = self._take(broker, self._batch, FRESH)
         allowed = self._allowance.take(self._batch)
         if allowed:
-            late = self._take(broker, allowed, 0)
-            taken = late.sent + late.failed
+            last = self._take(broker, allowed, 0)
+            taken = last.sent + last.failed
             self._allowance.spend(taken)
             # If the allowance is used up, the rest has to wait.
             spent = allowed < self._batch and taken >= allowed
-            done = replace(done + late, more=done.more or (late.more and not spent))
-        return replace(done, next_in=min(max(done.next_in, 0.1), FRESH))
+            done += replace(last, more=last.more and not spent)
+        return replace(done, next_in=min(max(last.next_in, 0.1), FRESH))
 
-    def _take(self, broker: Broker, limit: int, within: float) -> Dispatched:
+    def _take(self, broker: Broker, limit: int, within: float, meanwhile: Meanwhile = do_nothing) -> Dispatched:
         """Move up to *limit* entries that fell due *within* some seconds (0: at any time), and whose lists are known.
 
         The others are delivered.
         """
         if not broker.shares_store:
-            return self._deliver(broker, limit, within)
+            return self._deliver(broker, limit, within, meanwhile)
         lists = broker.lists_of_queues()
-        moved = self._queue.moves.move(limit, within=within, phrases=PHRASES, lists=lists, passing=limit)
-        done = Dispatched(moved.moved, 0, moved.next_in, moved.moved >= limit, moved.lateness, moved.worst)
-        if not moved.passed:
-            return done
-        rest = self._deliver(broker, limit, within)
-        return replace(done + rest, more=done.more or rest.more)
+        done = self._queue.moves.move(limit, within=within, phrases=PHRASES, lists=lists, passing=limit)
+        return done + self._deliver(broker, limit, within, meanwhile) if done.passed else done
 
-    def _deliver(self, broker: Broker, limit: int, within: float) -> Dispatched:
-        claim = self._claims.take(limit, within=within)
-        if not claim.claimed.entries:
+    def _deliver(self, broker: Broker, limit: int, within: float, meanwhile: Meanwhile) -> Dispatched:
+        batch = self._claims.take(limit, within=within)
+        if not batch.claim.entries:
             return Dispatched(next_in=0 if within else self._queue.moves.due_in())
-        outcome = DispatchOutcome(self._queue, claim.at)
-        broker.meanwhile = self._claims.claim_ahead
+        outcome = DispatchOutcome(self._queue, batch.claimed_at)
         # Half of the lease is left for a slow publish: after its end another dispatcher may hold the entries.
-        until = claim.at + self._queue.settings.lease_ms / 2000
-        batch = Batch(self._app, self._queue, broker, outcome)
-        batch.send(claim.claimed.entries, until=until, messages=claim.messages)
-        return replace(outcome.result(), next_in=0, more=claim.claimed.more)
+        until = batch.claimed_at + self._queue.settings.lease_ms / 2000
+        delivery = Batch(self._app, self._queue, broker, outcome, meanwhile=meanwhile)
+        delivery.send(batch.claim.entries, until=until, messages=batch.messages)
+        return outcome.result(more=batch.claim.more)
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """Entries claimed at *at* on the monotonic clock; *messages* by entry id were read ahead."""
+class ClaimedBatch:
+    """A claim that was made at *claimed_at* on the monotonic clock; *messages* by entry id were read ahead."""
 
-    claimed: Claimed
-    at: float
+    claim: Claim
+    claimed_at: float
     messages: Mapping[str, Message] = field(default_factory=dict)
 
 
-class Claims:
+class BatchClaims:
     """Claims of one dispatcher, with at most one batch claimed ahead."""
 
     def __init__(self, queue: DelayQueue, batch: int) -> None:
         self._queue = queue
         self._batch = batch
-        self._next: Claim | None = None
+        self._next: ClaimedBatch | None = None
         self._more = False
-        #: Whether :meth:`claim_ahead` may claim: only a run that continues can send the batch.
-        self.may_claim_ahead = False
 
     @property
     def pending(self) -> bool:
         """Whether a batch was claimed ahead."""
         return self._next is not None
 
-    def take(self, limit: int, *, within: float) -> Claim:
+    def take(self, limit: int, *, within: float) -> ClaimedBatch:
         """Return the batch that was claimed ahead, or else claim one."""
-        claim, self._next = self._next or self._claim(limit, within), None
-        self._more = claim.claimed.more
-        return claim
+        batch, self._next = self._next or self._claim(limit, within), None
+        self._more = batch.claim.more
+        return batch
 
     def claim_ahead(self) -> None:
         """Claim and read the next batch if there is more.
 
         Never raises: the current batch still waits for its confirms.
         """
-        if self.may_claim_ahead and self._more and self._next is None:
+        if self._more and self._next is None:
             with contextlib.suppress(StoreError):
                 self._next = self._claim(self._batch, 0)
-                self._next = replace(self._next, messages=read_readable(self._next.claimed.entries))
+                self._next = replace(self._next, messages=read_readable(self._next.claim.entries))
 
     def give_back(self) -> None:
         """Give back the batch that was claimed ahead; if Redis is away, its lease ends by itself."""
-        claim, self._next = self._next, None
-        if claim is not None and claim.claimed.entries:
+        batch, self._next = self._next, None
+        if batch is not None and batch.claim.entries:
             with contextlib.suppress(StoreError):
-                self._queue.nack_many(claim.claimed.entries, reason="not sent: out of time", counted=False)
+                self._queue.nack_many(batch.claim.entries, reason="not sent: out of time", counted=False)
 
-    def _claim(self, limit: int, within: float) -> Claim:
+    def _claim(self, limit: int, within: float) -> ClaimedBatch:
         at = time.monotonic()
-        return Claim(self._queue.moves.claim_batch(limit, within=within), at)
+        return ClaimedBatch(self._queue.moves.claim_batch(limit, within=within), at)
 
 
 class Allowance:

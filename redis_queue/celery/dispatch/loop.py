@@ -12,14 +12,15 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 import redis
+from celery import bootsteps
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import OutageLog, logger_of
 from redis_queue.basics.waits import Backoff
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
-from redis_queue.celery.dispatch.outcome import Dispatched, DispatchReport
+from redis_queue.celery.dispatch.outcome import DispatchReport
 from redis_queue.celery.store import Store
-from redis_queue.delay.model import Leadership
+from redis_queue.delay.model import Dispatched, Leadership
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import RedisQueueError, StoreError
 from redis_queue.store.redis_errors import RedisErrors, translate
@@ -41,7 +42,10 @@ LOOP: Final = "redis_queue_loop"
 WORKER: Final = "worker@"
 """Prefix of the name of a dispatcher that is a thread of a worker."""
 
-LEASE: Final = 2.5
+STOP_WITHIN: Final = 1.0
+"""Seconds that a warm shutdown waits for the thread."""
+
+LEADER_LEASE: Final = 2.5
 """Intervals after which a silent leader is replaced."""
 
 RENEW: Final = 0.9
@@ -190,6 +194,38 @@ def answers(app: Celery, queue: DelayQueue) -> bool:
     return leader is None or not leader.startswith(WORKER)
 
 
+class DispatchStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Runs a DispatchLoop beside the worker; invalid settings stop the worker on startup."""
+
+    # Start after the pool: a process should not fork while its threads run.
+    requires = ("celery.worker.components:Timer", "celery.worker.components:Pool")
+
+    def __init__(self, parent: Any, without_dispatch: bool = False, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        self._thread: threading.Thread | None = None
+        self._loop: DispatchLoop | None = None
+        self.enabled = Store.of(parent.app).settings.dispatch and not without_dispatch
+
+    def start(self, parent: Any) -> None:
+        """Start the thread, with its own connections."""
+        self._loop = DispatchLoop(parent.app, kind=WORKER)
+        setattr(parent.app, LOOP, self._loop)
+        self._thread = threading.Thread(target=self._loop.run, name="redis-queue-dispatch", daemon=True)
+        self._thread.start()
+
+    def stop(self, parent: Any) -> None:  # noqa: ARG002 - what Celery calls
+        """Stop the thread; if it takes too long, its entries come back when their leases end."""
+        loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is None or thread is None:
+            return
+        loop.stop()
+        thread.join(STOP_WITHIN)
+        if thread.is_alive():
+            logger.warning("the dispatch thread is still sending a batch", extra={"action": "dispatch_slow_stop"})
+
+    terminate = stop
+
+
 class LeaderLease:
     """The lease under which the dispatcher *name* leads. Leading saves work; entries move safely without it."""
 
@@ -236,7 +272,7 @@ class LeaderLease:
                 logger.info("cannot step down: %s", error)
 
     def _lead(self) -> Leadership:
-        return self._queue.moves.lead(self._name, self._interval * LEASE)
+        return self._queue.moves.lead(self._name, self._interval * LEADER_LEASE)
 
 
 def new_name(kind: str = "") -> str:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from redis_queue.basics.histogram import NO_TIMES, Histogram
+from redis_queue.basics.histogram import Histogram
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.waits import retry_delay
 from redis_queue.celery.message.envelope import Envelope, UnknownVersionError
 from redis_queue.celery.tracing import DispatchSpans
-from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
+from redis_queue.delay.dispatch_log import DispatcherRow
+from redis_queue.delay.model import Dispatched
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError, RedisQueueError
 from redis_queue.model import Entry
@@ -31,37 +31,6 @@ BUSY: Final = 1.0
 
 IDLE: Final = 10.0
 """Seconds between two signs of life."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatched:
-    """Result of one run: the broker took *sent* entries; *failed* entries will be retried or are dead letters.
-
-    *next_in*: seconds until the next entry is due, inf if unknown. *more*: the batch stopped at a limit, and more
-    entries may be due. *lateness*: how late the sent entries were; *worst*: the greatest lateness in seconds.
-    """
-
-    sent: int = 0
-    failed: int = 0
-    next_in: float = field(default=math.inf, compare=False)
-    more: bool = field(default=False, compare=False)
-    lateness: Histogram = field(default=NO_TIMES, compare=False)
-    worst: float = field(default=0.0, compare=False)
-
-    def __add__(self, other: Dispatched) -> Dispatched:
-        return Dispatched(
-            self.sent + other.sent,
-            self.failed + other.failed,
-            other.next_in,
-            other.more,
-            self.lateness + other.lateness,
-            max(self.worst, other.worst),
-        )
-
-    @property
-    def counts(self) -> Dispatches:
-        """The part that is kept in Redis."""
-        return Dispatches(self.sent, self.failed, self.lateness)
 
 
 class DispatchOutcome:
@@ -80,10 +49,17 @@ class DispatchOutcome:
         self._failed = 0
         self._refused: dict[str, list[str]] = {}
 
-    def result(self) -> Dispatched:
-        """Return the counts."""
+    def result(self, *, more: bool) -> Dispatched:
+        """Return the counts; *more*: more entries may be due."""
         late = self._late_ms
-        return Dispatched(len(late), self._failed, lateness=Histogram.of(late), worst=max(late, default=0.0) / 1000)
+        return Dispatched(
+            sent=len(late),
+            failed=self._failed,
+            lateness=Histogram.of(late),
+            worst=max(late, default=0.0) / 1000,
+            next_in=0,
+            more=more,
+        )
 
     def message(self, entry: Entry, envelope: Envelope) -> Envelope:  # noqa: ARG002 - it goes as it was stored
         """Return *envelope*."""
@@ -168,9 +144,7 @@ class DispatchReport:
     def _send(self, *, leads: bool, left: bool) -> None:
         self._written_at = time.monotonic()
         try:
-            self._queue.dispatch_log.note(
-                self._unwritten.counts, worst=self._unwritten.worst, dispatcher=self._row(leads=leads), left=left
-            )
+            self._queue.dispatch_log.note(self._unwritten, dispatcher=self._row(leads=leads), left=left)
             self._unwritten = Dispatched()
             self._failing = False
         except RedisQueueError as error:

@@ -24,8 +24,8 @@ from kombu.utils.scheduling import priority_cycle
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
-from redis_queue.celery.admission.admission import Admission, Capacity, Move, Wanted, has_place, task_id_of
-from redis_queue.celery.fetch.fetch import Fetch, Fetched, MessageList, check
+from redis_queue.celery.admission.admission import Admission, Capacity, FlowRequest, Move, has_place, task_id_of
+from redis_queue.celery.fetch.fetch import Fetch, FetchReply, ListRequest, MessageList, check
 from redis_queue.celery.fetch.poller import FetchingPoller
 from redis_queue.celery.fetch.settlement import DELAY, Settlement
 from redis_queue.celery.kombu.connection import client_of
@@ -79,6 +79,10 @@ class FetchingChannel(Channel):
 
     Message = FetchedMessage
 
+    #: The WorkerLeases of its messages, and their parts.
+    _leases: Any
+    _settlement: Settlement
+    _admission: Admission
     _fetch: Fetch | None = None
     #: Tags of consumers without acknowledgements.
     _no_ack: frozenset[str] = frozenset()
@@ -109,16 +113,6 @@ class FetchingChannel(Channel):
     def has_messages(self) -> bool:
         """Whether there are fetched messages that can be handed on now."""
         return bool(self._received) and not self._waits(self._received[0])
-
-    @property
-    def _settlement(self) -> Settlement:
-        found: Settlement = self.qos.leases.settlement
-        return found
-
-    @property
-    def _admission(self) -> Admission:
-        found: Admission = self.qos.leases.admission
-        return found
 
     @property
     def _poller(self) -> FetchingPoller:
@@ -173,7 +167,7 @@ class FetchingChannel(Channel):
         message = self.qos._delivered.get(tag) if has_place(tag) else None
         if isinstance(message, FetchedMessage):
             _note(self._runs, _task_name(message), time.monotonic() - message.handed_at)
-        if self._active_queues and not self.qos.leases.loop_has_ended:
+        if self._active_queues and not self._leases.loop_has_ended:
             self._settle_by(min(self._settlement.due_at, self._free_at() if has_place(tag) else math.inf))
         else:
             # The worker shuts down, and its event loop has ended.
@@ -269,7 +263,7 @@ class FetchingChannel(Channel):
             client_of(self),
             self._admission,
             self.global_keyprefix or "",
-            longest_look=self.qos.leases.lease / LOOKS,
+            longest_look=self._leases.lease / LOOKS,
         )
         self._return_unread()
         self._poller.watch(self, fetch.commands.socket, self._read_replies)
@@ -278,7 +272,7 @@ class FetchingChannel(Channel):
 
     def _return_unread(self) -> None:
         """Return the messages of fetches whose replies were lost, which would wait until their leases end."""
-        unread = self.qos.leases.unread
+        unread = self._leases.unread
         while unread:
             self.qos.return_fetch(unread[-1])
             unread.pop()
@@ -289,7 +283,7 @@ class FetchingChannel(Channel):
             self._poller.forget(self)
             fetch.close()
             self._settlement.reclaim()
-            self.qos.leases.unread += filter(None, (fetch.asked_flows, fetch.asked))
+            self._leases.unread += filter(None, (fetch.pending_flows, fetch.pending))
 
     @contextlib.contextmanager
     def _ended_by_errors(self) -> Iterator[None]:
@@ -306,7 +300,7 @@ class FetchingChannel(Channel):
                 translate(error),
                 extra={"action": "fetch_refused"},
             )
-            self.qos.leases.settle_waiting()
+            self._leases.settle_waiting()
         except BaseException:
             self._end_fetch()
             raise
@@ -338,7 +332,7 @@ class FetchingChannel(Channel):
             for queue in queues
         ]
         self._fills_up = False
-        wanted = None
+        flow_request = None
         of_flows = max(0, min(room, capacity.room))
         if self._admission.competes:
             if fetch.lists_had_messages:
@@ -348,16 +342,17 @@ class FetchingChannel(Channel):
             room = max(1, room - of_flows)
         if self._admission.in_use:
             at_once = max(0, min(of_flows, self._admission.capacity(len(self._received)).free))
-            wanted = Wanted(of_flows, at_once, *self._settlement.with_places(), self._take_in_of_flows)
-        fetch.exchange(
-            lists,
-            queues,
-            room,
-            self._take_in,
-            turns=not isinstance(self._queue_cycle, priority_cycle),
-            before=self._settlement.calls(fetch.commands),
-            wanted=wanted,
-        )
+            settled, on_settled = self._settlement.with_places()
+            flow_request = FlowRequest(
+                limit=of_flows,
+                at_once=at_once,
+                settled=settled,
+                on_settled=on_settled,
+                on_reply=self._take_in_of_flows,
+            )
+        turns = not isinstance(self._queue_cycle, priority_cycle)
+        request = ListRequest(lists=lists, queues=queues, limit=room, turns=turns, on_reply=self._take_in)
+        fetch.exchange(request, flow_request, before=self._settlement.calls(fetch.commands))
         # All that waited is settled with it.
         self.settles_at = math.inf
 
@@ -392,7 +387,7 @@ class FetchingChannel(Channel):
             with self._ended_by_errors():
                 self._fetch.commands.wait()
 
-    def _take_in(self, fetched: Fetched) -> None:
+    def _take_in(self, fetched: FetchReply) -> None:
         received: list[FetchedMessage] = []
         unreadable = []
         for queue, item, tag in fetched.messages:
@@ -413,7 +408,7 @@ class FetchingChannel(Channel):
             self.qos.put_aside(tag, item)
         self._return_foreign()
 
-    def _take_in_of_flows(self, fetched: Fetched) -> None:
+    def _take_in_of_flows(self, fetched: FetchReply) -> None:
         before = len(self._received)
         self._take_in(fetched)
         if self._flows_first:

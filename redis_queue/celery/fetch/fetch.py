@@ -16,12 +16,13 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import redis
 
 from redis_queue.admission.flows import route_of
-from redis_queue.celery.admission.admission import Admission, Taken, Wanted, tag_of
+from redis_queue.celery.admission.admission import Admission, FlowReply, FlowRequest, tag_of
 from redis_queue.store.async_connection import AsyncConnection, Call
 from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import as_unavailable
@@ -35,7 +36,7 @@ RESP2: Final = 2
 LOOK: Final = 0.9
 """Most seconds between two looks of a worker in a short line: what a listener that died costs at most."""
 
-SHORT: Final = 20
+SHORT_LINE: Final = 20
 """Workers in a short line. In longer ones each looks less often: together about 22 times a second."""
 
 LISTS_WITHIN: Final = 0.005
@@ -52,14 +53,14 @@ class MessageList(NamedTuple):
     queue: str
 
 
-class Asked(NamedTuple):
-    """A fetch: the first part of its delivery tags, which a number from 1 follows, and the most messages."""
+class PendingFetch(NamedTuple):
+    """A fetch without a reply: the first part of its delivery tags, which a number from 1 follows, and its limit."""
 
     tag: str
     limit: int
 
 
-class Fetched(NamedTuple):
+class FetchReply(NamedTuple):
     """Result of one fetch: when its leases began (*since*: monotonic clock, *score*: Redis clock), and the messages.
 
     A message is its queue, its bytes and its delivery tag.
@@ -68,6 +69,19 @@ class Fetched(NamedTuple):
     since: float
     score: float
     messages: list[tuple[str, bytes, str]]
+
+
+class ListRequest(NamedTuple):
+    """Request for up to *limit* messages from *lists*, in this order, one for each of *queues* and each priority.
+
+    With *turns*, the lists of one priority take turns. *on_reply* gets the messages once they have arrived.
+    """
+
+    lists: Sequence[MessageList]
+    queues: Sequence[str]
+    limit: int
+    turns: bool
+    on_reply: Callable[[FetchReply], None]
 
 
 class Fetch:
@@ -85,9 +99,9 @@ class Fetch:
         #: Whether there may be messages to fetch.
         self.is_due = True
         #: The fetch from lists that is not answered yet.
-        self.asked: Asked | None = None
+        self.pending: PendingFetch | None = None
         #: The fetch of messages of flows that is not answered yet.
-        self.asked_flows: Asked | None = None
+        self.pending_flows: PendingFetch | None = None
         #: When an idle worker looks for messages without a wake-up, on the monotonic clock.
         self.look_at = math.inf
         self._missed = False
@@ -112,61 +126,18 @@ class Fetch:
                 self.wakeups.call("SUBSCRIBE", channel)
             after_errors.pop_all()
 
-    def exchange(
-        self,
-        lists: Sequence[MessageList],
-        queues: Sequence[str],
-        limit: int,
-        take: Callable[[Fetched], None],
-        *,
-        turns: bool,
-        before: Sequence[Call],
-        wanted: Wanted | None,
-    ) -> None:
+    def exchange(self, request: ListRequest, flow_request: FlowRequest | None, *, before: Sequence[Call]) -> None:
         """Make the calls *before*, stop listening, and ask for messages, in one round trip.
 
-        Up to *limit* come from *lists*, in this order, one for each of *queues* and each priority. *take* gets them
-        once they have arrived. With *turns*, the lists of one priority take turns. What is *wanted* of flows is taken
-        last; while messages of flows wait, lists that were empty a moment ago are not asked.
+        While messages of flows wait, lists that were empty a moment ago are not asked.
         """
-        line = self._line_of(queues)
+        line = self._line_of(request.queues)
         calls = [*before, *self._stop_listening(line)]
-        since, tag = time.monotonic(), f"{os.urandom(12).hex()}-"
-
-        def answered(reply: Any) -> None:
-            self.asked = None
-            score, idle, listens, flags, *found = check(reply)
-            flows = flags if self._admission.here else b""
-            began, self._admission.in_use = flows and not self._admission.in_use, self._admission.in_use or bool(flows)
-            rows = zip(found[::2], found[1::2], strict=True)
-            messages = [(lists[number - 1].queue, item, tag_of(tag, n)) for n, (number, item) in enumerate(rows, 1)]
-            self.lists_had_messages = bool(messages)
-            if messages:
-                self.is_due = True
-                take(Fetched(since, float(score), messages))
-            elif began:
-                # This fetch did not ask for those of flows.
-                self._become_due()
-            else:
-                paused = {int(number) - 1 for number in flags.split()[1:]}
-                open_lists = [row for number, row in enumerate(lists) if number not in paused]
-                self._when_idle = lambda: (
-                    self._listen(open_lists, queues) if listens else self._look_in(LOOK * max(1.0, idle / SHORT))
-                )
-                if self.asked_flows is None:
-                    self._rest()
-
-        if self._looks_into_lists(since, wanted):
-            keys = self._admission.keys.of(self._script, line=line[0], listener=line[1])
-            lease = self._admission.keys.in_flight.lease_ms
-            options = (0, limit, tag, self._channel, int(self._missed), int(turns), len(queues), lease)
-            # kombu's format: exchange and routing key follow the message.
-            named = (part for row in lists for part in (row.key, route_of(row.queue)))
-            calls.append(self.commands.script(self._script, (len(keys), *keys, *options, *named), answered))
-            self.asked, self._lists_at, self._missed = Asked(tag, limit), since, False
-        if wanted is not None:
+        if self._looks_into_lists(flow_request):
+            calls.append(self._take_of_lists(line, request))
+        if flow_request is not None:
             # Afterwards: with what it takes here, this worker is not idle any more.
-            calls.append(self._take_of_flows(line, queues, wanted))
+            calls.append(self._take_of_flows(line, request.queues, flow_request))
         self.is_due = False
         self.look_at = math.inf
         self.commands.send(calls)
@@ -180,16 +151,50 @@ class Fetch:
             self._tracking = False
             yield Call(("CLIENT", "TRACKING", "OFF"), check)
 
-    def _looks_into_lists(self, now: float, wanted: Wanted | None) -> bool:
-        if wanted is None or self.lists_had_messages or not self._admission.competes:
+    def _looks_into_lists(self, flow_request: FlowRequest | None) -> bool:
+        if flow_request is None or self.lists_had_messages or not self._admission.competes:
             return True
-        return now >= self._lists_at + LISTS_WITHIN
+        return time.monotonic() >= self._lists_at + LISTS_WITHIN
 
-    def _take_of_flows(self, line: tuple[bytes, bytes], queues: Sequence[str], wanted: Wanted) -> Call:
-        since, alone = time.monotonic(), self.asked is None
+    def _take_of_lists(self, line: tuple[bytes, bytes], request: ListRequest) -> Call:
+        since, tag = time.monotonic(), f"{os.urandom(12).hex()}-"
+        keys = self._admission.keys.of(self._script, line=line[0], listener=line[1])
+        lease = self._admission.keys.in_flight.lease_ms
+        turns, queues = int(request.turns), len(request.queues)
+        options = (0, request.limit, tag, self._channel, int(self._missed), turns, queues, lease)
+        # kombu's format: exchange and routing key follow the message.
+        named = (part for row in request.lists for part in (row.key, route_of(row.queue)))
+        self.pending, self._lists_at, self._missed = PendingFetch(tag, request.limit), since, False
+        on_reply = partial(self._read_lists, request, tag, since)
+        return self.commands.script(self._script, (len(keys), *keys, *options, *named), on_reply)
 
-        def taken(reply: Taken | Exception) -> None:
-            self.asked_flows = None
+    def _read_lists(self, request: ListRequest, tag: str, since: float, reply: Any) -> None:
+        self.pending = None
+        score, idle, listens, flags, *found = check(reply)
+        had_flows = self._admission.in_use
+        self._admission.in_use = had_flows or bool(flags and self._admission.here)
+        rows = enumerate(zip(found[::2], found[1::2], strict=True), 1)
+        messages = [(request.lists[number - 1].queue, item, tag_of(tag, n)) for n, (number, item) in rows]
+        self.lists_had_messages = bool(messages)
+        if messages:
+            self.is_due = True
+            request.on_reply(FetchReply(since, float(score), messages))
+        elif self._admission.in_use and not had_flows:
+            # This fetch did not ask for those of flows.
+            self._become_due()
+        else:
+            paused = {int(number) - 1 for number in flags.split()[1:]}
+            open_lists = [row for number, row in enumerate(request.lists) if number not in paused]
+            look = partial(self._look_in, LOOK * max(1.0, idle / SHORT_LINE))
+            self._when_idle = partial(self._listen, open_lists, request.queues) if listens else look
+            if self.pending_flows is None:
+                self._rest()
+
+    def _take_of_flows(self, line: tuple[bytes, bytes], queues: Sequence[str], request: FlowRequest) -> Call:
+        since, alone = time.monotonic(), self.pending is None
+
+        def taken(reply: FlowReply | Exception) -> None:
+            self.pending_flows = None
             if isinstance(reply, Exception):
                 check(reply)
             elif not reply.messages and alone:
@@ -203,16 +208,16 @@ class Fetch:
                 self.is_due, self._when_idle = True, None
                 rows = enumerate(reply.messages, 1)
                 messages = [(queues[number], item, tag_of(tag, n)) for n, (number, item) in rows]
-                wanted.on_taken(Fetched(since, reply.score, messages))
+                request.on_reply(FetchReply(since, reply.score, messages))
 
-        tag, call = self._admission.take(self.commands, queues, wanted, taken, line=line, channel=self._channel)
-        self.asked_flows = Asked(tag, wanted.limit)
+        tag, call = self._admission.take(self.commands, queues, request, taken, line=line, channel=self._channel)
+        self.pending_flows = PendingFetch(tag, request.limit)
         return call
 
     @property
     def is_asking(self) -> bool:
         """Whether a reply with messages may come."""
-        return self.asked is not None or self.asked_flows is not None
+        return self.pending is not None or self.pending_flows is not None
 
     def wake_up(self) -> None:
         """Read all wake-ups that have arrived; a fetch is due then."""

@@ -21,7 +21,7 @@ from redis_queue.store.scripts import BoundScript
 
 logger = logger_of(__name__)
 
-MOST: Final = 64
+MOST_IN_BATCH: Final = 64
 """Most messages in a batch: those that a killed worker may run again although their tasks had ended."""
 
 DELAY: Final = 0.005
@@ -58,7 +58,7 @@ class Settlement:
     @property
     def due_at(self) -> float:
         """When the next batch has to be sent, on the monotonic clock; infinite if there is none."""
-        return 0.0 if len(self._waiting) >= MOST else self._since + DELAY
+        return 0.0 if len(self._waiting) >= MOST_IN_BATCH else self._since + DELAY
 
     def add(self, tag: str) -> None:
         """Settle *tag* with the next batch; no-op if it was added before."""
@@ -99,7 +99,7 @@ class Settlement:
 
         The reply is a list of the tags that had no record, or an exception.
         """
-        batch = [tag for tag in self._waiting if has_place(tag)][:MOST]
+        batch = [tag for tag in self._waiting if has_place(tag)][:MOST_IN_BATCH]
         if not batch:
             return batch, _ignore
         chosen = set(batch)
@@ -132,7 +132,7 @@ class Settlement:
     def _batches(self) -> list[list[str]]:
         waiting, self._waiting, self._since = self._waiting, [], math.inf
         kinds = [[tag for tag in waiting if has_place(tag) == frees] for frees in (True, False)]
-        return [tags[start : start + MOST] for tags in kinds for start in range(0, len(tags), MOST)]
+        return [tags[start : start + MOST_IN_BATCH] for tags in kinds for start in range(0, len(tags), MOST_IN_BATCH)]
 
     def _take(self, batch: list[str], reply: Any) -> None:
         if batch not in self._sent:

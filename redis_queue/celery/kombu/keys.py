@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from redis_queue.keeper.renewal import LEASE
+from redis_queue.keeper.renewal import DEFAULT_LEASE
 from redis_queue.store.keys import BrokerKeys
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class InFlightKeys:
     index: str
     records: str
     lease_ends: str
-    lease: float = LEASE
+    lease: float = DEFAULT_LEASE
 
     @classmethod
     def of(cls, channel: Any) -> InFlightKeys:
@@ -102,4 +102,4 @@ def lease_of(options: Mapping[str, Any], visibility_timeout: float) -> float:
 
     At most the visibility timeout: after that, workers without leases return them.
     """
-    return min(float(options.get(LEASE_OPTION, LEASE)), float(visibility_timeout))
+    return min(float(options.get(LEASE_OPTION, DEFAULT_LEASE)), float(visibility_timeout))

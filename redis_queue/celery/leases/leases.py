@@ -13,19 +13,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import redis
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.celery.admission.admission import Admission, AdmissionKeys
-from redis_queue.celery.fetch.fetch import Asked
+from redis_queue.celery.admission.admission import Admission
+from redis_queue.celery.fetch.fetch import PendingFetch
 from redis_queue.celery.fetch.settlement import InFlightRecords, Settlement
 from redis_queue.celery.kombu.connection import client_of, options_of
-from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.leases.keeper_process import KeeperProcess
 from redis_queue.celery.settings import part_of
 from redis_queue.errors import ConfigurationError, RedisQueueError
 from redis_queue.keeper.protocol import RenewalTime, pack, write_line
 from redis_queue.keeper.renewal import LeaseIndex, Renewer
-from redis_queue.store.keys import BrokerKeys, FlowKeys
+from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import RedisErrors, refuses_for_now
-from redis_queue.store.settings import Settings
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -35,7 +33,7 @@ logger = logger_of(__name__)
 TRUSTED: Final = 0.9
 """Share of a lease for which it is trusted after its renewal."""
 
-PATIENCE: Final = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0}
+READ_TIMEOUTS: Final = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0}
 """Timeouts in seconds for a reader, so that a scrape ends."""
 
 
@@ -61,12 +59,10 @@ class WorkerLeases:
     up: other workers would take the tasks of a worker without one.
     """
 
-    def __init__(
-        self, connection: Any, on_lost: Callable[[str, float], None], admission: Admission | None = None
-    ) -> None:
+    def __init__(self, connection: Any, on_lost: Callable[[str, float], None], admission: Admission) -> None:
         channel = connection.default_channel
         prefix = channel.global_keyprefix or ""
-        self._in_flight = InFlightKeys.of(channel)
+        self._in_flight = admission.keys.in_flight
         index = LeaseIndex(
             index=self._in_flight.index.encode(),
             lease_ends=self._in_flight.lease_ends.encode(),
@@ -89,13 +85,13 @@ class WorkerLeases:
         self._unreadable = BrokerKeys(prefix).unreadable
         self._renewer = Renewer(self._client, index)
         #: How many messages of flows the worker takes.
-        self.admission = admission or Admission(AdmissionKeys(self._in_flight, FlowKeys(Settings().prefix)), lambda: 1)
+        self.admission = admission
         self._records = InFlightRecords(self._client, self.admission.keys)
         self._held: dict[str, HeldMessage] = {}
         #: The messages that are to be settled; their leases are held until they are.
         self.settlement = Settlement(self.admission.keys, self.release)
         #: Fetches whose replies were lost with their connections.
-        self.unread: list[Asked] = []
+        self.unread: list[PendingFetch] = []
         #: Whether nothing calls the channels of the worker any more but the ends of its tasks.
         self.loop_has_ended = False
         # Tags whose records this worker removes at this moment.
@@ -281,7 +277,7 @@ def read_counters(app: Celery) -> LeaseCounters | None:
 
 
 def _counters_of(app: Celery) -> Counters | None:
-    with app.connection_for_read(transport_options=PATIENCE) as connection:
+    with app.connection_for_read(transport_options=READ_TIMEOUTS) as connection:
         if connection.transport.driver_type != "redis":
             return None
         # Not the default channel, which retries for as long as a worker would.

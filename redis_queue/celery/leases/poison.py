@@ -207,13 +207,13 @@ class DeliveryLimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
         # If it cannot be stored as a dead letter, better run it once more than lose it.
         if starts is None or self._is_lost(message) or not self._limit.bury(self._consumer, message, task, starts):
             return False
-        self._consumer.redis_queue_leases.count("dead")
+        self._consumer.redis_queue_lease_step.count("dead")
         return True
 
     def _is_lost(self, message: Any) -> bool:
         """Tell whether another worker has *message* by now: it waited here for too long."""
         with contextlib.suppress(*self._consumer.connection_errors, *self._consumer.channel_errors):
-            return not self._consumer.redis_queue_leases.is_ours(message.delivery_tag)
+            return not self._consumer.redis_queue_lease_step.is_ours(message.delivery_tag)
         return False
 
     def start(self, consumer: Any) -> None:  # noqa: ARG002 - what Celery calls

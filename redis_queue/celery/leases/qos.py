@@ -15,9 +15,9 @@ from kombu.utils.json import dumps, loads
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
-from redis_queue.celery.admission.admission import Move, tag_of, task_id_of
+from redis_queue.celery.admission.admission import Move, orphans, tag_of, task_id_of
 from redis_queue.celery.fetch.channel import FetchingChannel
-from redis_queue.celery.fetch.fetch import Asked
+from redis_queue.celery.fetch.fetch import PendingFetch
 from redis_queue.celery.fetch.poller import FetchingPoller
 from redis_queue.celery.fetch.settlement import InFlightRecords
 from redis_queue.celery.kombu.connection import client_of
@@ -81,7 +81,7 @@ class LeasedQoS(QoS):
         self._fetched.discard(delivery_tag)
         self.leases.drop(delivery_tag)
 
-    def return_fetch(self, fetch: Asked) -> None:
+    def return_fetch(self, fetch: PendingFetch) -> None:
         """Return the messages of a fetch whose reply was lost; they become the next ones of their queues."""
         tags = (tag_of(fetch.tag, number) for number in range(1, fetch.limit + 1))
         recorded = list(itertools.takewhile(lambda tag: self._records.find(tag) is not None, tags))
@@ -240,8 +240,8 @@ class LeasedQoS(QoS):
             self.leases.settle_waiting()
         if self.leases.admission.in_use:
             with self.channel.conn_or_acquire() as client:
-                orphans = self.leases.admission.orphans(client)
-            self._records.free(orphans)
+                tags = orphans(self.leases.admission.keys, client)
+            self._records.free(tags)
         if restored:
             self.leases.counters.add("restored", restored)
 
@@ -301,7 +301,8 @@ def lease_channels(
     for_channels, for_qos = mixins
     bases = (for_channels, kind) if fetching else (kind,)
     qos = type("LeasedQoS", (for_qos, kind.QoS), {"leases": leases})
-    leased = type(kind.__name__, bases, {"QoS": qos})
+    parts = {"_leases": leases, "_settlement": leases.settlement, "_admission": leases.admission}
+    leased = type(kind.__name__, bases, {"QoS": qos, **parts})
     transport.Channel = leased
     channels = {*transport.channels, *transport._avail_channels}
     if fetching:

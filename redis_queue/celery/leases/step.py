@@ -70,7 +70,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         Refusals(consumer)
         self._loop_calls = _LoopCalls(consumer)
         around(consumer, "connect", self._connect)
-        consumer.redis_queue_leases = self
+        consumer.redis_queue_lease_step = self
 
     @property
     def takes_flows(self) -> bool:

@@ -254,7 +254,7 @@ class Adoption:
 
     def _store_and_take_out(self, backlog: KombuBacklog, ours: Sequence[tuple[BacklogTask, Push]]) -> list[bool | None]:
         flags: list[bool | None] = [
-            True if kept else None for kept in self._queue.calls.keep_many(push for _, push in ours)
+            True if kept else None for kept in self._queue.marked.keep_many(push for _, push in ours)
         ]
         stored = [number for number, flag in enumerate(flags) if flag]
         gone = self._queue.foreign.take_out([ours[number][0].foreign for number in stored], backlog.server)

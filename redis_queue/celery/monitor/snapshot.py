@@ -138,7 +138,7 @@ class Snapshots:
         return "held" if leases.holds(tag) or not request.task.acks_late else "lost"
 
     def _step(self) -> Any:
-        return getattr(self._consumer, "redis_queue_leases", None)
+        return getattr(self._consumer, "redis_queue_lease_step", None)
 
     def _queues(self) -> tuple[str, ...]:
         found = getattr(self._consumer.task_consumer, "queues", None) or ()

@@ -35,7 +35,7 @@ logger = logger_of(__name__)
 INTERVAL: Final = 1.0
 """Seconds between two reports."""
 
-PATIENCE: Final = 2.0
+REPORT_TIMEOUT: Final = 2.0
 """Seconds to wait for Redis."""
 
 STOP_WITHIN: Final = 1.0
@@ -81,7 +81,7 @@ class Reporter:
             left = self._stopped.is_set()
             try:
                 if reports is None or failures is None:
-                    store = Store.of(self._app).within(PATIENCE)
+                    store = Store.of(self._app).within(REPORT_TIMEOUT)
                     failures = Failures(store.client, store.prefix)
                     reports = Reports(store.client, store.prefix)
                 self._write(reports, failures, left=left)

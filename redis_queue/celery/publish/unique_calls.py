@@ -301,7 +301,7 @@ class UniqueCalls:
         """Tell whether the owner of a key waits in vain: a dispatcher could not send it, or a retry of it."""
         if owner.owns or owner.is_open or owner.state != "delayed" or not is_id(owner.task_id):
             return False
-        is_dead = self._stored.queue.calls.is_dead
+        is_dead = self._stored.queue.reader.is_dead
         return is_dead(owner.task_id) or is_dead(retry_id(owner.task_id))
 
     def _tell(self, task: str, text: str, key: str) -> None:

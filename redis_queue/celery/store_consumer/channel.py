@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from celery.worker import state
 from kombu.transport import virtual
@@ -12,6 +10,7 @@ from kombu.transport import virtual
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.celery.admission.admission import Capacity
 from redis_queue.celery.fetch.channel import FetchingChannel
+from redis_queue.celery.kombu.keys import amqp_step
 from redis_queue.celery.leases.qos import LeasedQoS
 from redis_queue.errors import RedisQueueError
 from redis_queue.store.chunks import CHUNK
@@ -21,32 +20,44 @@ ERRORS: Final = (RedisQueueError, *RedisErrors)
 """What a lost connection to the store, or a Redis that refuses commands, may raise."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerView:
-    """What a StoreChannel has to know of its worker.
+class ChannelOwner(Protocol):
+    """The StoreConsumer of a StoreChannel."""
 
-    *prefetch()*: how many messages it may take ahead, 0 for no limit; *step* of a priority; *note* is told whether
-    messages wait for a process; *on_error* gets an error of the store; *flush* settles at once, by the open channel;
-    *goes_on()*: whether it runs on after this connection.
-    """
+    #: Whether the broker of the worker is Redis, so that priorities are those of kombu's Redis transport.
+    broker_is_redis: bool
 
-    prefetch: Callable[[], int]
-    step: Callable[[int], int] | None
-    note: Callable[[bool], None]
-    on_error: Callable[[Exception], None]
-    flush: Callable[[], None]
-    goes_on: Callable[[], bool]
+    @property
+    def prefetch_count(self) -> int:
+        """Number of messages that the worker takes ahead; 0 for no limit."""
+        ...
+
+    @property
+    def runs(self) -> bool:
+        """Whether the worker runs on after this connection."""
+        ...
+
+    def note(self, *, waits: bool) -> None:
+        """Note whether messages of flows wait for a process."""
+        ...
+
+    def lose(self, error: Exception) -> None:
+        """Wait for the store after an *error*."""
+        ...
+
+    def flush(self) -> None:
+        """Settle at once, by the open channel."""
+        ...
 
 
 class StoreChannel(FetchingChannel):
     """Takes only messages of flows; its lists are empty. An error of the store does not reach Celery."""
 
-    worker: WorkerView
+    owner: ChannelOwner
 
     def go_on(self) -> None:
         """Ask for messages if there may be any and the worker has room for them; called before each poll."""
         super().go_on()
-        self.worker.note(self._admission.left)
+        self.owner.note(waits=self._admission.left)
 
     def settle_later(self, tag: str) -> bool:
         """Settle a message with the next batch: the next connection sends it if this one is lost."""
@@ -54,9 +65,9 @@ class StoreChannel(FetchingChannel):
             if super().settle_later(tag):
                 return True
         except ERRORS as error:
-            self.worker.on_error(error)
+            self.owner.lose(error)
         self._settlement.add(tag)
-        self.worker.flush()
+        self.owner.flush()
         return True
 
     def flush(self) -> None:
@@ -64,7 +75,7 @@ class StoreChannel(FetchingChannel):
         try:
             super().flush()
         except ERRORS as error:
-            self.worker.on_error(error)
+            self.owner.lose(error)
 
     def disconnect(self) -> None:
         """Close the connections of the fetch. It begins again with the next turn of the event loop."""
@@ -72,8 +83,8 @@ class StoreChannel(FetchingChannel):
 
     def priority(self, n: int) -> int:
         """Return the step of the priority *n*."""
-        if self.worker.step is not None:
-            return self.worker.step(n)
+        if not self.owner.broker_is_redis:
+            return amqp_step(n)
         step: int = super().priority(n)  # type: ignore[no-untyped-call]
         return step
 
@@ -84,7 +95,7 @@ class StoreChannel(FetchingChannel):
         others = reserved - min(reserved, len(qos._delivered) - len(qos._dirty))
         # Another worker is idle: it starts them at once, while here they would keep their places in vain.
         ignored = 0 if self._admission.peers else max(0, others - (processes - max(1, processes // 2)))
-        return self._admission.capacity(len(self._received) - ignored, self.worker.prefetch())
+        return self._admission.capacity(len(self._received) - ignored, self.owner.prefetch_count)
 
     def _room(self) -> int:
         return CHUNK
@@ -103,7 +114,7 @@ class StoreQoS(LeasedQoS):
 
     def restore_unacked(self, client: Any = None) -> Any:
         """Return unsettled messages, but those that the worker will still run, or has run."""
-        if self.channel.worker.goes_on():
+        if self.channel.owner.runs:
             # The acknowledgement of a task that has just ended waits for the event loop.
             for tag in self._begun.intersection(self._delivered):
                 self._delivered.pop(tag, None)
@@ -118,7 +129,7 @@ class StoreQoS(LeasedQoS):
             return
         self._outliving.discard(delivery_tag)
         self.leases.settlement.add(delivery_tag)
-        self.channel.worker.flush()
+        self.channel.owner.flush()
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Settle or return a message. If it cannot be returned, it comes again when its lease ends."""
@@ -128,10 +139,10 @@ class StoreQoS(LeasedQoS):
         except ERRORS as error:
             self.leases.drop(delivery_tag)
             virtual.QoS.ack(self, delivery_tag)
-            self.channel.worker.on_error(error)
+            self.channel.owner.lose(error)
 
 
-def store_mixins(worker: WorkerView) -> tuple[type[FetchingChannel], type[LeasedQoS]]:
-    """Return the mixins of the channels of *worker*."""
-    members: dict[str, Any] = {"worker": worker}
+def store_mixins(owner: ChannelOwner) -> tuple[type[FetchingChannel], type[LeasedQoS]]:
+    """Return the mixins of the channels of *owner*."""
+    members: dict[str, Any] = {"owner": owner}
     return type("StoreChannel", (StoreChannel,), members), StoreQoS

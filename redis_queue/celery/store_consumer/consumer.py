@@ -18,12 +18,12 @@ from redis_queue.celery.admission.admission import Admission, AdmissionKeys, pro
 from redis_queue.celery.admission.sender import check_admission, uses_admission
 from redis_queue.celery.brokers.redis import is_same_database
 from redis_queue.celery.kombu.connection import client_of
-from redis_queue.celery.kombu.keys import InFlightKeys, amqp_step
+from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.leases.leases import WorkerLeases
 from redis_queue.celery.leases.qos import lease_channels
 from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.store import Store
-from redis_queue.celery.store_consumer.channel import ERRORS, WorkerView, store_mixins
+from redis_queue.celery.store_consumer.channel import ERRORS, store_mixins
 from redis_queue.celery.store_consumer.connection import CLOSING, DrainThread, HubGuard, store_connection
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.keys import FlowKeys
@@ -50,7 +50,7 @@ class StoreConsumer:
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
-        self._leases: LeaseStep = consumer.redis_queue_leases
+        self._leases: LeaseStep = consumer.redis_queue_lease_step
         self._store = Store.of(consumer.app)
         self._connection: Any = None
         # What calls the connection back: the event loop of the worker, or a thread.
@@ -62,11 +62,23 @@ class StoreConsumer:
         self._pauses = Backoff(first=0.1, cap=LONGEST_PAUSE)
         self._lost_at = -math.inf
         self._handle: Callable[[Any], Any] = _ignore
+        #: Whether the broker of the worker is Redis.
+        self.broker_is_redis = False
 
     @property
     def is_idle(self) -> bool:
         """Whether there were no flows when the worker started."""
         return self._connection is None and self._watch is None
+
+    @property
+    def prefetch_count(self) -> int:
+        """Number of messages that the worker takes ahead; 0 for no limit."""
+        return int(self._consumer.initial_prefetch_count)
+
+    @property
+    def runs(self) -> bool:
+        """Whether the worker runs on after its connections are closed."""
+        return bool(self._consumer.blueprint.state == RUN)
 
     def start(self) -> None:
         """Take messages if there are flows; if the store is away, as soon as it is back."""
@@ -78,7 +90,7 @@ class StoreConsumer:
         except ConfigurationError:
             raise
         except ERRORS as error:
-            self._lose(error)
+            self.lose(error)
 
     def cancel(self) -> None:
         """Take no more messages; settle those that were taken."""
@@ -158,16 +170,8 @@ class StoreConsumer:
                 in_flight = InFlightKeys.of(connection.default_channel)
                 admission = Admission(AdmissionKeys(in_flight, keys), lambda: processes_of(self._consumer), in_use=True)
                 leases = self._leases.store_leases = WorkerLeases(connection, self._leases.tell_loss, admission)
-            is_redis = self._consumer.connection.transport.driver_type == "redis"
-            worker = WorkerView(
-                lambda: self._consumer.initial_prefetch_count,
-                None if is_redis else amqp_step,
-                self._note,
-                self._lose,
-                self._flush,
-                lambda: self._consumer.blueprint.state == RUN,
-            )
-            lease_channels(connection.transport, leases, fetching=True, mixins=store_mixins(worker))
+            self.broker_is_redis = self._consumer.connection.transport.driver_type == "redis"
+            lease_channels(connection.transport, leases, fetching=True, mixins=store_mixins(self))
             self._leases.declare(keys)
         except BaseException:
             connection.close()
@@ -198,21 +202,23 @@ class StoreConsumer:
     def _run(self, connection: Any) -> HubGuard | DrainThread:
         hub = self._consumer.hub
         if hub is None:
-            return DrainThread(connection, self._lose)
-        guard = HubGuard(hub, self._lose)
+            return DrainThread(connection, self.lose)
+        guard = HubGuard(hub, self.lose)
         connection.transport.register_with_event_loop(connection.connection, guard)
         connection.transport.cycle.use_hub(guard)
         return guard
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Settle at once, by the open channel."""
         if self._connection is not None and self._watch is None:
             self._connection.transport.cycle.settle_at(0.0)
 
-    def _note(self, waits: bool) -> None:
+    def note(self, *, waits: bool) -> None:
+        """Note whether messages of flows wait for a process."""
         if self._share is not None:
             self._share.note(waits=waits)
 
-    def _lose(self, error: Exception) -> None:
+    def lose(self, error: Exception) -> None:
         """Wait for the store after an *error*."""
         if error is self._failure:
             raise error
@@ -256,7 +262,7 @@ class StoreConsumer:
             elif self._loop is not None:
                 self._loop.go_on()
         except ERRORS as error:
-            self._lose(error)
+            self.lose(error)
 
     def _end_watch(self) -> None:
         self._stopped.set()

@@ -43,6 +43,7 @@ limit = math.min(limit, MOST)
 local listening, peers = redis.call('GET', listener), idle
 if listening and listening ~= channel and redis.call('PUBSUB', 'NUMSUB', listening)[2] > 0 then peers = peers + 1 end
 if peers > 0 then limit = math.min(limit, at_once) end
+-- Of flow_ready: root, changed, signal. Of flow_limits: taken_keys, save. Of flow_take: count and the rows to write.
 -- include flow_take
 local steps, queues, asked = {}, {}, {}
 for i = FIRST + settled, #more - 1, 2 do

@@ -3,8 +3,8 @@
 -- Needs now, lease, root, tag, turn, limit, oldest, rules, admits, use, leave, start, LOOKS, MAX_BYTES. Defines text: the
 -- time (s), count: taken messages, bytes: their size, looks: groups that were looked at, messages: number of the queue and
 -- message of each, fields, scores, ends, places: of their records, keys_owned: what their tags own, record: adds one,
--- weight_of: turns of a key for one of another, take: takes the next one of a ring; false if none may be taken now,
--- take_in_turns: takes those of the tasks of one priority.
+-- weight_of: turns of a key for one of another, take: takes the next one of a ring (name, number of the queue, queue,
+-- route, flow of the queue, task, key); false if none may be taken now, take_in_turns: takes those of such rings.
 local text, count, bytes, looks = string.format('%.3f', now / 1000), 0, 0, 0
 local messages, fields, scores, ends, places, keys_owned = {}, {}, {}, {}, {}, {}
 local function record(group, message, number, route, key)
@@ -67,12 +67,11 @@ end
 local function take_in_turns(open)
   local turned, by = {}, #open > 1 and math.floor(turn % #open) or 0
   for i = 1, #open do turned[i] = open[(i + by - 1) % #open + 1] end
-  open = turned
-  while #open > 0 do
+  while #turned > 0 do
     local still = {}
-    for _, row in ipairs(open) do
+    for _, row in ipairs(turned) do
       if count < limit and bytes < MAX_BYTES and take(row) then still[#still + 1] = row end
     end
-    open = still
+    turned = still
   end
 end

@@ -191,12 +191,12 @@ def _push(failure: Failure, message: Envelope, delay_ms: float) -> Push:
 
 
 def _store(queue: DelayQueue, ready: Sequence[tuple[Failure, Envelope]], pushes: Sequence[Push]) -> None:
-    for (failure, message), push, kept in zip(ready, pushes, queue.calls.keep_many(pushes), strict=True):
+    for (failure, message), push, kept in zip(ready, pushes, queue.marked.keep_many(pushes), strict=True):
         if kept or Attempt(push.mark, first=False).waits_in(queue.look(failure.id)):
             continue
         # Another call of this task waits under its id.
         other = sibling_id(failure.id, push.mark)
-        queue.calls.keep_many([replace(push, id=other, payload=message.pack(other))])
+        queue.marked.keep_many([replace(push, id=other, payload=message.pack(other))])
 
 
 def _given(choice: Choice, name: str) -> Any:

@@ -13,8 +13,8 @@ from celery import Celery
 from kombu.asynchronous import Hub
 
 from redis_queue.celery.kombu.connection import client_of
-from redis_queue.celery.leases.leases import WorkerLeases
 from redis_queue.celery.store_consumer.connection import HubGuard, store_connection
+from tests.support.celery.fetching import leases_of
 from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -36,7 +36,7 @@ def check(connection: Any, database: int) -> None:
         client = client_of(connection.default_channel)
         assert client.client_info()["db"] == database
         # Raises ConfigurationError if no keeper comes up.
-        leases = WorkerLeases(connection, lambda *_: None)
+        leases = leases_of(connection)
         try:
             taken = b"{redis_queue:flow}:taken:"
             now = client.time()[0]

@@ -22,7 +22,7 @@ from redis_queue.celery.admission.sender import FlowSender
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.stored_tasks import StoredTasks
-from redis_queue.delay.entries import Calls
+from redis_queue.delay.entries import MarkedEntries
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.model import CancelOutcome, Entry
 from redis_queue.operate.access import access_to
@@ -308,7 +308,7 @@ class TestRevoke:
         self, app: Celery, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         first = send(app, "latest", 7, "a", countdown=60)
-        before(monkeypatch, Calls, "cancel_unique", lambda: send(app, "latest", 7, "b", countdown=60))
+        before(monkeypatch, MarkedEntries, "cancel_unique", lambda: send(app, "latest", 7, "b", countdown=60))
         assert StoredTasks.of(app).cancel(first)
         assert not StoredTasks.of(app).count()
         assert not traces(client)
@@ -347,7 +347,7 @@ class TestRevoke:
         def refuse(*_: Any, **__: Any) -> None:
             raise StoreUnavailableError
 
-        cancel = {(Calls, "cancel_unique"): refuse}
+        cancel = {(MarkedEntries, "cancel_unique"): refuse}
         interrupt(monkeypatch, StoreUnavailableError, cancel, lambda: StoredTasks.of(app).cancel(first))
         assert owned(app) == {("end", "order:7"): "delayed"}
         dispatch(app, first)

@@ -208,7 +208,7 @@ class TestWaitingCall:
             delayed.app.control.cancel_consumer(fleet.queue, reply=True)
             fleet.app().control.revoke(ORDER)
             one.wait_for_output(f"Tasks flagged as revoked: {ORDER}")
-            wait_until(lambda: ORDER in delayed.queue.calls.revoked_ids(), description="the revoke in the store")
+            wait_until(lambda: ORDER in delayed.queue.revokes.revoked_ids(), description="the revoke in the store")
         delayed.app.send_task(NOTE, task_id=ORDER)
         with fleet.worker(name="two") as two:
             two.wait_for_output(f"Discarding revoked task: {NOTE}[{ORDER}]")
@@ -245,7 +245,7 @@ class TestWaitingCall:
         step.start(consumer)
         assert ORDER not in state.revoked
         fleet.store.restart()
-        delayed.queue.calls.note_sent([ORDER])
+        delayed.queue.revokes.note_sent([ORDER])
         ((_, again, arguments),) = calls
         again(*arguments)
         assert ORDER in state.revoked
@@ -253,11 +253,11 @@ class TestWaitingCall:
 
 def test_records_of_revoked_ids_expire_after_a_day(delayed: DurableTasks, fleet: Fleet) -> None:
     queue = delayed.queue
-    queue.calls.note_revoked(f"id-{number}" for number in range(600))
+    queue.revokes.note_revoked(f"id-{number}" for number in range(600))
     key = queue._shards[0].keys.revoked
     fleet.client.zadd(key, {f"id-{number}": 1 for number in range(300)}, xx=True)
-    queue.calls.note_revoked(["new"])
-    queue.calls.note_revoked(["newer"])
+    queue.revokes.note_revoked(["new"])
+    queue.revokes.note_revoked(["newer"])
     assert fleet.client.zcard(key) == 302
 
 

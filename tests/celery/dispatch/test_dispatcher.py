@@ -21,7 +21,7 @@ from redis_queue.celery import Dispatched, Dispatcher, push_task
 from redis_queue.celery.brokers.amqp import AmqpBroker
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.dispatch import delivery, dispatcher, outcome
-from redis_queue.delay.model import Claimed, Push
+from redis_queue.delay.model import Claim, Push
 from tests.support.celery.brokers import Broker, ManualClock, declared, exchange_of
 from tests.support.celery.processes import DispatchProcess
 
@@ -217,7 +217,7 @@ class TestSelection:
         default: str,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        def claim_and_replace(*arguments: Any, **how: Any) -> Claimed:
+        def claim_and_replace(*arguments: Any, **how: Any) -> Claim:
             claimed = claim(*arguments, **how)
             for entry in claimed.entries[:1]:
                 push_task(queue, "shop.save", ["new"], id=entry.id, delay=5)

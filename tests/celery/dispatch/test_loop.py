@@ -7,7 +7,7 @@ import redis
 
 from redis_queue import DelayQueue
 from redis_queue.celery import Dispatcher, DispatchLoop, DurableTasks
-from redis_queue.celery.dispatch.outcome import Dispatched
+from redis_queue.delay.model import Dispatched
 from tests.support.celery.brokers import Broker, ManualClock
 from tests.support.celery.dispatch import running
 from tests.support.wait import wait_until

@@ -26,6 +26,7 @@ from redis_queue.keeper.protocol import write_line
 from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import RedisErrors
 from tests.support.celery.brokers import connect
+from tests.support.celery.fetching import leases_of
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -42,7 +43,7 @@ def begin(redis_server: RedisServer, client: redis.Redis) -> Iterator[Begin]:
         url = f"redis+socket://{redis_server.socket}"
         connection = connect(url, transport_options={"visibility_timeout": 1, **options})
         try:
-            made.append((connection, WorkerLeases(connection, lambda *_: None)))
+            made.append((connection, leases_of(connection)))
         except ConfigurationError:
             connection.release()
             raise
@@ -227,8 +228,8 @@ def test_unavailable_broker_is_an_error() -> None:
 
 
 def test_hanging_broker_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in leases.PATIENCE:
-        monkeypatch.setitem(leases.PATIENCE, name, 0.2)
+    for name in leases.READ_TIMEOUTS:
+        monkeypatch.setitem(leases.READ_TIMEOUTS, name, 0.2)
     with RedisServer() as server:
         app = app_on(server)
         server.pause()

@@ -284,7 +284,7 @@ def intake(app: Celery, handled: list[Any], leases: Any = None) -> Callable[[Any
         on_connection_error_after_connected=None,
         connection_errors=(),
         channel_errors=(),
-        redis_queue_leases=leases,
+        redis_queue_lease_step=leases,
     )
     step = DeliveryLimitStep(consumer)
     return step.intake(handled.append)

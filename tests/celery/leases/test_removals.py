@@ -14,10 +14,9 @@ from kombu.entity import Queue
 from kombu.messaging import Consumer
 
 from redis_queue.celery.fetch.settlement import InFlightRecords
-from redis_queue.celery.leases.leases import WorkerLeases
 from redis_queue.celery.leases.qos import lease_channels
 from redis_queue.store.scripts import load_scripts
-from tests.support.celery.fetching import publish
+from tests.support.celery.fetching import leases_of, publish
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -30,7 +29,7 @@ class Holder:
     def __init__(self, connection: Any, *, fetching: bool) -> None:
         self.lost: list[str] = []
         self.messages: list[Any] = []
-        self.leases = WorkerLeases(connection, lambda tag, _: self.lost.append(tag))
+        self.leases = leases_of(connection, lambda tag, _: self.lost.append(tag))
         lease_channels(connection.transport, self.leases, fetching=fetching)
         self.channel = connection.default_channel
         publish(connection, "x")

@@ -23,7 +23,7 @@ from redis_queue.celery.leases.qos import lease_channels
 from redis_queue.errors import ConfigurationError
 from redis_queue.keeper.renewal import socket_timeout
 from tests.support.celery.brokers import Broker
-from tests.support.celery.fetching import FakeLeases
+from tests.support.celery.fetching import FakeLeases, leases_of
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -55,7 +55,7 @@ def connection(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[A
 @pytest.fixture
 def leases(connection: Any) -> Iterator[WorkerLeases]:
     """WorkerLeases on that connection."""
-    made = WorkerLeases(connection, lambda *_: None)
+    made = leases_of(connection)
     yield made
     made.close()
 

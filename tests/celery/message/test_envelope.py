@@ -63,7 +63,7 @@ class TestPacked:
         queue = DelayQueue("scheduled", client)
         queue.push_many([Push(envelope.pack(), id=envelope.id, destination="list")])
 
-        assert queue.moves.move(phrases=PHRASES).moved == 1
+        assert queue.moves.move(phrases=PHRASES).sent == 1
 
         element: Any = client.rpop("list")
         tag = json.loads(element)["properties"]["delivery_tag"]
@@ -74,7 +74,7 @@ class TestPacked:
         queue = DelayQueue("scheduled", client)
         queue.push_many([Push(message().pack(), destination="list") for _ in range(1100)])
 
-        assert queue.moves.move(phrases=PHRASES).moved == 1100
+        assert queue.moves.move(phrases=PHRASES).sent == 1100
 
         elements: Any = client.lrange("list", 0, -1)
         assert len({json.loads(element)["properties"]["delivery_tag"] for element in elements}) == 1100

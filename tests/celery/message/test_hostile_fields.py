@@ -242,6 +242,7 @@ def read_as_worker(item: bytes) -> None:
 
 def test_worker_reads_messages_written_by_others(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "redis_queue")
+    assert take_in(element("headers.x", "1").encode(), lambda *_: None)._received
     for kind, value in HOSTILE.items():
         for field in IN_MESSAGE:
             measured(f"{field}: {kind}", lambda: read_as_worker(element(field, value).encode()))  # noqa: B023

@@ -23,7 +23,7 @@ from redis_queue.celery.message.headers import CALL, SENT
 from redis_queue.celery.migrate import adopt
 from redis_queue.celery.migrate.adopt import Adoption, HeldByWorkersError, LiveWorkers, SilentWorkersError
 from redis_queue.celery.migrate.kombu_backlog import RemainingTask
-from redis_queue.delay.entries import Calls
+from redis_queue.delay.entries import MarkedEntries
 from redis_queue.delay.model import ForeignMessage, Push
 from redis_queue.delay.moves import Foreign
 from redis_queue.model import Entry
@@ -235,11 +235,11 @@ def test_list_that_changes_during_the_search_loses_nothing(
         delay = {"countdown": 3600} if number % 2 else {}
         stock.send_task("shop.remind", task_id=f"task-{number}", **delay)
     app = make(**store)
-    part, name = (Foreign, "adopt") if shares(app, client) else (Calls, "keep_many")
+    part, name = (Foreign, "adopt") if shares(app, client) else (MarkedEntries, "keep_many")
     take = getattr(part, name)
     consumed: list[Any] = []
 
-    def while_consumed(self: Foreign | Calls, items: Any) -> Any:
+    def while_consumed(self: Foreign | MarkedEntries, items: Any) -> Any:
         consumed.extend(client.rpop("celery", 1) or () if not consumed else ())
         return take(self, items)
 

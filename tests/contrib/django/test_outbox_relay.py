@@ -98,7 +98,7 @@ def test_a_call_after_a_revoke_counts_as_newer(tables: Any, outbox: Any, delayed
     for _ in range(2):
         with tables.atomic():
             outbox.schedule("shop.new", countdown=60, task_id="x")
-        assert delayed.queue.calls.is_renewed("x", delayed.queue.look("x").headers[CALL])
+        assert delayed.queue.revokes.is_renewed("x", delayed.queue.look("x").headers[CALL])
 
 
 # A call that cannot be relayed is reported as one failure, and the others are relayed.

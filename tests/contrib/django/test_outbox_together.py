@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from redis_queue.delay.entries import Calls
+from redis_queue.delay.entries import MarkedEntries
 from tests.support.django.project import environment
 from tests.support.django.project import write as write_row
 from tests.support.wait import wait_until
@@ -26,13 +26,13 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_d
 RELAY_AND_DIE = """
 import os, signal, django
 django.setup()
-from redis_queue.delay.entries import Calls
+from redis_queue.delay.entries import MarkedEntries
 from redis_queue.contrib.django.outbox import relay
-keep_many = Calls.keep_many
+keep_many = MarkedEntries.keep_many
 def die(calls, items):
     keep_many(calls, items)
     os.kill(os.getpid(), signal.SIGKILL)
-Calls.keep_many = die
+MarkedEntries.keep_many = die
 relay()
 """
 
@@ -68,16 +68,16 @@ class PausedRelay:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached = Event()
         self.go_on = Event()
-        keep_many = Calls.keep_many
+        keep_many = MarkedEntries.keep_many
 
-        def hold(calls: Calls, items: Any) -> Any:
+        def hold(calls: MarkedEntries, items: Any) -> Any:
             stored = keep_many(calls, items)
             if not self.reached.is_set():
                 self.reached.set()
                 assert self.go_on.wait(20)
             return stored
 
-        monkeypatch.setattr(Calls, "keep_many", hold)
+        monkeypatch.setattr(MarkedEntries, "keep_many", hold)
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_a_cancel_without_redis_raises_and_cancels_nothing(
         raise StoreError
 
     write("x")
-    monkeypatch.setattr(Calls, "cancel_marked", away)
+    monkeypatch.setattr(MarkedEntries, "cancel_marked", away)
     with tables.atomic(), pytest.raises(StoreError):
         outbox.cancel("x")
     assert rows() == ["x"]
@@ -245,10 +245,10 @@ def test_a_hundred_commits_at_once_are_each_moved_once(
     tables: Any, outbox: Any, delayed: Any, threads: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved: list[str] = []
-    keep_many = Calls.keep_many
+    keep_many = MarkedEntries.keep_many
     finished = Event()
 
-    def note(calls: Calls, items: Any) -> Any:
+    def note(calls: MarkedEntries, items: Any) -> Any:
         moved.extend(item.id for item in items)
         return keep_many(calls, items)
 
@@ -261,7 +261,7 @@ def test_a_hundred_commits_at_once_are_each_moved_once(
         while not finished.is_set():
             outbox.relay(7)
 
-    monkeypatch.setattr(Calls, "keep_many", note)
+    monkeypatch.setattr(MarkedEntries, "keep_many", note)
     relays = [threads(relay) for _ in range(2)]
     try:
         for commits in [threads(commit, number) for number in range(125)]:

@@ -21,7 +21,7 @@ from celery import Celery
 
 from redis_queue import DelayQueue
 from redis_queue.celery import Dispatcher, DispatchLoop
-from redis_queue.delay.model import Claimed
+from redis_queue.delay.model import Claim
 from redis_queue.model import Entry
 
 
@@ -49,7 +49,7 @@ class DeadlyQueue(DelayQueue):
         self._claim_batch = self.moves.claim_batch
         self.moves.claim_batch = self._claim_and_pass  # type: ignore[method-assign]
 
-    def _claim_and_pass(self, *arguments: Any, **options: Any) -> Claimed:
+    def _claim_and_pass(self, *arguments: Any, **options: Any) -> Claim:
         claimed = self._claim_batch(*arguments, **options)
         self._pass()
         return claimed

@@ -15,7 +15,7 @@ from kombu.transport.redis import Channel
 
 from redis_queue.celery.admission.admission import Admission, AdmissionKeys
 from redis_queue.celery.fetch.channel import FetchingChannel
-from redis_queue.celery.fetch.fetch import Asked, Fetch, Fetched
+from redis_queue.celery.fetch.fetch import Fetch, FetchReply, PendingFetch
 from redis_queue.celery.fetch.settlement import InFlightRecords, Settlement
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import InFlightKeys
@@ -38,7 +38,8 @@ def take_in(item: bytes, put_aside: Callable[..., None]) -> Any:
     channel = object.__new__(Unconnected)
     channel._active_queues = ["celery"]
     channel._qos = SimpleNamespace(put_aside=put_aside, record=lambda *_: None, can_consume=lambda: True)
-    channel._take_in(Fetched(1.0, 1.0, [("celery", item, "tag")]))
+    channel._admission = FakeLeases().admission
+    channel._take_in(FetchReply(1.0, 1.0, [("celery", item, "tag")]))
     return channel
 
 
@@ -131,7 +132,7 @@ def fetch_of(taker: Taker) -> Fetch:
 def is_idle(taker: Taker) -> bool:
     """Tell whether *taker* waits for a wake-up."""
     found = taker.channel._fetch
-    return found is not None and not (found.is_due or found.asked or found.commands._unanswered)
+    return found is not None and not (found.is_due or found.pending or found.commands._unanswered)
 
 
 def wait_until_idle(taker: Taker) -> Fetch:
@@ -165,6 +166,12 @@ class MemoryCounters:
         self.amounts[name] += amount
 
 
+def leases_of(connection: Any, on_lost: Callable[[str, float], None] = lambda *_: None) -> WorkerLeases:
+    """Return the leases of a worker with one process on *connection*."""
+    keys = AdmissionKeys(InFlightKeys.of(connection.default_channel), FlowKeys("redis_queue"))
+    return WorkerLeases(connection, on_lost, Admission(keys, lambda: 1))
+
+
 class FakeLeases:
     """A WorkerLeases that renews nothing and never loses a lease."""
 
@@ -179,7 +186,7 @@ class FakeLeases:
         self.processes = 1
         self.settlement = Settlement(self.admission.keys, self.release)
         self.lost: list[str] = []
-        self.unread: list[Asked] = []
+        self.unread: list[PendingFetch] = []
         self.settle_alone: Callable[[list[str]], list[bytes]] = lambda _: []
         self.aside: list[bytes] = []
         self.counters = MemoryCounters()

@@ -83,7 +83,7 @@ def taken(taker: Taker) -> list[Any]:
     def quiet() -> bool:
         taker.turn()
         fetch = taker.channel._fetch
-        if fetch is None or fetch.asked or fetch.commands._unanswered or taker.channel.has_messages:
+        if fetch is None or fetch.pending or fetch.commands._unanswered or taker.channel.has_messages:
             return False
         return not fetch.is_due or taker.leases.admission.capacity(0).free <= 0
 

@@ -17,8 +17,8 @@ from kombu.entity import Queue
 from kombu.messaging import Consumer
 
 from redis_queue.celery.fetch.channel import FetchingChannel
-from redis_queue.celery.leases.leases import WorkerLeases
 from redis_queue.celery.leases.qos import LeasedQoS, lease_channels
+from tests.support.celery.fetching import leases_of
 
 QUEUE = "taking"
 DONE = "tests:done"
@@ -36,7 +36,7 @@ def main(url: str, kind: str) -> None:
     connection: Any = Connection(
         url.replace("unix://", "redis+socket://"), transport_options={"visibility_timeout": TIMEOUT}
     )
-    lease_channels(connection.transport, WorkerLeases(connection, lambda *_: None), fetching=kind == "atomic")
+    lease_channels(connection.transport, leases_of(connection), fetching=kind == "atomic")
     if kind == "stock":
         LeasedQoS.append = die  # type: ignore[method-assign]
     if kind == "atomic":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from redis_queue import DelayQueue
-from redis_queue.delay.dispatch_log import Dispatches
+from redis_queue.delay.model import Dispatched
 from redis_queue.doctor.keyspace import SCHEMA
 from redis_queue.store.keys import BrokerKeys, PrefixKeys
 from tests.support.doctor.stage import Stage
@@ -98,7 +98,7 @@ def late_data(stage: Stage) -> None:
 
 def late_entry(stage: Stage) -> None:
     late_data(stage)
-    stage.delayed.dispatch_log.note(Dispatches(1, 0))
+    stage.delayed.dispatch_log.note(Dispatched(1, 0))
 
 
 def no_counter(stage: Stage) -> None:

@@ -11,8 +11,8 @@ import redis
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.basics.histogram import Histogram
-from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
-from redis_queue.delay.model import Delivery, Push
+from redis_queue.delay.dispatch_log import DispatcherRow
+from redis_queue.delay.model import Delivery, Dispatched, Push
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.report import Reports
 from redis_queue.store.script_files import load
@@ -115,7 +115,7 @@ class Stage:
         timed.push("held", id="held")
         self.held_entry = timed.claim()[0]
         timed.push("due", id="due", destination="target")
-        timed.dispatch_log.note(Dispatches(1, 0, Histogram.of([7])), dispatcher=SOMEBODY)
+        timed.dispatch_log.note(Dispatched(1, 0, Histogram.of([7])), dispatcher=SOMEBODY)
         timed.push("waiting", id="waiting", delay=60)
 
     def on(self, client: redis.Redis, *, later: int = 0) -> Stage:
@@ -195,7 +195,7 @@ VERBS: dict[str, Verb] = {
         which="delay",
     ),
     "note_dispatches": Verb(
-        lambda s: s.timed.dispatch_log.note(Dispatches(1, 0, Histogram.of([7])), dispatcher=SOMEBODY),
+        lambda s: s.timed.dispatch_log.note(Dispatched(1, 0, Histogram.of([7])), dispatcher=SOMEBODY),
         "delay/note",
         which="delay",
     ),

@@ -21,8 +21,8 @@ from redis_queue.admission.owners import Owners, field_of, new_token
 from redis_queue.basics.histogram import Histogram
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
-from redis_queue.delay.model import Push
+from redis_queue.delay.dispatch_log import DispatcherRow
+from redis_queue.delay.model import Dispatched, Push
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
@@ -71,7 +71,7 @@ def fill_delayed(client: redis.Redis, name: str = "scheduled", text: str = "", c
     queue.push(call, id=f"overdue{text}", headers=headers)
     queue.push("far", id="far", delay=timedelta(days=40))
     row = DispatcherRow(f"worker{text}", datetime.now(timezone.utc), True, f"1{text}", 9, 1, f"refused{text}")
-    queue.dispatch_log.note(Dispatches(9, 1, Histogram.of([7, 30, 400])), worst=0.4, dispatcher=row)
+    queue.dispatch_log.note(Dispatched(9, 1, Histogram.of([7, 30, 400]), worst=0.4), dispatcher=row)
     return queue
 
 

@@ -20,8 +20,8 @@ from redis_queue.admission.flow_rules import Flow
 from redis_queue.admission.flows import Flows
 from redis_queue.basics.histogram import Histogram
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
-from redis_queue.delay.model import Push
+from redis_queue.delay.dispatch_log import DispatcherRow
+from redis_queue.delay.model import Dispatched, Push
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, Run, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
@@ -107,10 +107,10 @@ def _log_dispatches(client: redis.Redis, chance: random.Random) -> None:
             chance.expovariate(1 / 4) + (40 if minute in (22, 23) else 0)
             for _ in range(chance.randint(90, 150) + (400 if minute % 15 == 0 else 0))
         ]
-        past.dispatch_log.note(Dispatches(len(late), 0, Histogram.of(late)), worst=max(late) / 1000)
+        past.dispatch_log.note(Dispatched(len(late), 0, Histogram.of(late), worst=max(late) / 1000))
     for name, leads in (("worker-1@shop", True), ("worker-2@shop", False)):
         row = DispatcherRow(name, datetime.now(timezone.utc), leads, "0.1.0", 9000 if leads else 0, 0, "")
-        DelayQueue("scheduled", client).dispatch_log.note(Dispatches(), dispatcher=row)
+        DelayQueue("scheduled", client).dispatch_log.note(Dispatched(), dispatcher=row)
 
 
 def _put_orders(client: redis.Redis) -> None:

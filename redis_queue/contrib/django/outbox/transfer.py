@@ -272,7 +272,7 @@ class _RelayTransaction:
         return True
 
     def _store(self, items: Sequence[_RelayItem]) -> None:
-        flags = self._queue.calls.keep_many([push for _, push in items])
+        flags = self._queue.marked.keep_many([push for _, push in items])
         for item, stored in zip(items, flags, strict=True):
             if not stored:
                 self._replace_older(*item)
@@ -283,4 +283,4 @@ class _RelayTransaction:
         # Compare ages, each measured by one clock: the row's by the database, the entry's by Redis. Rounding may
         # make the row's age a millisecond too high.
         age = timedelta(milliseconds=max(0, row.now - to_ms(row.stored_at) - 1))
-        self._queue.calls.replace_older(push, age=min(age, MAX_DELAY))
+        self._queue.marked.replace_older(push, age=min(age, MAX_DELAY))
