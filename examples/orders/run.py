@@ -28,8 +28,12 @@ from redis_queue.celery import CelerySettings
 from redis_queue.store.redis_errors import redact
 from tasks.orders import executed
 
-GIVE_UP_AFTER = 45.0
-"""Seconds after which unfinished work counts as lost; the rest of a minute is for the cleanup."""
+GIVE_UP_AFTER = 80.0
+"""Seconds after which unfinished work counts as lost.
+
+A warm shutdown of Celery takes half a minute at times: a process of its prefork pool waits 30 s for the pool to read an
+answer that it has read (billiard, ``_ensure_messages_consumed``).
+"""
 
 PATIENCE = 6.0
 READY = " ready."
