@@ -357,7 +357,7 @@ FOUND_BY_UNIQUE_TESTS: Final = {
     "tests/celery/admission/test_unique_workers.py": {
         "a retry replaces another call": py(
             CALLS,
-            'call.unique.on_conflict == "replace" and not running',
+            'call.unique.on_conflict == "replace" and not call.is_retry',
             'call.unique.on_conflict == "replace"',
             "another_call_waits",
         ),

@@ -191,10 +191,10 @@ class UniqueCalls:
         connection = given.get("connection") or (producer and producer.connection)
         return connection is None or bool(self._own_broker.is_that_of(connection))
 
-    def _owned_for(self, call: UniqueCall, *, strict: bool) -> tuple[int, int]:
+    def _owned_for(self, call: UniqueCall) -> tuple[int, int]:
         """Return for how many ms the key of a call is owned while it waits, and after which time, 0 for now.
 
-        It is owned no longer than the call may wait. Raises InvalidDelayError if *strict*.
+        It is owned no longer than the call may wait. Raises InvalidDelayError, except for a retry.
         """
         try:
             expires_ms = self._expires_ms(call)
@@ -209,7 +209,7 @@ class UniqueCalls:
             ttl_ms = call.unique.ttl_ms + duration_ms(max(0.0, delay))
             return max(1, int(min(ttl_ms, expires_ms))), 0
         except InvalidDelayError:
-            if strict:
+            if not call.is_retry:
                 raise
             return call.unique.ttl_ms, 0
 
@@ -228,23 +228,23 @@ class UniqueCalls:
 
         *running*: token of the message that runs, if the call is its retry.
         """
-        until, wait, owned_for = time.monotonic() + PATIENCE, FIRST_WAIT, self._owned_for(call, strict=not running)
+        until, wait, owned_for = time.monotonic() + PATIENCE, FIRST_WAIT, self._owned_for(call)
         while True:
             header = UniqueHeader(call.unique.kind, new_token(), call.unique.ttl_ms, call.task, key)
             try:
                 found = self._acquire(header, call, owned_for, running)
             except StoreError as error:
-                if not running and self._stored.settings.on_store_error != "broker":
+                if not call.is_retry and self._stored.settings.on_store_error != "broker":
                     raise OperationalError(str(error)) from error
                 return call.send_as(call.id)
             late = time.monotonic() >= until
             if found.owns:
                 with suppress(LostKeyError):
-                    return self._send_message(header, found, call, is_retry=bool(running))
+                    return self._send_message(header, found, call)
                 # The message that it was to replace has started, or it took longer than it may.
-                if running:
+                if call.is_retry:
                     return call.send_as(call.id)
-            elif not found.is_open or call.is_awaited or (late and running):
+            elif not found.is_open or call.is_awaited or (late and call.is_retry):
                 return found
             if late:
                 raise OperationalError(f"{call.task}: other calls with the key {key!r} are being sent: try again")
@@ -260,14 +260,14 @@ class UniqueCalls:
             task_id=call.id,
             ttl_ms=owned_for[0],
             due_ms=owned_for[1],
-            replaces=call.unique.on_conflict == "replace" and not running,
+            replaces=call.unique.on_conflict == "replace" and not call.is_retry,
             running=running,
             awaited=call.is_awaited,
         )
         found = acquire(gone="")
-        return acquire(gone=found.task_id) if not running and self._is_dead(found) else found
+        return acquire(gone=found.task_id) if not call.is_retry and self._is_dead(found) else found
 
-    def _send_message(self, header: UniqueHeader, found: Acquired, call: UniqueCall, *, is_retry: bool) -> Any:
+    def _send_message(self, header: UniqueHeader, found: Acquired, call: UniqueCall) -> Any:
         """Send the message that owns a key. Raises LostKeyError if it does not any more."""
         owners = self._stored.unique
         through_store = found.replaces and found.state == "delayed"
@@ -291,7 +291,7 @@ class UniqueCalls:
             elif not owners.confirm(header.field, header.token, gone=send.progress == Progress.REPLACED):
                 raise LostKeyError
         except StoreError as error:
-            if is_retry:
+            if call.is_retry:
                 raise LostKeyError from error
             # It will not run: its key was not confirmed.
             raise OperationalError(str(error)) from error
