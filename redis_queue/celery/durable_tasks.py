@@ -102,7 +102,7 @@ class DurableTasks(StoredTasks):
         results: builtins.list[Any] = []
         batch: builtins.list[tuple[Envelope, Due]] = []
         seconds = seconds_of(countdown)
-        with closing(Bulk(self.app, self._capture.sends, self.shortest_delay)) as bulk:
+        with closing(Bulk(self.app, self._capture.sends, self.settings.min_delay_seconds)) as bulk:
             for signature in signatures:
                 result, kept = bulk.message(signature, seconds)
                 results.append(result)

@@ -200,7 +200,7 @@ class CelerySettings:
         return duration_ms(self.min_delay) / 1000
 
     @property
-    def interval_seconds(self) -> float:
+    def dispatch_interval_seconds(self) -> float:
         """The dispatch interval in seconds."""
         return duration_ms(self.dispatch_interval) / 1000
 
@@ -210,7 +210,7 @@ class CelerySettings:
         return duration_ms(self.task_lease) / 1000
 
     @property
-    def lease_seconds(self) -> float:
+    def dispatch_lease_seconds(self) -> float:
         """The dispatch lease in seconds."""
         return duration_ms(self.dispatch_lease) / 1000
 

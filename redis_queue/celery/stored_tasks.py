@@ -65,11 +65,6 @@ class StoredTasks:
         """The settings of the app."""
         return self.store.settings
 
-    @LazyProperty
-    def shortest_delay(self) -> float:
-        """The shortest delay that is stored, in seconds."""
-        return self.settings.min_delay_seconds
-
     @property
     def store(self) -> Store:
         """The Redis in which the app keeps its queues."""
