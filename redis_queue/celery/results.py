@@ -12,10 +12,10 @@ from celery import states
 from celery.app.task import Context
 
 from redis_queue.basics.logs import logger_of
+from redis_queue.celery.address import results_of
 from redis_queue.celery.message.body import plain_body
 from redis_queue.celery.message.entry import read_entry
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.store import results_of
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
 from redis_queue.store.chunks import chunks
