@@ -15,10 +15,10 @@ from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.times import Seconds, duration_ms, to_ms
 from redis_queue.celery.admission.policy import UniquePolicy
 from redis_queue.celery.admission.sender import FlowSender, flows_of
+from redis_queue.celery.entries import EntryRemoval, MessageWriter
 from redis_queue.celery.message.entry import unique_header_of
 from redis_queue.celery.message.headers import retry_id
 from redis_queue.celery.message.task_entry import Conditions, TaskConditions, TaskEntry
-from redis_queue.celery.message_store import EntryRemoval, MessageWriter
 from redis_queue.celery.results import mark_revoked
 from redis_queue.celery.settings import CelerySettings, part_of
 from redis_queue.celery.store import ATTRIBUTE, Store

@@ -25,9 +25,9 @@ from redis_queue import (
 from redis_queue.admission.owners import Owners, field_of
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.admission.sender import FlowSender
+from redis_queue.celery.entries import MessageWriter
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import UNIQUE, FlowHeader, UniqueHeader
-from redis_queue.celery.message_store import MessageWriter
 from redis_queue.celery.publish import unique_calls
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.celery.worker import check_flows

@@ -1,4 +1,4 @@
-"""Store Celery messages and calls as entries of the DelayQueue, and remove entries with the keys that they own."""
+"""Entries of the DelayQueue: store Celery messages and calls as such, and remove them with the keys that they own."""
 
 from __future__ import annotations
 
