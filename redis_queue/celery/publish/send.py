@@ -54,6 +54,8 @@ class Send:
     is_retry: bool = False
     #: The delay that was given: the message has only the eta that Celery computed from it.
     countdown: Any = None
+    #: When it is due, if it is to be stored until then.
+    due: Due | None = None
     #: The list in which push_many collects the message, to store it later.
     batch: list[tuple[Envelope, Due]] | None = None
     #: The key that the message of a unique task owns.
