@@ -601,7 +601,7 @@ class TestCanvas:
         assert taken(taker) == [[7]]
 
     def test_push_many_stores_each_key_once(self, app: Celery) -> None:
-        task, delayed = app.tasks["end"], DurableTasks(app, leases=False)
+        task, delayed = app.tasks["end"], DurableTasks(app)
         results = delayed.push_many([task.s(number % 3) for number in range(9)], countdown=60)
         assert len({result.id for result in results}) == 3 == delayed.count()
         with pytest.raises(InvalidValueError, match="use push_many"):
@@ -610,7 +610,7 @@ class TestCanvas:
     def test_push_many_stores_a_message_before_it_confirms_its_key(
         self, app: Celery, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        task, delayed, stored = app.tasks["end"], DurableTasks(app, leases=False), list[int]()
+        task, delayed, stored = app.tasks["end"], DurableTasks(app), list[int]()
         confirm = Owners.confirm
 
         def look(self: Owners, *args: Any, **options: Any) -> bool:
