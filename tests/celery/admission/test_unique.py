@@ -527,7 +527,7 @@ class TestEndsOfKeys:
     def test_a_call_that_waits_for_others_in_vain_raises(
         self, server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(unique_calls, "PATIENCE", 0.05)
+        monkeypatch.setattr(unique_calls, "MAX_WAIT", 0.05)
         with app_of(server) as app:
             owners(app).acquire(field_of("end", "order:7"), "abc", task_id="lost", ttl_ms=5000)
             with pytest.raises(OperationalError, match="other calls with the key 'order:7' are being sent"):
