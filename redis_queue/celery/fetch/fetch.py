@@ -22,7 +22,7 @@ import redis
 
 from redis_queue.admission.flows import route_of
 from redis_queue.celery.admission.admission import Admission, Taken, Wanted, tag_of
-from redis_queue.store.async_connection import AsyncConnection, Call
+from redis_queue.store.async_connection import AsyncCall, AsyncConnection
 from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import as_unavailable
 from redis_queue.store.script_files import load
@@ -120,7 +120,7 @@ class Fetch:
         take: Callable[[Fetched], None],
         *,
         turns: bool,
-        before: Sequence[Call],
+        before: Sequence[AsyncCall],
         wanted: Wanted | None,
     ) -> None:
         """Make the calls *before*, stop listening, and ask for messages, in one round trip.
@@ -171,21 +171,21 @@ class Fetch:
         self.look_at = math.inf
         self.commands.send(calls)
 
-    def _stop_listening(self, line: tuple[bytes, bytes]) -> Iterator[Call]:
+    def _stop_listening(self, line: tuple[bytes, bytes]) -> Iterator[AsyncCall]:
         """Yield the calls that end waiting; *line* is the one of the next wait."""
         if self._line is not None and self._line != line:
             yield self._leaving(self._line)
         self._line = line
         if self._tracking:
             self._tracking = False
-            yield Call(("CLIENT", "TRACKING", "OFF"), check)
+            yield AsyncCall(("CLIENT", "TRACKING", "OFF"), check)
 
     def _looks_into_lists(self, now: float, wanted: Wanted | None) -> bool:
         if wanted is None or self.lists_had_messages or not self._admission.competes:
             return True
         return now >= self._lists_at + LISTS_WITHIN
 
-    def _take_of_flows(self, line: tuple[bytes, bytes], queues: Sequence[str], wanted: Wanted) -> Call:
+    def _take_of_flows(self, line: tuple[bytes, bytes], queues: Sequence[str], wanted: Wanted) -> AsyncCall:
         since, alone = time.monotonic(), self.asked is None
 
         def taken(reply: Taken | Exception) -> None:
@@ -278,9 +278,9 @@ class Fetch:
         self._look_in(self._longest_look)
         # EXISTS makes Redis track the lists, and finds messages that arrived after the script.
         tracking = ("CLIENT", "TRACKING", "ON", "REDIRECT", self._id, "NOLOOP")
-        calls = [Call(tracking, _check_tracking), self._admission.watch(queues, self._become_due, check)]
+        calls = [AsyncCall(tracking, _check_tracking), self._admission.watch(queues, self._become_due, check)]
         if lists:
-            calls.append(Call(("EXISTS", *(row.key for row in lists)), exists))
+            calls.append(AsyncCall(("EXISTS", *(row.key for row in lists)), exists))
         self.commands.send(calls)
 
     def _look_in(self, seconds: float) -> None:
@@ -291,7 +291,7 @@ class Fetch:
         name = hashlib.sha1("\n".join(sorted(queues)).encode(), usedforsecurity=False).hexdigest()
         return self._keys.line(name), self._keys.listener(name)
 
-    def _leaving(self, line: tuple[bytes, bytes]) -> Call:
+    def _leaving(self, line: tuple[bytes, bytes]) -> AsyncCall:
         return self.commands.script(self._leave, (2, *line, self._channel), check)
 
 

@@ -16,7 +16,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
 from kombu.utils.uuid import uuid
 
-from redis_queue.admission.owners import HOLD_MS, Acquired, new_token
+from redis_queue.admission.owners import HOLD_MS, AcquireReply, new_token
 from redis_queue.admission.unique_rules import TIME, Unique
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import duration_ms, to_ms
@@ -126,7 +126,7 @@ class UniqueCalls:
         self._stored.flow_sender.check()
         key = self._key(call)
         result = self._send(call, key)
-        if not isinstance(result, Acquired):
+        if not isinstance(result, AcquireReply):
             return result
         if call.is_awaited:
             self._tell(call.task, "task %s: others wait for it, so it is sent although its key is taken: %r", key)
@@ -163,13 +163,13 @@ class UniqueCalls:
             return call.send_as(call.id)
         with suppress(InvalidValueError):
             result = self._send(call, key, running=token)
-            if isinstance(result, Acquired) and (token := self._earlier(call, result, request)):
+            if isinstance(result, AcquireReply) and (token := self._earlier(call, result, request)):
                 result = self._send(call, key, running=token)
-            if not isinstance(result, Acquired):
+            if not isinstance(result, AcquireReply):
                 return result
         return call.send_as(call.id)
 
-    def _earlier(self, call: UniqueCall, owner: Acquired, request: Any) -> str:
+    def _earlier(self, call: UniqueCall, owner: AcquireReply, request: Any) -> str:
         """Return the token of an earlier retry of the running message that waits in the store with the key; else "".
 
         *call* replaces it there. The running message was delivered twice, or again after its worker was killed.
@@ -256,7 +256,9 @@ class UniqueCalls:
             time.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
 
-    def _acquire(self, header: UniqueHeader, call: UniqueCall, owned_for: tuple[int, int], running: str) -> Acquired:
+    def _acquire(
+        self, header: UniqueHeader, call: UniqueCall, owned_for: tuple[int, int], running: str
+    ) -> AcquireReply:
         """Acquire the key of a call, also from an owner that is a dead letter; the reply names any other owner."""
         acquire = partial(
             self._stored.unique.acquire,
@@ -272,7 +274,7 @@ class UniqueCalls:
         found = acquire(gone="")
         return acquire(gone=found.task_id) if not call.is_retry and self._is_dead(found) else found
 
-    def _send_message(self, header: UniqueHeader, found: Acquired, call: UniqueCall) -> Any:
+    def _send_message(self, header: UniqueHeader, found: AcquireReply, call: UniqueCall) -> Any:
         """Send the message that owns a key. Raises LostKeyError if another message owns the key by then."""
         owners = self._stored.unique
         through_store = found.replaces and found.state == "delayed"
@@ -302,7 +304,7 @@ class UniqueCalls:
             raise OperationalError(str(error)) from error
         return result
 
-    def _is_dead(self, owner: Acquired) -> bool:
+    def _is_dead(self, owner: AcquireReply) -> bool:
         """Tell whether the owner of a key, or its retry, is a dead letter: no dispatcher could send it."""
         if owner.owns or owner.is_open or owner.state != "delayed" or not is_id(owner.task_id):
             return False

@@ -452,7 +452,7 @@ def test_unreadable_messages_stay_and_block_no_others(make: MakeApp, client: red
 def test_silent_worker_is_not_treated_as_dead(
     make: MakeApp, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adopt, "PATIENCE", 0.2)
+    monkeypatch.setattr(adopt, "PING_TIMEOUT", 0.2)
     make(stock=True).send_task("shop.remind", countdown=3600)
     with client.pubsub() as busy:
         busy.psubscribe("/0.celery.pidbox")
