@@ -11,7 +11,7 @@ from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import from_ms
 from redis_queue.errors import InvalidValueError, RedisQueueError
 from redis_queue.model import DeadLetter, InFlight, Item, Lease, PutBack, Quarantined, Unread
-from redis_queue.store.chunks import CHUNK, Pace, chunks
+from redis_queue.store.chunks import CHUNK, Pace, chunks, rows_of
 from redis_queue.store.codec import Codec, UnreadableError
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import Keys
@@ -150,7 +150,7 @@ class Records:
         more, budget = 1, max_bytes
         while more:
             more, *reply = self.run(name, offset=offset, limit=limit, budget=budget)
-            yield from zip(*[iter(reply)] * width, strict=True)
+            yield from rows_of(reply, width)
             offset, limit = offset + len(reply) // width, limit - len(reply) // width
             # Ids and reasons count, too: the limit is on everything that Redis sends.
             budget = max(0, budget - sum(len(part) for part in reply if isinstance(part, bytes)))
