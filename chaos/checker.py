@@ -13,11 +13,11 @@ from chaos.holds import broken_holds, is_hold
 from chaos.unique_runs import broken_uniques, is_unique
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import Keys
-from redis_queue.validation.history import Event, Verdict, Violation
+from redis_queue.validation.history import CheckResult, Event, Violation
 from redis_queue.validation.history import check as check_messages
 
 
-def check(events: Sequence[Event], left: Iterable[str]) -> Verdict:
+def check(events: Sequence[Event], left: Iterable[str]) -> CheckResult:
     """Check the history *events* of a run; *left* are the ids that are still in Redis at its end.
 
     Besides the promises of messages: nobody takes a lock while another one holds it, and the fence of each holder is

@@ -14,7 +14,7 @@ from chaos.checker import check
 from chaos.crew import Crew, Duty
 from chaos.workload import Workload
 from redis_queue.errors import StoreError
-from redis_queue.validation.history import Event, Verdict, Violation, read
+from redis_queue.validation.history import CheckResult, Event, Violation, read
 
 STEP: Final = 0.002
 LOOK_EVERY: Final = 0.02
@@ -44,7 +44,7 @@ class Outcome:
     strike to the next claim.
     """
 
-    verdict: Verdict
+    verdict: CheckResult
     kills: int
     strikes: int
     undoing: int

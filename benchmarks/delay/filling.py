@@ -10,7 +10,7 @@ from uuid import uuid4
 from celery import Celery
 
 from benchmarks.delay.apps import ARGUMENT, task_of
-from redis_queue.celery import DurableTasks
+from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.delay.model import Push
 
 STEP = 50_000
@@ -21,7 +21,7 @@ def fill(
     app: Celery, entries: int, *, due_at: datetime | None = None, tell: Callable[[int], None] = lambda _: None
 ) -> None:
     """Store *entries* delayed tasks of *app*, due at *due_at* or else spread over the day after tomorrow."""
-    delayed = DurableTasks(app, leases=False)
+    delayed = StoredTasks.of(app)
     task = task_of(app)
     due = due_at.timestamp() if due_at else 0.0
     sample = task.apply_async((due, ARGUMENT), countdown=FAR).id

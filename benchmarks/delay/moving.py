@@ -12,7 +12,8 @@ from kombu.entity import Queue
 from benchmarks.delay.apps import Place, make_app
 from benchmarks.delay.filling import fill
 from benchmarks.delay.site import Site
-from redis_queue.celery import Dispatcher, DurableTasks
+from redis_queue.celery import Dispatcher
+from redis_queue.celery.stored_tasks import StoredTasks
 
 BUDGET = 120.0
 
@@ -24,7 +25,7 @@ def seconds_to_move(site: Site, broker: str) -> float:
     """
     site.client().flushall()
     app = make_app(Place(broker, f"redis_queue_bench_{os.urandom(4).hex()}", site.url))
-    queue = DurableTasks(app, leases=False).queue
+    queue = StoredTasks.of(app).queue
     dispatcher = Dispatcher(app, queue)
     try:
         fill(app, 1, due_at=datetime.now(timezone.utc))

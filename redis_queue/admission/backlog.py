@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from redis_queue.admission.flows import OF_QUEUE, scored, whole_number
-from redis_queue.store.chunks import chunks
+from redis_queue.store.chunks import chunks, rows_of
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Clock, NumberedCalls, Scripts, literal, pairs, server_clock
@@ -65,7 +65,7 @@ class Backlog:
             return {}
         _, *counts = self._depth(limit=-1, more=list(map(self.messages, groups)))
         found: dict[str, float] = {}
-        for group, (_, sent, due) in zip(groups, zip(*[iter(counts)] * 3, strict=True), strict=True):
+        for group, (_, sent, due) in zip(groups, rows_of(counts, 3), strict=True):
             at = sent_at(sent, due)
             if at is not None:
                 for flow in _flows_of(id_text(group)):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from redis_queue.admission.flow_rules import Flow, Limits
+from redis_queue.admission.flow_rules import Flow, FlowLimits
 from redis_queue.admission.flows import KINDS, OF_QUEUE, flag_of, limits_of
 from redis_queue.store.chunks import chunks
 from redis_queue.store.codec import read_document, small_integer
@@ -34,7 +34,7 @@ class Declaration:
     """The limits of a flow in the code of *app*, and its kind, as in FlowState."""
 
     app: str
-    limits: Limits
+    limits: FlowLimits
     kind: str
 
 

@@ -34,7 +34,7 @@ NONE: Final = "-"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class FlowLimits:
     """Limits and rates: *limit* and *rate_ms* (ms between two starts) for all messages of a flow, the others for a key.
 
     None means no limit. Scripts read them in this order, then whether the flow has weights, and its kind.
@@ -57,8 +57,8 @@ class FlowState:
     """
 
     name: str
-    limits: Limits
-    declared: Limits
+    limits: FlowLimits
+    declared: FlowLimits
     kind: str
     paused: bool
     running: int
@@ -144,7 +144,7 @@ class Flow:
         limit, each, rate, rate_each = self.limit, self.limit_each, self.rate, self.rate_each
         if self.kind == KEYED:
             limit, each, rate, rate_each = None, limit, None, rate
-        limits = Limits(
+        limits = FlowLimits(
             limit,
             each,
             interval_ms("rate", rate),
@@ -184,7 +184,7 @@ def interval_ms(name: str, rate: Any) -> float | None:
 
 
 def token(value: float | None) -> str:
-    """Return one of the values of :class:`Limits` as scripts read it."""
+    """Return one of the values of :class:`FlowLimits` as scripts read it."""
     return NONE if value is None else f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 

@@ -15,9 +15,9 @@ from redis_queue.admission.flow_rules import (
     FAIR,
     KEYED,
     Flow,
+    FlowLimits,
     FlowState,
     KeyState,
-    Limits,
     burst_of,
     check_number,
     interval_ms,
@@ -40,7 +40,7 @@ MOST_COUNTED: Final = 2**53
 PAGE: Final = 200
 """Most members that one call reads or changes."""
 
-_NOT_SET: Final = dict.fromkeys((*(item.name for item in fields(Limits)), "weights", "kind"), "=")
+_NOT_SET: Final = dict.fromkeys((*(item.name for item in fields(FlowLimits)), "weights", "kind"), "=")
 """The parts of the text that scripts read for limits, and the text of each that was not set at run time."""
 
 KINDS: Final = {KEYED: "key", FAIR: "fair"}
@@ -84,7 +84,7 @@ class Changes:
                 check_number(name, value)
 
     def of(self, state: FlowState) -> dict[str, str]:
-        """Return the new values of the fields of Limits, as scripts read them. Raises InvalidValueError."""
+        """Return the new values of the fields of FlowLimits, as scripts read them. Raises InvalidValueError."""
         given, is_fair, is_keyed = self._given(), state.kind == KINDS[FAIR], state.kind == KINDS[KEYED]
         if not is_fair and given.keys() & {"limit_each", "rate_each"}:
             raise InvalidValueError(
@@ -329,14 +329,14 @@ def _place(name: str, key: str) -> str:
     return f"{name}\0{key}"
 
 
-def limits_of(text: bytes | None) -> tuple[Limits, str]:
+def limits_of(text: bytes | None) -> tuple[FlowLimits, str]:
     """Return limits and kind from the text that scripts read; no limits for the text of another program."""
     tokens = _tokens(text)
-    values = {item.name: _read(tokens[item.name]) for item in fields(Limits) if item.name in tokens}
+    values = {item.name: _read(tokens[item.name]) for item in fields(FlowLimits) if item.name in tokens}
     whole: dict[str, Any] = {
         name: value if value is None or name.endswith("_ms") else int(value) for name, value in values.items()
     }
-    return Limits(**whole), tokens.get("kind", "")
+    return FlowLimits(**whole), tokens.get("kind", "")
 
 
 def _tokens(text: bytes | None) -> dict[str, str]:

@@ -64,7 +64,7 @@ class OwnerPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Acquired:
+class AcquireReply:
     """Answer of :meth:`Owners.acquire`: see lua/admission/acquire.lua."""
 
     #: Whether the message owns the key.
@@ -139,7 +139,7 @@ class Owners:
         replaces: bool = False,
         gone: str = "",
         awaited: bool = False,
-    ) -> Acquired:
+    ) -> AcquireReply:
         """Let the message *token* own *field* until *ttl_ms* after now and *due_ms*, if it is confirmed within 10 s.
 
         *running*: token of the message that the caller runs, and sends again. *replaces*: also instead of a message
@@ -157,7 +157,7 @@ class Owners:
             gone=gone,
             awaited=int(awaited),
         )
-        return Acquired(
+        return AcquireReply(
             owns=outcome in (OWNED, REPLACED),
             replaces=outcome == REPLACED,
             is_open=outcome == OPEN,

@@ -51,8 +51,8 @@ class DurableTasks(StoredTasks):
     Flow control and unique tasks need both. Either is turned off by False; workers report what they do unless
     ``redis_queue_monitor`` is off. Settings are ``redis_queue_*`` in the app's configuration
     (:class:`redis_queue.celery.settings.CelerySettings`). Raises ConfigurationError if both are off, and for invalid
-    settings, at the first use or when a worker starts. A second call for the same app returns the same object: the
-    parts of the first one stay as they are.
+    settings, at the first use or when a worker starts. A second call for the same app returns the same object, and
+    raises ConfigurationError if it has other arguments; ``DurableTasks.of(app)`` returns the object in any case.
     """
 
     def __new__(cls, app: Celery, *, delays: bool = True, leases: bool = True) -> DurableTasks:  # noqa: ARG004
@@ -61,6 +61,11 @@ class DurableTasks(StoredTasks):
 
     def __init__(self, app: Celery, *, delays: bool = True, leases: bool = True) -> None:
         if vars(app).get(ATTRIBUTE) is self:
+            if (delays, leases) != (self.delays, self.leases):
+                raise ConfigurationError(
+                    f"DurableTasks(app, delays={delays}, leases={leases}): the app has DurableTasks with "
+                    f"delays={self.delays}, leases={self.leases}: call it once, or with the same arguments"
+                )
             return
         if not delays and not leases:
             raise ConfigurationError("DurableTasks(app, delays=False, leases=False): one of them must be on")
@@ -101,7 +106,7 @@ class DurableTasks(StoredTasks):
         results: builtins.list[Any] = []
         batch: builtins.list[tuple[Envelope, Due]] = []
         seconds = seconds_of(countdown)
-        with closing(Bulk(self.app, self._capture.sends, self.shortest_delay)) as bulk:
+        with closing(Bulk(self.app, self._capture.sends, self.settings.min_delay_seconds)) as bulk:
             for signature in signatures:
                 result, kept = bulk.message(signature, seconds)
                 results.append(result)
@@ -142,4 +147,5 @@ class DelayedAMQP(AMQP):  # type: ignore[misc]
 
     def __init__(self, app: Any) -> None:
         super().__init__(app)
-        DurableTasks(app, leases=False).attach(self)
+        durable: DurableTasks = vars(app).get(ATTRIBUTE) or DurableTasks(app, leases=False)
+        durable.attach(self)

@@ -12,10 +12,10 @@ from celery import states
 from celery.app.task import Context
 
 from redis_queue.basics.logs import logger_of
+from redis_queue.celery.address import results_of
 from redis_queue.celery.message.body import plain_body
 from redis_queue.celery.message.entry import read_entry
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.store import results_of
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
 from redis_queue.store.chunks import chunks
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logger_of(__name__)
 
-PATIENCE: Final = 2.0
+RESULTS_TIMEOUT: Final = 2.0
 """Seconds to wait for a connection, and for each reply."""
 
 MOST_BYTES: Final = 64 * 1024
@@ -51,7 +51,7 @@ EMBED = 2
 """Index of callbacks, chain and chord in a body of protocol 2."""
 
 
-class Link(NamedTuple):
+class TaskLink(NamedTuple):
     """A task *child* that *parent* has led to; *group* is "" outside a group."""
 
     parent: str
@@ -74,7 +74,7 @@ class ResultRecord:
     worker: str = ""
     parent: str = ""
     group: str = ""
-    links: tuple[Link, ...] = ()
+    links: tuple[TaskLink, ...] = ()
     is_cut: bool = False
 
 
@@ -91,7 +91,7 @@ class ResultRecords:
         address = results_of(app.conf)
         if address is None:
             return None
-        options = {**address.options, "socket_timeout": PATIENCE, "socket_connect_timeout": PATIENCE}
+        options = {**address.options, "socket_timeout": RESULTS_TIMEOUT, "socket_connect_timeout": RESULTS_TIMEOUT}
         transport = app.conf.get("result_backend_transport_options") or {}
         prefix = str(transport.get("global_keyprefix") or "")
         if prefix and prefix[-1] not in ":_-.":
@@ -108,7 +108,7 @@ class ResultRecords:
                     found[id_] = record
         return found
 
-    def group(self, id_: str) -> tuple[Link, ...]:
+    def group(self, id_: str) -> tuple[TaskLink, ...]:
         """Return the members of a group that was saved; () for an unknown one."""
         (text,) = self._texts("celery-taskset-meta-", [id_])
         found = _document(text)
@@ -142,7 +142,7 @@ def _document(text: bytes) -> Mapping[str, Any] | None:
     return found if isinstance(found, Mapping) else None
 
 
-def _links(owner: str, results: list[Any]) -> Iterator[Link]:
+def _links(owner: str, results: list[Any]) -> Iterator[TaskLink]:
     """Yield the links of Celery's result tuples, ``[[id, parent], members of the group or None]``."""
     waiting = [(owner, "", result) for result in results[:MOST_LINKS]]
     for _ in range(MOST_LINKS):
@@ -161,7 +161,7 @@ def _links(owner: str, results: list[Any]) -> Iterator[Link]:
         if isinstance(members, list):
             waiting += [(above, id_, member) for member in members[:MOST_LINKS]]
         else:
-            yield Link(above if is_id(above) else "", id_, group)
+            yield TaskLink(above if is_id(above) else "", id_, group)
 
 
 def _name(found: Any) -> str:

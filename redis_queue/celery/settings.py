@@ -12,6 +12,7 @@ from redis_queue.admission.flow_rules import Flow
 from redis_queue.admission.flows import check_flow_name
 from redis_queue.admission.owners import field_of
 from redis_queue.admission.unique_rules import Unique
+from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.options import did_you_mean
 from redis_queue.basics.times import Seconds, duration_ms
 from redis_queue.errors import ConfigurationError, InvalidDelayError, InvalidValueError
@@ -92,7 +93,7 @@ class KeepFailures:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CelerySettings:
     """The settings of one app; each is ``redis_queue_<name>`` in its configuration."""
 
@@ -194,13 +195,13 @@ class CelerySettings:
         """The configured unique tasks, by name."""
         return read_uniques(self.unique)
 
-    @property
+    @LazyProperty
     def min_delay_seconds(self) -> float:
         """The shortest delay that is stored, in seconds."""
         return duration_ms(self.min_delay) / 1000
 
     @property
-    def interval_seconds(self) -> float:
+    def dispatch_interval_seconds(self) -> float:
         """The dispatch interval in seconds."""
         return duration_ms(self.dispatch_interval) / 1000
 
@@ -210,7 +211,7 @@ class CelerySettings:
         return duration_ms(self.task_lease) / 1000
 
     @property
-    def lease_seconds(self) -> float:
+    def dispatch_lease_seconds(self) -> float:
         """The dispatch lease in seconds."""
         return duration_ms(self.dispatch_lease) / 1000
 

@@ -15,10 +15,10 @@ from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.times import Seconds, duration_ms, to_ms
 from redis_queue.celery.admission.policy import UniquePolicy
 from redis_queue.celery.admission.sender import FlowSender, flows_of
+from redis_queue.celery.entries import EntryRemoval, MessageWriter
 from redis_queue.celery.message.entry import unique_header_of
 from redis_queue.celery.message.headers import retry_id
 from redis_queue.celery.message.task_entry import Conditions, TaskConditions, TaskEntry
-from redis_queue.celery.message_store import EntryRemoval, MessageWriter
 from redis_queue.celery.results import mark_revoked
 from redis_queue.celery.settings import CelerySettings, part_of
 from redis_queue.celery.store import ATTRIBUTE, Store
@@ -64,11 +64,6 @@ class StoredTasks:
     def settings(self) -> CelerySettings:
         """The settings of the app."""
         return self.store.settings
-
-    @LazyProperty
-    def shortest_delay(self) -> float:
-        """The shortest delay that is stored, in seconds."""
-        return self.settings.min_delay_seconds
 
     @property
     def store(self) -> Store:

@@ -187,7 +187,12 @@ class EntryWriter:
             for shard, group in self._shards.grouped([row[0] for row in rows]):
                 positions = iter(group)
                 for part in by_size([rows[index] for index in group]):
-                    for flag in self._push(shard, part, on_conflict):
+                    more = [field for row in part for field in row]
+                    reply = bytes(self._shards.store(shard, "delay/push", on_conflict=on_conflict, more=more))
+                    if reply.startswith(b"exists "):
+                        id_ = id_text(reply[7:])
+                        raise EntryExistsError(f"{self._shards.name}: an entry with id {id_!r} is already stored")
+                    for flag in reply:
                         flags[next(positions)] = flag
             yield from zip([row[0] for row in rows], flags, strict=True)
 
@@ -199,13 +204,6 @@ class EntryWriter:
         wait, due = when(push.delay, push.due_at)
         record = self._shards[0].codec.encode(push.payload, push.headers, push.destination)
         return (next(names) if push.id is None else check_id(push.id)), wait, due, push.mark, record
-
-    def _push(self, shard: Records, rows: Sequence[tuple[str, int, int, str, bytes]], on_conflict: Conflict) -> bytes:
-        more = [field for row in rows for field in row]
-        flags = bytes(self._shards.store(shard, "delay/push", on_conflict=on_conflict, more=more))
-        if flags.startswith(b"exists "):
-            raise EntryExistsError(f"{self._shards.name}: an entry with id {id_text(flags[7:])!r} is already stored")
-        return flags
 
 
 def when(delay: Seconds | None, due_at: datetime | None) -> tuple[int, int]:

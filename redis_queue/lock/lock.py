@@ -18,7 +18,7 @@ from redis_queue.model import Lease
 from redis_queue.queue.heartbeat import Heartbeat
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.keys import LockKeys
-from redis_queue.store.records import Leased
+from redis_queue.store.records import LeasedItem
 from redis_queue.store.scripts import Clock, Scripts, server_clock
 from redis_queue.store.settings import Settings
 
@@ -93,7 +93,7 @@ class Lock:
         with held:
             yield held
 
-    def extend(self, held: Sequence[Leased], lease_ms: int) -> list[bool]:
+    def extend(self, held: Sequence[LeasedItem], lease_ms: int) -> list[bool]:
         """Lengthen the leases of *held*, holders of this lock, to *lease_ms* from now; False if the lease was lost.
 
         With 0 it only checks them.
@@ -117,7 +117,7 @@ class _Term:
         self.sure_until = asked_at + lock.lease_ms / 1000
         self._lock = lock
 
-    def extend(self, held: Sequence[Leased], lease_ms: int) -> list[bool]:
+    def extend(self, held: Sequence[LeasedItem], lease_ms: int) -> list[bool]:
         """Lengthen it, and note until when it surely lasts."""
         asked_at = time.monotonic()
         kept = self._lock.extend(held, lease_ms)

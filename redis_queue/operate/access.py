@@ -9,8 +9,8 @@ from typing import Any
 
 from redis_queue.basics.times import When
 from redis_queue.catalog import AnyQueue
+from redis_queue.celery.entries import EntryRemoval
 from redis_queue.celery.leases.leases import LeaseCounters, read_counters
-from redis_queue.celery.message_store import EntryRemoval
 from redis_queue.celery.results import ResultRecords
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store

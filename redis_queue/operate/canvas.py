@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from redis_queue.celery.results import Link, ResultRecord
+from redis_queue.celery.results import ResultRecord, TaskLink
 from redis_queue.errors import ConfigurationError
 from redis_queue.monitor.model import Run, RunningTask
 from redis_queue.operate.access import Access
@@ -131,7 +131,7 @@ def _add_results(access: Access, nodes: _Nodes, group: str) -> None:
         waiting = [id_ for id_ in nodes.found if id_ not in read]
 
 
-def _add_links(nodes: _Nodes, links: Iterable[Link], group: str = "") -> None:
+def _add_links(nodes: _Nodes, links: Iterable[TaskLink], group: str = "") -> None:
     for link in links:
         nodes.add(Node(link.child, parent=link.parent, group=link.group or group))
 

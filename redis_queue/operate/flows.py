@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from kombu.exceptions import OperationalError
 
-from redis_queue.admission.flow_rules import UNITS, FlowState, KeyState, Limits
+from redis_queue.admission.flow_rules import UNITS, FlowLimits, FlowState, KeyState
 from redis_queue.admission.flows import OF_QUEUE, Changes, check_flow_name
 from redis_queue.errors import InvalidValueError
 from redis_queue.operate.access import Access
@@ -62,7 +62,7 @@ class LimitsRow:
     burst_each: int | None = None
 
     @classmethod
-    def of(cls, limits: Limits) -> LimitsRow:
+    def of(cls, limits: FlowLimits) -> LimitsRow:
         """Return *limits* as a row."""
         rate, rate_each = rate_text(limits.rate_ms), rate_text(limits.rate_each_ms)
         return cls(
@@ -140,7 +140,7 @@ def is_changed(state: FlowState) -> bool:
 
 def has_limits(state: FlowState) -> bool:
     """Tell whether a flow has limits, now or in the code; a queue that is only paused has none."""
-    return bool(state.kind) or state.limits != Limits() or is_changed(state)
+    return bool(state.kind) or state.limits != FlowLimits() or is_changed(state)
 
 
 def arguments_of(state: FlowState) -> dict[str, tuple[str, int | str | None]]:
@@ -244,4 +244,4 @@ def _read_change(name: str, text: str) -> Any:
 
 def _flow_or_bare(access: Access, name: str) -> FlowState:
     # A queue without a flow is known only while it is paused.
-    return access.flows.get(name) or FlowState(name, Limits(), Limits(), "", False, 0, 0)
+    return access.flows.get(name) or FlowState(name, FlowLimits(), FlowLimits(), "", False, 0, 0)

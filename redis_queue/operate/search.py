@@ -10,7 +10,7 @@ from redis_queue.errors import InvalidValueError
 from redis_queue.monitor.model import GroupRow, WorkerRow
 from redis_queue.monitor.report import OTHER
 from redis_queue.operate.access import Access
-from redis_queue.store.registry import Known
+from redis_queue.store.registry import RegistryEntry
 
 MOST: Final = 20
 """Most results of each kind."""
@@ -25,7 +25,7 @@ class Found:
 
     tasks: Sequence[str]
     celery_queues: Sequence[str]
-    queues: Sequence[Known]
+    queues: Sequence[RegistryEntry]
     workers: Sequence[WorkerRow]
     failures: Sequence[GroupRow]
     more: Sequence[str]

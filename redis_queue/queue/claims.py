@@ -61,7 +61,7 @@ class Step(NamedTuple):
     messages: list[Message]
 
 
-class Claims:
+class QueueClaims:
     """Claim messages of one RedisQueue. *longest_wait*: most seconds of one command that blocks."""
 
     def __init__(self, records: Records, scripts: Scripts, settings: Settings, longest_wait: float) -> None:

@@ -12,14 +12,14 @@ from types import TracebackType
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.errors import RedisQueueError
-from redis_queue.store.records import Leased
+from redis_queue.store.records import LeasedItem
 
 logger = logger_of(__name__)
 
 BEATS_PER_LEASE = 3
 
 
-Extend = Callable[[Sequence[Leased], int], list[bool]]
+Extend = Callable[[Sequence[LeasedItem], int], list[bool]]
 """Lengthens leases to so many ms from now; False for each that was lost."""
 
 
@@ -49,14 +49,14 @@ class Heartbeat:
         self._lease_ms = lease_ms
         self._max_runtime = max_runtime
         self._owner = None if owner is None else weakref.ref(owner)
-        self._held: dict[tuple[str, str], tuple[Leased, Turn]] = {}
+        self._held: dict[tuple[str, str], tuple[LeasedItem, Turn]] = {}
         self._lost: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="redis-queue-heartbeat", daemon=True)
 
-    def add(self, *held: Leased) -> Turn:
+    def add(self, *held: LeasedItem) -> Turn:
         """Begin to extend the leases of *held*; the work on them is one turn."""
         turn = Turn()
         with self._lock:
@@ -71,14 +71,14 @@ class Heartbeat:
             # It was not extended for a while: the worker must learn which leases were lost.
             self._beat_or_log()
 
-    def remove(self, *held: Leased) -> None:
+    def remove(self, *held: LeasedItem) -> None:
         """Stop extending the leases of *held*."""
         with self._lock:
             for item in held:
                 self._held.pop(_key(item), None)
                 self._lost.discard(_key(item))
 
-    def is_lost(self, held: Leased) -> bool:
+    def is_lost(self, held: LeasedItem) -> bool:
         """Return whether the last beat found the lease of *held* lost."""
         with self._lock:
             return _key(held) in self._lost
@@ -141,5 +141,5 @@ class Heartbeat:
         return self._max_runtime is None or turn.since > time.monotonic() - self._max_runtime
 
 
-def _key(held: Leased) -> tuple[str, str]:
+def _key(held: LeasedItem) -> tuple[str, str]:
     return held.id, held.lease.token if held.lease else ""

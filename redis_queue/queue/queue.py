@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from redis_queue.basics.times import Seconds, duration_ms
 from redis_queue.errors import LeaseLostError, QueueFullError, RedisQueueError
 from redis_queue.model import Message, QueueStats
-from redis_queue.queue.claims import Claims, Step, read_message, read_stats
+from redis_queue.queue.claims import QueueClaims, Step, read_message, read_stats
 from redis_queue.queue.handler import verdict_on
 from redis_queue.queue.heartbeat import Heartbeat
 from redis_queue.store.base_queue import BaseQueue
@@ -54,7 +54,7 @@ class RedisQueue(BaseQueue[Message]):
         super().__init__(name, redis, settings, clock, overrides)
         self._records = self._shards[0]
         self._scripts = self._shards.scripts
-        self._claims = Claims(self._records, self._scripts, self.settings, longest_wait(self.client))
+        self._claims = QueueClaims(self._records, self._scripts, self.settings, longest_wait(self.client))
 
     def __repr__(self) -> str:
         return f"RedisQueue({self.name!r}, prefix={self.settings.prefix!r})"

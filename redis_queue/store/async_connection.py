@@ -20,7 +20,7 @@ TIMEOUT: Final = 10.0
 OnReply = Callable[[Any], None]
 
 
-class Call(NamedTuple):
+class AsyncCall(NamedTuple):
     """A command, and what to do with its reply, which is an exception if Redis refused the command."""
 
     command: Command
@@ -46,7 +46,7 @@ class AsyncConnection:
         """When the oldest command has to be answered, on the monotonic clock; infinite if there is none."""
         return self._unanswered[0][0] + self._timeout if self._unanswered else math.inf
 
-    def send(self, calls: Iterable[Call]) -> None:
+    def send(self, calls: Iterable[AsyncCall]) -> None:
         """Send *calls* in one write."""
         now = time.monotonic()
         calls = list(calls)
@@ -55,7 +55,7 @@ class AsyncConnection:
         packed = self._connection.pack_commands([call.command for call in calls])
         self._connection.send_packed_command(packed, check_health=False)
 
-    def script(self, script: Script, arguments: Sequence[Argument], on_reply: OnReply) -> Call:
+    def script(self, script: Script, arguments: Sequence[Argument], on_reply: OnReply) -> AsyncCall:
         """Return the call of *script*, which is loaded if Redis does not have it.
 
         *arguments* are the number of keys, the keys, and the arguments of the script.
@@ -63,16 +63,16 @@ class AsyncConnection:
 
         def replied(reply: Any) -> None:
             if isinstance(reply, redis.exceptions.NoScriptError):
-                self.send([Call(("EVAL", script.source, *arguments), on_reply)])
+                self.send([AsyncCall(("EVAL", script.source, *arguments), on_reply)])
             else:
                 on_reply(reply)
 
-        return Call(("EVALSHA", script.sha, *arguments), replied)
+        return AsyncCall(("EVALSHA", script.sha, *arguments), replied)
 
     def call(self, *command: Any) -> Any:
         """Send one command and return its reply, after those of all earlier commands."""
         replies: list[Any] = []
-        self.send([Call(command, replies.append)])
+        self.send([AsyncCall(command, replies.append)])
         self.wait()
         if isinstance(replies[0], Exception):
             raise replies[0]

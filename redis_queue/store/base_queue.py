@@ -20,7 +20,7 @@ from redis_queue.store.chunks import CHUNK, MANY, check_budget, check_limit, che
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.ids import check_id, id_bytes
 from redis_queue.store.keys import Keys, Kind, check_name
-from redis_queue.store.records import Leased, Records
+from redis_queue.store.records import LeasedItem, Records
 from redis_queue.store.registry import Registry
 from redis_queue.store.scripts import Clock, Scripts
 from redis_queue.store.settings import QueueOverrides, Settings
@@ -29,9 +29,9 @@ logger = logger_of(__name__)
 
 Found = TypeVar("Found")
 Row = TypeVar("Row", DeadLetter, Quarantined, InFlight)
-Held = TypeVar("Held", bound=Leased)
+Held = TypeVar("Held", bound=LeasedItem)
 
-Settle = Callable[[Records, Sequence[Leased]], list[bool]]
+Settle = Callable[[Records, Sequence[LeasedItem]], list[bool]]
 """Settles items of one shard; returns a flag for each: False if its lease was lost."""
 
 QUIET: Final = 10.0
@@ -150,7 +150,7 @@ class Shards:
                 extra={"action": "shard_failed", "broken": len(errors)},
             )
 
-    def settle(self, items: Iterable[Leased], call: Settle) -> list[bool]:
+    def settle(self, items: Iterable[LeasedItem], call: Settle) -> list[bool]:
         """Return the flags of *call*, which settles the items of one shard, for each of *items*.
 
         All shards are called; then the first error is raised.
@@ -162,7 +162,7 @@ class Shards:
         self.report("settle in", errors, done=False)
         return flags
 
-    def try_settle(self, items: Sequence[Leased], call: Settle) -> tuple[list[bool], Sequence[StoreError]]:
+    def try_settle(self, items: Sequence[LeasedItem], call: Settle) -> tuple[list[bool], Sequence[StoreError]]:
         """Settle as :meth:`settle` does; return the flags, False in a broken shard, and the errors."""
         flags = [False] * len(items)
         groups = dict(self.grouped([item.id for item in items]))

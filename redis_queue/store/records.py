@@ -11,7 +11,7 @@ from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import from_ms
 from redis_queue.errors import InvalidValueError, RedisQueueError
 from redis_queue.model import DeadLetter, InFlight, Item, Lease, PutBack, Quarantined, Unread
-from redis_queue.store.chunks import CHUNK, Pace, chunks
+from redis_queue.store.chunks import CHUNK, Pace, chunks, rows_of
 from redis_queue.store.codec import Codec, UnreadableError
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import Keys
@@ -23,7 +23,7 @@ logger = logger_of(__name__)
 MAX_REASON: Final = 2000
 
 
-class Leased(Protocol):
+class LeasedItem(Protocol):
     """A message, an entry or a lock that is held under a lease."""
 
     @property
@@ -37,7 +37,7 @@ class Leased(Protocol):
         ...
 
 
-def pairs(held: Sequence[Leased]) -> list[bytes]:
+def pairs(held: Sequence[LeasedItem]) -> list[bytes]:
     """Return id and token of each. Raises InvalidValueError for an item without a lease."""
     found: list[bytes] = []
     for item in held:
@@ -64,7 +64,7 @@ class Records:
         self.call = self._numbered.call
         self._bound: dict[str, Callable[..., Any]] = {}
 
-    def prepare(self, name: str, held: Sequence[Leased], **arguments: Any) -> Callable[[], Any]:
+    def prepare(self, name: str, held: Sequence[LeasedItem], **arguments: Any) -> Callable[[], Any]:
         """Return a call of script *name* with *held*; it may be repeated, as :meth:`NumberedCalls.prepare` says."""
         return self._numbered.prepare(name, more=pairs(held), **arguments)
 
@@ -75,11 +75,13 @@ class Records:
             script = self._bound[name] = self._scripts.bind(name, self.keys)
         return script(**arguments)
 
-    def ack(self, held: Sequence[Leased]) -> list[bool]:
+    def ack(self, held: Sequence[LeasedItem]) -> list[bool]:
         """Ack *held*; False for each whose lease was lost."""
         return [kept for chunk in chunks(held) for kept in read_flags(self.call("records/ack", more=pairs(chunk)))]
 
-    def release(self, held: Sequence[Leased], *, delay: int, reason: object, counted: bool, dead: bool) -> list[bool]:
+    def release(
+        self, held: Sequence[LeasedItem], *, delay: int, reason: object, counted: bool, dead: bool
+    ) -> list[bool]:
         """Give *held* back, to be claimed after *delay* ms; False for each whose lease was lost."""
         return [
             flag != _NO
@@ -96,7 +98,7 @@ class Records:
             )
         ]
 
-    def extend(self, held: Sequence[Leased], lease_ms: int) -> list[bool]:
+    def extend(self, held: Sequence[LeasedItem], lease_ms: int) -> list[bool]:
         """Lengthen leases to *lease_ms* from now (0: only check them); False for each that was lost."""
         return [
             kept
@@ -122,12 +124,12 @@ class Records:
                 break
         return total
 
-    def quarantine(self, held: Leased, reason: str) -> bool:
+    def quarantine(self, held: LeasedItem, reason: str) -> bool:
         """Move an unreadable record to quarantine; False if the lease was lost."""
         id_, token = pairs([held])
         return bool(self.run("records/quarantine", now=self.clock(), id=id_, token=token, reason=reason_bytes(reason)))
 
-    def set_aside(self, held: Leased, reason: str) -> None:
+    def set_aside(self, held: LeasedItem, reason: str) -> None:
         """Quarantine the unreadable record of *held*; if that fails, it comes back when its lease ends."""
         try:
             self.quarantine(held, reason)
@@ -148,7 +150,7 @@ class Records:
         more, budget = 1, max_bytes
         while more:
             more, *reply = self.run(name, offset=offset, limit=limit, budget=budget)
-            yield from zip(*[iter(reply)] * width, strict=True)
+            yield from rows_of(reply, width)
             offset, limit = offset + len(reply) // width, limit - len(reply) // width
             # Ids and reasons count, too: the limit is on everything that Redis sends.
             budget = max(0, budget - sum(len(part) for part in reply if isinstance(part, bytes)))

@@ -158,8 +158,8 @@ def install(
     patches.put(attributes, "_backend_cache", MemoryResults(app, before_wait))
     patches.put(attributes, "redis_queue_store", TravelStore(app, clock))
     patches.put(attributes, "send_task", _followed(app.send_task, after_send))
-    durable = DurableTasks(app, leases=False)
-    for name in ("settings", "shortest_delay", "queue", "writer", "flow", "unique"):
+    durable: DurableTasks = vars(app).get(ATTRIBUTE) or DurableTasks(app, leases=False)
+    for name in ("settings", "queue", "writer", "flow", "unique"):
         patches.drop(vars(durable), name)
     patches.put(vars(durable), "flow_sender", flow_sender)
     durable.attach(app.amqp)

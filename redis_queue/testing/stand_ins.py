@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -35,10 +35,8 @@ def capture_amqp(app: Celery, kind: Any, take: Take, now: Callable[[], datetime]
                 if isinstance(producer, InterceptingProducer):  # it has a delay: the store gets it
                     return send(producer, name, message, **options)
 
-                def keep(envelope: Envelope, _: Mapping[str, Any], publish: Callable[[], Any]) -> Any:
-                    return None if take(envelope) else publish()
-
-                return send(InterceptingProducer(app, producer, keep), name, message, **options)
+                by = InterceptingProducer(app, producer, lambda envelope, _: take(envelope))
+                return send(by, name, message, **options)
 
             return send_task_message
 

@@ -87,7 +87,7 @@ class Violation:
 
 
 @dataclass(slots=True)
-class Verdict:
+class CheckResult:
     """Result of a check.
 
     *sent*: messages whose put was confirmed; *unknown*: whose put was cut off. *executed* counts executions, *repeated*
@@ -110,7 +110,7 @@ class Verdict:
         return len({violation.id for violation in self.violations if violation.promise in promises})
 
 
-def check(events: Iterable[Event], left: Iterable[str]) -> Verdict:
+def check(events: Iterable[Event], left: Iterable[str]) -> CheckResult:
     """Check the history *events* of a run; *left* are the ids that are still in Redis at its end.
 
     * No loss: every message that was put is settled, cancelled, or still there.
@@ -125,7 +125,7 @@ def check(events: Iterable[Event], left: Iterable[str]) -> Verdict:
     for event in events:
         by_id[event.id].append(event)
         order.add(event)
-    verdict, still = Verdict(), set(left)
+    verdict, still = CheckResult(), set(left)
     for id_, history in by_id.items():
         _count(verdict, history)
         for promise in _broken(history, still=id_ in still):
@@ -156,7 +156,7 @@ class _Order:
             yield from ((one, two) for one, two in itertools.pairwise(claimed) if self._firsts[two] < self._firsts[one])
 
 
-def _count(verdict: Verdict, history: Sequence[Event]) -> None:
+def _count(verdict: CheckResult, history: Sequence[Event]) -> None:
     kinds = Counter((event.op, event.kind) for event in history)
     executed = kinds["execute", "ok"]
     verdict.sent += kinds["put", "ok"]

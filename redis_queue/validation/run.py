@@ -20,7 +20,7 @@ from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.chunks import CHUNK, check_limit, chunks
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.scripts import Scripts
-from redis_queue.validation.history import Event, History, Verdict, check, read
+from redis_queue.validation.history import CheckResult, Event, History, check, read
 
 KILL_EVERY: Final = 0.25
 QUIET_SECONDS: Final = 30.0
@@ -55,7 +55,7 @@ class Report:
     seconds: float
 
     @classmethod
-    def of(cls, verdict: Verdict, **figures: Any) -> Report:
+    def of(cls, verdict: CheckResult, **figures: Any) -> Report:
         """Return the report of a checked history and the other *figures* of the run."""
         return cls(
             handled=verdict.executed - verdict.repeated,

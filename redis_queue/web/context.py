@@ -19,7 +19,7 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit
 from redis_queue.operate.diagnosis import examine
 from redis_queue.store.redis_errors import redact
-from redis_queue.store.registry import Known
+from redis_queue.store.registry import RegistryEntry
 from redis_queue.store.settings import Settings
 
 CHECK_EVERY: Final = 60.0
@@ -148,7 +148,7 @@ def delay_queues(name: str | None) -> tuple[DelayQueue, list[str]]:
     if name is None and not names and access.app is None:
         # There is no queue yet: an empty page is better than an error.
         known = Settings()
-        first = Known("delay", access.default_delay_queue, known.max_deliveries, known.shards)
+        first = RegistryEntry("delay", access.default_delay_queue, known.max_deliveries, known.shards)
         queue = open_as(DelayQueue, first, context().catalog)
     else:
         queue = access.delay_queue(name)

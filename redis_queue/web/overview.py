@@ -14,7 +14,7 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.flows import paused_queues
 from redis_queue.operate.history import SPANS, Curves, curves
 from redis_queue.operate.queue_row import BROKEN, CeleryOverview, Faults, Overview, QueueRow, fault_text
-from redis_queue.store.registry import Known
+from redis_queue.store.registry import RegistryEntry
 from redis_queue.web import request_args
 from redis_queue.web.context import MOST_QUEUES, context
 from redis_queue.web.context import MOST_QUEUES as MOST_CHECKED
@@ -148,7 +148,7 @@ def _monitored(access: Access, span: str, celery: CeleryOverview | None) -> Moni
         return Monitored(problem=fault_text(error))
 
 
-def _recent(rows: Sequence[QueueRow], known: Sequence[Known]) -> list[tuple[str, str, datetime, str, str]]:
+def _recent(rows: Sequence[QueueRow], known: Sequence[RegistryEntry]) -> list[tuple[str, str, datetime, str, str]]:
     """Return the latest dead letters of the queues with the most: kind, queue, time, id, reason."""
     dead = [(row, one) for row, one in zip(rows, known, strict=True) if row.dead and not row.error]
     dead.sort(key=lambda pair: -pair[0].dead)

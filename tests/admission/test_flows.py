@@ -10,7 +10,7 @@ import redis
 
 from redis_queue import Flow
 from redis_queue.admission.declarations import KEPT_MS, MOST_APPS, Declaration, Declarations
-from redis_queue.admission.flow_rules import FlowState, Limits
+from redis_queue.admission.flow_rules import FlowLimits, FlowState
 from redis_queue.admission.flows import Flows
 from redis_queue.errors import InvalidValueError
 from redis_queue.store.keys import FlowKeys
@@ -37,27 +37,29 @@ def flows(client: redis.Redis) -> Flows:
 
 def test_declared_flows_are_listed(flows: Flows) -> None:
     assert flows.list() == [
-        FlowState("queue:fair", *[Limits(limit=50, limit_each=5)] * 2, "fair", False, 0, 0),
-        FlowState("queue:mail", *[Limits(limit=10, rate_ms=600.0, burst=1)] * 2, "", False, 0, 0),
-        FlowState("shop.sync", *[Limits(limit_each=2)] * 2, "key", False, 0, 0),
+        FlowState("queue:fair", *[FlowLimits(limit=50, limit_each=5)] * 2, "fair", False, 0, 0),
+        FlowState("queue:mail", *[FlowLimits(limit=10, rate_ms=600.0, burst=1)] * 2, "", False, 0, 0),
+        FlowState("shop.sync", *[FlowLimits(limit_each=2)] * 2, "key", False, 0, 0),
     ]
 
 
 def test_what_was_set_stays_until_it_is_reset(flows: Flows) -> None:
-    assert flows.set("queue:mail", limit=3).limits == Limits(limit=3, rate_ms=600.0, burst=1)
-    assert flows.set("queue:mail", rate="1/s", burst=4).limits == Limits(limit=3, rate_ms=1000.0, burst=4)
+    assert flows.set("queue:mail", limit=3).limits == FlowLimits(limit=3, rate_ms=600.0, burst=1)
+    assert flows.set("queue:mail", rate="1/s", burst=4).limits == FlowLimits(limit=3, rate_ms=1000.0, burst=4)
     # A worker that starts declares again.
     flows.declare({"queue:mail": Flow(limit=20, rate="100/m")})
     state = must(flows.get("queue:mail"))
-    assert state.limits == Limits(limit=3, rate_ms=1000.0, burst=4)
-    assert state.declared == Limits(limit=20, rate_ms=600.0, burst=1)
-    assert flows.set("queue:mail", limit=None, rate=None).limits == Limits(burst=4)
-    assert flows.reset("queue:mail").limits == Limits(limit=20, rate_ms=600.0, burst=1)
+    assert state.limits == FlowLimits(limit=3, rate_ms=1000.0, burst=4)
+    assert state.declared == FlowLimits(limit=20, rate_ms=600.0, burst=1)
+    assert flows.set("queue:mail", limit=None, rate=None).limits == FlowLimits(burst=4)
+    assert flows.reset("queue:mail").limits == FlowLimits(limit=20, rate_ms=600.0, burst=1)
 
 
 def test_limits_of_a_flow_with_keys_are_those_of_a_key(flows: Flows) -> None:
-    assert flows.set("shop.sync", limit=5, rate="2/s").limits == Limits(limit_each=5, rate_each_ms=500.0, burst_each=1)
-    assert flows.set("queue:fair", limit_each=7).limits == Limits(limit=50, limit_each=7)
+    assert flows.set("shop.sync", limit=5, rate="2/s").limits == FlowLimits(
+        limit_each=5, rate_each_ms=500.0, burst_each=1
+    )
+    assert flows.set("queue:fair", limit_each=7).limits == FlowLimits(limit=50, limit_each=7)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_hostile_values_are_no_limits(client: redis.Redis, flows: Flows) -> None
     keys = FlowKeys(PREFIX)
     client.hset(keys.config.decode(), mapping={"a": "x", "b": "nan inf 1e999 - - - - k", "c": b"\xff" * 9})
     client.hset(keys.running.decode(), mapping={"a": "9" * 400, "b": "-1"})
-    assert [state.limits for state in flows.list() if state.name in "abc"] == [Limits()] * 3
+    assert [state.limits for state in flows.list() if state.name in "abc"] == [FlowLimits()] * 3
 
 
 # Flow: what it accepts, and what scripts read of it.
@@ -186,15 +188,15 @@ def test_each_app_has_its_own(declarations: Declarations) -> None:
     declarations.write("shop", {"queue:mail": Flow(limit=10), "shop.sync": Flow(limit=2, key="{shop}")})
     declarations.write("mail", {"queue:mail": Flow(limit=5, fair="{tenant}")})
     assert declarations.read() == {
-        "queue:mail": [Declaration("mail", Limits(limit=5), "fair"), Declaration("shop", Limits(limit=10), "")],
-        "shop.sync": [Declaration("shop", Limits(limit_each=2), "key")],
+        "queue:mail": [Declaration("mail", FlowLimits(limit=5), "fair"), Declaration("shop", FlowLimits(limit=10), "")],
+        "shop.sync": [Declaration("shop", FlowLimits(limit_each=2), "key")],
     }
 
 
 def test_a_new_start_replaces_those_of_the_app(declarations: Declarations) -> None:
     declarations.write("shop", {"queue:mail": Flow(limit=10), "queue:old": Flow(limit=1)})
     declarations.write("shop", {"queue:mail": Flow(limit=5)})
-    assert declarations.read() == {"queue:mail": [Declaration("shop", Limits(limit=5), "")]}
+    assert declarations.read() == {"queue:mail": [Declaration("shop", FlowLimits(limit=5), "")]}
 
 
 def test_a_flow_that_left_the_code_is_forgotten_once_it_is_not_in_use(
@@ -268,6 +270,6 @@ def test_entries_of_other_programs_are_ignored(
     client.hset(KEY, "odd", value)
     client.hset(KEY, "flows", f'{{"at": {clock.now}, "flows": 7}}')
     client.hset(KEY, "rules", f'{{"at": {clock.now}, "flows": {{"queue:mail": 7, "a": "x"}}}}')
-    assert declarations.read() == {"a": [Declaration("rules", Limits(), "")]}
+    assert declarations.read() == {"a": [Declaration("rules", FlowLimits(), "")]}
     declarations.write("shop", {"queue:mail": Flow(limit=5)})
     assert not client.hexists(KEY, "odd")

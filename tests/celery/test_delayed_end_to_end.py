@@ -13,7 +13,7 @@ import pytest
 from celery import Celery, chain, chord, group
 from celery.exceptions import TaskRevokedError
 
-from redis_queue.celery import DurableTasks
+from redis_queue.celery.stored_tasks import StoredTasks
 from tests.support.celery.brokers import Broker, close_results
 from tests.support.celery.canvas_app import VARIABLE, make
 from tests.support.celery.processes import CeleryProcess
@@ -148,8 +148,8 @@ class TestAnywhere:
         result = signing(anywhere)("append", "cancelled", str(file)).apply_async(countdown=0.5)
         after = signing(anywhere)("append", "after", str(file)).apply_async(countdown=0.7)
 
-        assert DurableTasks(anywhere, leases=False).cancel(result.id)
-        assert not DurableTasks(anywhere, leases=False).cancel(result.id)
+        assert StoredTasks.of(anywhere).cancel(result.id)
+        assert not StoredTasks.of(anywhere).cancel(result.id)
 
         after.get(timeout=WITHIN)
         assert file.read_text() == "after\n"
@@ -244,4 +244,4 @@ def test_same_id_again_runs_only_the_last_call(sign: Sign, redis_app: Celery, tm
     redis_app.AsyncResult("form-7").get(timeout=WITHIN)
 
     assert file.read_text() == "4\n"
-    assert DurableTasks(redis_app, leases=False).get("form-7") is None
+    assert StoredTasks.of(redis_app).get("form-7") is None

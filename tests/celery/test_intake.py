@@ -27,6 +27,7 @@ from redis_queue import CancelOutcome
 from redis_queue.celery import Dispatcher, DurableTasks, intake, push_task
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import CALL, ETA
+from redis_queue.celery.stored_tasks import StoredTasks
 from tests.support.celery.brokers import Broker
 from tests.support.marks import thorough
 
@@ -195,10 +196,7 @@ def due(app: Celery, broker: Broker) -> list[Any]:
 
 def stored(app: Celery) -> dict[str, Envelope]:
     """Return the stored calls by the id of their entry."""
-    return {
-        entry.id: Envelope.unpack(entry.payload, entry.id, entry.headers)
-        for entry in DurableTasks(app, leases=False).queue
-    }
+    return {entry.id: Envelope.unpack(entry.payload, entry.id, entry.headers) for entry in StoredTasks.of(app).queue}
 
 
 class TestEta:
@@ -239,7 +237,7 @@ class TestEta:
         assert bool({ETA, CALL} & set(second.headers)) is (again > 0)
 
     def test_of_a_stored_call_is_its_due_time(self, app: Celery, broker: Broker) -> None:
-        push_task(DurableTasks(app, leases=False).queue, "shop.note", due_at=datetime(2020, 1, 1, tzinfo=timezone.utc))
+        push_task(StoredTasks.of(app).queue, "shop.note", due_at=datetime(2020, 1, 1, tzinfo=timezone.utc))
         (message,) = due(app, broker)
         assert run(app, message)["eta"][:4] in ("2020", str(datetime.now(timezone.utc).year))
 
@@ -298,7 +296,7 @@ class TestRetry:
         (message,) = due(app, broker)
         app.send_task("shop.note", task_id="order-42", countdown=HOUR)
         run(app, message)
-        assert DurableTasks(app, leases=False).cancel("order-42")
+        assert StoredTasks.of(app).cancel("order-42")
         assert stored(app) == {}
 
     def test_is_removed_by_a_cancel_and_a_dispatched_call_may_run(self, app: Celery, broker: Broker) -> None:
@@ -316,7 +314,7 @@ class TestRetry:
         app.send_task("shop.note", (HOUR,), task_id="order-42", countdown=60)
         (message,) = due(app, broker)
         app.send_task("shop.note", task_id="order-42", countdown=HOUR)
-        queue = DurableTasks(app, leases=False).queue
+        queue = StoredTasks.of(app).queue
         (entry,) = queue.moves.claim_batch(early=True).entries
         queue.nack(entry, dead=True, reason="no queue")
         run(app, message)

@@ -64,7 +64,11 @@ def test_defaults() -> None:
     settings = CelerySettings.of(app_with("plain"))
 
     assert asdict(settings) == DEFAULTS
-    assert (settings.overdue_policy.policy, settings.min_delay_seconds, settings.interval_seconds) == ("run", 0, 5)
+    assert (settings.overdue_policy.policy, settings.min_delay_seconds, settings.dispatch_interval_seconds) == (
+        "run",
+        0,
+        5,
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)

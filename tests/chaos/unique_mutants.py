@@ -357,7 +357,7 @@ FOUND_BY_UNIQUE_TESTS: Final = {
     "tests/celery/admission/test_unique_workers.py": {
         "a retry replaces another call": py(
             CALLS,
-            'call.unique.on_conflict == "replace" and not running',
+            'call.unique.on_conflict == "replace" and not call.is_retry',
             'call.unique.on_conflict == "replace"',
             "another_call_waits",
         ),
@@ -370,7 +370,7 @@ FOUND_BY_UNIQUE_TESTS: Final = {
     },
     "tests/celery/admission/test_unique_store.py": {
         "delete a dead letter and keep its key": py(
-            "celery/message_store.py", "if self.has_keys() else {}", "if False else {}", "its_key_is_free"
+            "celery/entries.py", "if self.has_keys() else {}", "if False else {}", "its_key_is_free"
         ),
         "delete dead letters that died later": lua(
             "admission/cancel", "(died and died <= latest)", "died", "one_that_stays_keeps"

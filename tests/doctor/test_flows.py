@@ -11,7 +11,7 @@ from celery import Celery
 
 from redis_queue import Flow
 from redis_queue.admission.declarations import Declaration, Declarations
-from redis_queue.admission.flow_rules import Limits
+from redis_queue.admission.flow_rules import FlowLimits
 from redis_queue.admission.flows import Flows
 from redis_queue.basics.times import from_ms
 from redis_queue.celery.stored_tasks import StoredTasks
@@ -84,8 +84,8 @@ class TestLimits:
         with fleet.worker("a", pool="solo") as worker:
             worker.wait_for_output("ready.")
         declared = Declarations(Scripts(client), FlowKeys("redis_queue")).read()
-        assert declared["queue:flows"] == [Declaration("flows", Limits(limit=3), "")]
-        assert declared[SYNC] == [Declaration("flows", Limits(limit_each=1), "key")]
+        assert declared["queue:flows"] == [Declaration("flows", FlowLimits(limit=3), "")]
+        assert declared[SYNC] == [Declaration("flows", FlowLimits(limit_each=1), "key")]
 
     def test_the_same_limits_are_no_finding(self, client: redis.Redis) -> None:
         for app in ("shop", "mail"):

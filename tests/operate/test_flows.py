@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from redis_queue.admission.flow_rules import FlowState, Limits, interval_ms
+from redis_queue.admission.flow_rules import FlowLimits, FlowState, interval_ms
 from redis_queue.operate.flows import LimitsRow, in_force, rate_text
 
-PLAIN = FlowState("queue:mail", Limits(limit=10), Limits(limit=10), "", paused=False, running=0, waiting=0)
+PLAIN = FlowState("queue:mail", FlowLimits(limit=10), FlowLimits(limit=10), "", paused=False, running=0, waiting=0)
 
 
 def stored(rate: str) -> float:
@@ -55,14 +55,14 @@ def test_an_interval_that_nobody_can_set_has_a_text(interval: float | None, text
 
 
 def test_limits_are_one_line() -> None:
-    assert LimitsRow.of(Limits()).text == "no limits"
-    assert LimitsRow.of(Limits(1000, 0, 600.0, 1, 200.0, 5)).text == (
+    assert LimitsRow.of(FlowLimits()).text == "no limits"
+    assert LimitsRow.of(FlowLimits(1000, 0, 600.0, 1, 200.0, 5)).text == (
         "limit 1,000, rate 100/m, limit of each key 0, rate of each key 5/s, burst of each key 5"
     )
 
 
 def test_a_burst_without_a_rate_is_left_out() -> None:
-    assert LimitsRow.of(Limits(limit=1, burst=5, burst_each=5)) == LimitsRow(limit=1)
+    assert LimitsRow.of(FlowLimits(limit=1, burst=5, burst_each=5)) == LimitsRow(limit=1)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_a_burst_without_a_rate_is_left_out() -> None:
     [
         (PLAIN, "queue:mail: limit 10"),
         (replace(PLAIN, paused=True), "queue:mail: paused, limit 10"),
-        (replace(PLAIN, limits=Limits()), "queue:mail: no limits; in the code: limit 10"),
-        (replace(PLAIN, limits=Limits(), paused=True), "queue:mail: paused; in the code: limit 10"),
+        (replace(PLAIN, limits=FlowLimits()), "queue:mail: no limits; in the code: limit 10"),
+        (replace(PLAIN, limits=FlowLimits(), paused=True), "queue:mail: paused; in the code: limit 10"),
     ],
 )
 def test_what_is_in_force_is_one_line(state: FlowState, line: str) -> None:

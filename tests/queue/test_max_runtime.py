@@ -11,7 +11,7 @@ import redis
 from redis_queue import Consumer, Lease, Message, PutBack, RedisQueue
 from redis_queue.basics.times import from_ms
 from redis_queue.queue.heartbeat import Heartbeat
-from redis_queue.store.records import Leased
+from redis_queue.store.records import LeasedItem
 from tests.support.clock import Clock
 from tests.support.wait import wait_until
 
@@ -124,7 +124,7 @@ class Leases:
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
 
-    def extend(self, held: Sequence[Leased], lease_ms: int) -> list[bool]:
+    def extend(self, held: Sequence[LeasedItem], lease_ms: int) -> list[bool]:
         self.asked.append([item.id for item in held])
         return [True] * len(held)
 

@@ -15,6 +15,7 @@ from celery import Celery
 from redis_queue import DelayQueue, Lock, RedisQueue, StoreRefusedError, StoreUnavailableError
 from redis_queue.celery import DispatchLoop, DurableTasks
 from redis_queue.celery.leases.poison import DeliveryLimit
+from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.delay.model import Push
 from redis_queue.doctor.roles import ROLES, Role
 from redis_queue.operate.audit import Audit
@@ -278,7 +279,7 @@ def app_of(redis_server: RedisServer, client: redis.Redis) -> Iterator[AppOf]:
     yield make
     for app in apps:
         app.close()
-        client.execute_command("ACL", "DELUSER", DurableTasks(app, leases=False).store.url.split("//")[1].split(":")[0])
+        client.execute_command("ACL", "DELUSER", StoredTasks.of(app).store.url.split("//")[1].split(":")[0])
 
 
 def test_a_producer_can_send_and_change_the_tasks_of_an_app(app_of: AppOf) -> None:
@@ -311,7 +312,7 @@ def test_a_dispatcher_sends_a_task_after_a_wake_up(
     if elsewhere:
         app.conf.broker_url += "?virtual_host=1"
     loop = DispatchLoop(app)
-    (channel,) = DurableTasks(app, leases=False).queue.moves.wake_channels()
+    (channel,) = StoredTasks.of(app).queue.moves.wake_channels()
     thread = threading.Thread(target=loop.run)
     thread.start()
     try:
@@ -336,4 +337,4 @@ def test_a_worker_with_leases_needs_a_few_more_commands(app_of: AppOf) -> None:
     assert len(limit.starts("task")) == 1
     limit.forget("task")
     assert limit.starts("task") == []
-    DurableTasks(app).queue.foreign.bury(Push(b"x", id="task"), reason="its worker died", deliveries=5)
+    StoredTasks.of(app).queue.foreign.bury(Push(b"x", id="task"), reason="its worker died", deliveries=5)

@@ -22,7 +22,7 @@ from redis_queue import (
     WrongTypeError,
 )
 from redis_queue.delay.model import Push
-from redis_queue.queue.claims import Claims
+from redis_queue.queue.claims import QueueClaims
 from redis_queue.store.script_files import load
 from tests.support.clock import Clock
 from tests.support.paths import ROOT
@@ -267,8 +267,8 @@ class TestBlockedGet:
     def test_a_get_survives_a_long_outage_of_the_server(
         self, pool: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        attempts, claim = Counter[str](), Claims._claim
-        monkeypatch.setattr(Claims, "_claim", lambda *given: (attempts.update(["claim"]), claim(*given))[1])
+        attempts, claim = Counter[str](), QueueClaims._claim
+        monkeypatch.setattr(QueueClaims, "_claim", lambda *given: (attempts.update(["claim"]), claim(*given))[1])
         with RedisServer(aof="always") as server:
             queue = RedisQueue("orders", server.url)
             queue.put("kept")

@@ -20,7 +20,7 @@ from redis_queue import (
     UnsupportedServerError,
     connect,
 )
-from redis_queue.queue.claims import Claims
+from redis_queue.queue.claims import QueueClaims
 from redis_queue.store.connection import check_server
 from tests.support.ports import HOST, free_port
 from tests.support.servers import RedisServer, client_options
@@ -54,8 +54,8 @@ class TestUnreachable:
     def test_a_blocking_get_tries_until_its_timeout(
         self, unreachable: redis.Redis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        begin, attempts, claim = time.monotonic(), Counter[str](), Claims._claim
-        monkeypatch.setattr(Claims, "_claim", lambda *given: (attempts.update(["claim"]), claim(*given))[1])
+        begin, attempts, claim = time.monotonic(), Counter[str](), QueueClaims._claim
+        monkeypatch.setattr(QueueClaims, "_claim", lambda *given: (attempts.update(["claim"]), claim(*given))[1])
         with caplog.at_level(logging.WARNING), pytest.raises(StoreUnavailableError):
             RedisQueue("orders", unreachable).get(timeout=0.5)
         assert 0.5 <= time.monotonic() - begin < 3

@@ -23,6 +23,7 @@ from kombu.exceptions import ContentDisallowed
 
 from redis_queue import InvalidDelayError, InvalidValueError, Lock, LockTakenError
 from redis_queue.celery import DurableTasks, push_task
+from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.testing import Timeline
 from redis_queue.testing.installation import find_app
 
@@ -571,7 +572,7 @@ class TestApp:
             DurableTasks(app, leases=False)
         if kind == "used":
             app.conf.redis_queue_url = NOWHERE
-            assert DurableTasks(app, leases=False).settings.url == NOWHERE
+            assert StoredTasks.of(app).settings.url == NOWHERE
         if kind == "control used":
             assert vars(app.control).get("broadcast") is None
         _ = app.amqp.send_task_message, app.conf.task_always_eager, app.tasks

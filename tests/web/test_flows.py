@@ -10,7 +10,7 @@ import redis
 from celery import Celery
 from kombu.entity import Queue
 
-from redis_queue.admission.flow_rules import Flow, FlowState, Limits
+from redis_queue.admission.flow_rules import Flow, FlowLimits, FlowState
 from redis_queue.admission.flows import Flows
 from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import FlowKeys
@@ -234,7 +234,7 @@ class TestActing:
         done = writer.send(page.confirmation)
         text = "queue:bulk: limit 20, rate 100/m, burst 3, rate of each key 2/s, burst of each key 3"
         assert f"{text}; in the code: limit 40, limit of each key 4, rate of each key 2/s." in done.text
-        assert state(flows, "queue:bulk").limits == Limits(20, None, 600.0, 3, 500.0, 3)
+        assert state(flows, "queue:bulk").limits == FlowLimits(20, None, 600.0, 3, 500.0, 3)
         detail = "limit 20, rate 100/m, limit of each key none, burst 3"
         assert audit(filled) == ("local", "flow-set", "queue:bulk", 1, detail)
         assert "State changed" in done.text
@@ -245,7 +245,7 @@ class TestActing:
         page = preview(writer, "flow-set", SYNC, limit="2")
         assert "Limit of each key 1 2" in page.text
         assert "shop.sync: limit of each key 2; in the code" in writer.send(page.confirmation).text
-        assert state(flows, "shop.sync").limits == Limits(limit_each=2)
+        assert state(flows, "shop.sync").limits == FlowLimits(limit_each=2)
 
     def test_reset(self, writer: Browser, flows: Flows, filled: redis.Redis) -> None:
         page = preview(writer, "flow-reset", SLOW)

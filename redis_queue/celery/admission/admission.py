@@ -17,7 +17,7 @@ from celery.worker import state
 from redis_queue.admission.flows import route_of
 from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.message.headers import FlowHeader
-from redis_queue.store.async_connection import AsyncConnection, Call
+from redis_queue.store.async_connection import AsyncCall, AsyncConnection
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.links import Argument
 from redis_queue.store.script_files import Script, load
@@ -238,7 +238,7 @@ class Admission:
         *,
         line: tuple[bytes, bytes],
         channel: str,
-    ) -> tuple[str, Call]:
+    ) -> tuple[str, AsyncCall]:
         """Return the first part of the delivery tags, and the call that makes the *request*.
 
         *line* are the keys of the line of idle workers and of its listener, *channel* is that of this worker.
@@ -262,7 +262,7 @@ class Admission:
         request.on_settled(found.missing)
         on_reply(found)
 
-    def put_behind(self, connection: AsyncConnection, move: Move, on_reply: Callable[[Any], None]) -> Call:
+    def put_behind(self, connection: AsyncConnection, move: Move, on_reply: Callable[[Any], None]) -> AsyncCall:
         """Return the call that moves a message, which was fetched from a list, to those that wait."""
         self.in_use = True
         record = b"[" + move.item + b", " + route_of(move.queue).encode() + b"]"
@@ -270,7 +270,7 @@ class Admission:
         arguments = (len(keys), *keys, *(named[name] for name in self._restore.arguments))
         return connection.script(self._restore, arguments, on_reply)
 
-    def watch(self, queues: Sequence[str], on_change: Callable[[], None], check: Callable[[Any], Any]) -> Call:
+    def watch(self, queues: Sequence[str], on_change: Callable[[], None], check: Callable[[Any], Any]) -> AsyncCall:
         """Return the call that lets Redis track the signals of *queues*; *on_change* is called if they have changed."""
 
         def compared(reply: Any) -> None:
@@ -279,7 +279,7 @@ class Admission:
             if found != self.signals and (self.signals or found.strip()):
                 on_change()
 
-        return Call(("MGET", *(self.keys.flows.signal(queue) for queue in queues)), compared)
+        return AsyncCall(("MGET", *(self.keys.flows.signal(queue) for queue in queues)), compared)
 
 
 def orphans(keys: AdmissionKeys, client: redis.Redis) -> list[str]:

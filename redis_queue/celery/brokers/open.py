@@ -32,7 +32,7 @@ def open_broker(app: Celery, store: Client) -> Broker:
     """
     # AmqpBroker waits for the confirms of many messages at once, so the connection must not wait for each.
     connection = app.connection_for_write(heartbeat=0, transport_options={"confirm_publish": False})
-    lease = CelerySettings.of(app).lease_seconds
+    lease = CelerySettings.of(app).dispatch_lease_seconds
     try:
         add_timeouts(connection, lease)
         connection.ensure_connection(max_retries=1, interval_start=0)

@@ -72,7 +72,7 @@ class DispatchLoop:
     def __init__(self, app: Celery, *, kind: str = "") -> None:
         self._app = app
         self._store = Store(app)
-        self._interval = self._store.settings.interval_seconds
+        self._interval = self._store.settings.dispatch_interval_seconds
         self._stopped = threading.Event()
         self._put_back_at = -math.inf
         self._due = False

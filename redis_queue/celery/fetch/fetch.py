@@ -23,7 +23,7 @@ import redis
 
 from redis_queue.admission.flows import route_of
 from redis_queue.celery.admission.admission import Admission, FlowReply, FlowRequest, tag_of
-from redis_queue.store.async_connection import AsyncConnection, Call
+from redis_queue.store.async_connection import AsyncCall, AsyncConnection
 from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import as_unavailable
 from redis_queue.store.script_files import load
@@ -126,7 +126,7 @@ class Fetch:
                 self.wakeups.call("SUBSCRIBE", channel)
             after_errors.pop_all()
 
-    def exchange(self, request: ListRequest, flow_request: FlowRequest | None, *, before: Sequence[Call]) -> None:
+    def exchange(self, request: ListRequest, flow_request: FlowRequest | None, *, before: Sequence[AsyncCall]) -> None:
         """Make the calls *before*, stop listening, and ask for messages, in one round trip.
 
         While messages of flows wait, lists that were empty a moment ago are not asked.
@@ -142,21 +142,21 @@ class Fetch:
         self.look_at = math.inf
         self.commands.send(calls)
 
-    def _stop_listening(self, line: tuple[bytes, bytes]) -> Iterator[Call]:
+    def _stop_listening(self, line: tuple[bytes, bytes]) -> Iterator[AsyncCall]:
         """Yield the calls that end waiting; *line* is the one of the next wait."""
         if self._line is not None and self._line != line:
             yield self._leaving(self._line)
         self._line = line
         if self._tracking:
             self._tracking = False
-            yield Call(("CLIENT", "TRACKING", "OFF"), check)
+            yield AsyncCall(("CLIENT", "TRACKING", "OFF"), check)
 
     def _looks_into_lists(self, flow_request: FlowRequest | None) -> bool:
         if flow_request is None or self.lists_had_messages or not self._admission.competes:
             return True
         return time.monotonic() >= self._lists_at + LISTS_WITHIN
 
-    def _take_of_lists(self, line: tuple[bytes, bytes], request: ListRequest) -> Call:
+    def _take_of_lists(self, line: tuple[bytes, bytes], request: ListRequest) -> AsyncCall:
         since, tag = time.monotonic(), f"{os.urandom(12).hex()}-"
         keys = self._admission.keys.of(self._script, line=line[0], listener=line[1])
         lease = self._admission.keys.in_flight.lease_ms
@@ -190,7 +190,7 @@ class Fetch:
             if self.pending_flows is None:
                 self._rest()
 
-    def _take_of_flows(self, line: tuple[bytes, bytes], queues: Sequence[str], request: FlowRequest) -> Call:
+    def _take_of_flows(self, line: tuple[bytes, bytes], queues: Sequence[str], request: FlowRequest) -> AsyncCall:
         since, alone = time.monotonic(), self.pending is None
 
         def taken(reply: FlowReply | Exception) -> None:
@@ -283,9 +283,9 @@ class Fetch:
         self._look_in(self._longest_look)
         # EXISTS makes Redis track the lists, and finds messages that arrived after the script.
         tracking = ("CLIENT", "TRACKING", "ON", "REDIRECT", self._id, "NOLOOP")
-        calls = [Call(tracking, _check_tracking), self._admission.watch(queues, self._become_due, check)]
+        calls = [AsyncCall(tracking, _check_tracking), self._admission.watch(queues, self._become_due, check)]
         if lists:
-            calls.append(Call(("EXISTS", *(row.key for row in lists)), exists))
+            calls.append(AsyncCall(("EXISTS", *(row.key for row in lists)), exists))
         self.commands.send(calls)
 
     def _look_in(self, seconds: float) -> None:
@@ -296,7 +296,7 @@ class Fetch:
         name = hashlib.sha1("\n".join(sorted(queues)).encode(), usedforsecurity=False).hexdigest()
         return self._keys.line(name), self._keys.listener(name)
 
-    def _leaving(self, line: tuple[bytes, bytes]) -> Call:
+    def _leaving(self, line: tuple[bytes, bytes]) -> AsyncCall:
         return self.commands.script(self._leave, (2, *line, self._channel), check)
 
 

@@ -13,7 +13,7 @@ import redis
 from redis_queue.basics.logs import logger_of
 from redis_queue.celery.admission.admission import AdmissionKeys, Move, has_place
 from redis_queue.errors import RedisQueueError
-from redis_queue.store.async_connection import AsyncConnection, Call
+from redis_queue.store.async_connection import AsyncCall, AsyncConnection
 from redis_queue.store.links import Argument, DirectLink
 from redis_queue.store.redis_errors import as_unavailable, lacks_permission, translate
 from redis_queue.store.script_files import load
@@ -78,7 +78,7 @@ class Settlement:
         self._repeated -= tags
         self._tags -= tags
 
-    def calls(self, connection: AsyncConnection) -> list[Call]:
+    def calls(self, connection: AsyncConnection) -> list[AsyncCall]:
         """Return the calls that settle all tags that are not sent yet; the caller sends them on *connection*."""
         calls = []
         for batch in self._batches():

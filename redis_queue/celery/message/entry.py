@@ -214,9 +214,14 @@ def read_readable(entries: Iterable[Entry]) -> dict[str, Message]:
 def envelope_of_call(app: Celery, call: TaskCall, task_id: str) -> Envelope:
     """Return the message that *call* becomes; raises what Celery raises for a call that it cannot send."""
     kept: list[Envelope] = []
+
+    def keep(envelope: Envelope, _: Mapping[str, Any]) -> bool:
+        kept.append(envelope)
+        return True
+
     options = {**task_options(app, call.task), **call.options}
     with app.producer_or_acquire() as producer:
-        intercepting = InterceptingProducer(app, producer, lambda envelope, *_: kept.append(envelope))
+        intercepting = InterceptingProducer(app, producer, keep)
         args, kwargs = list(call.args), dict(call.kwargs)
         app.send_task(call.task, args, kwargs, task_id=task_id, producer=intercepting, add_to_parent=False, **options)
     envelope = kept[0]

@@ -29,7 +29,7 @@ from redis_queue.store.ids import MAX_ID
 _PUBLISHED: Final = ("correlation_id", "reply_to", "delivery_mode", "priority", "message_id", "app_id")
 """Properties that a publisher sets."""
 
-MAX_NAME: Final = 1000
+MAX_MESSAGE_NAME: Final = 1000
 """Most characters of a task name, id, queue or exchange."""
 
 MAX_DECLARE: Final = 100
@@ -150,7 +150,9 @@ class Envelope:
     @property
     def queue(self) -> str:
         """The Celery queue of the message; "" if only its exchange determines it."""
-        declared = next((name for name in map(described_name, self.declare) if isinstance(name, str)), "")[:MAX_NAME]
+        declared = next((name for name in map(described_name, self.declare) if isinstance(name, str)), "")[
+            :MAX_MESSAGE_NAME
+        ]
         return declared or ("" if self.exchange else self.routing_key)
 
     def element(self, tag: str) -> str:
@@ -280,9 +282,9 @@ class Envelope:
 
 
 def _check_name(value: Any, name: str) -> str:
-    if not isinstance(value, str) or len(value) > MAX_NAME:
+    if not isinstance(value, str) or len(value) > MAX_MESSAGE_NAME:
         got = f"{len(value):,} characters" if isinstance(value, str) else type(value).__name__
-        raise TypeError(f"{name}: expected text of up to {MAX_NAME} characters, got {got}")
+        raise TypeError(f"{name}: expected text of up to {MAX_MESSAGE_NAME} characters, got {got}")
     return value
 
 

@@ -24,8 +24,8 @@ _LOCAL: Final = frozenset({"retry", "retry_policy", "timeout", "confirm_timeout"
 """Options of a publish that are not part of the message."""
 
 Publish = Callable[..., Any]
-Keep = Callable[[Envelope, Mapping[str, Any], Callable[[], Any]], Any]
-"""Takes the message, how a publish may be retried, and a function that publishes it after all."""
+Keep = Callable[[Envelope, Mapping[str, Any]], bool]
+"""Takes a message and the options of its publish; returns False if the message is to be published after all."""
 
 _NUMBER: Final = (int, float)
 _QUEUE: Final[Mapping[str, Any]] = {
@@ -56,7 +56,7 @@ _ORDINARY: Final = {"durable": True, "auto_delete": False, "exclusive": False, "
 
 
 class InterceptingProducer:
-    """Replaces *producer* during one send: *keep* gets the first message, later ones (events) are sent.
+    """Replaces *producer* during one send: *keep* gets the first message, later ones (events) are published.
 
     Signals before and after a publish, header injection, routing and serialisation are as without it.
     """
@@ -64,20 +64,18 @@ class InterceptingProducer:
     def __init__(self, app: Celery, producer: Any, keep: Keep) -> None:
         self._app = app
         self._producer = producer
-        self._keep: Keep | None = keep
+        self._keep = keep
+        self._is_first = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
 
     def publish(self, body: Any, **options: Any) -> Any:
-        """Keep the first message; send all others."""
-        keep = self._keep
-        if keep is None:
-            return self._producer.publish(body, **options)
-        envelope = envelope_of(self._app, self._producer, body, options)
-        result = keep(envelope, options, lambda: self._producer.publish(body, **options))
+        """Keep the first message; publish all others."""
+        is_kept = self._is_first and self._keep(envelope_of(self._app, self._producer, body, options), options)
+        result = None if is_kept else self._producer.publish(body, **options)
         # Only now: Celery publishes a second time where the first one failed.
-        self._keep = None
+        self._is_first = False
         return result
 
 

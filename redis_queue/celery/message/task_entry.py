@@ -15,7 +15,7 @@ from uuid import UUID
 from redis_queue.basics.times import from_ms
 from redis_queue.celery.message.body import json_body, retries_of
 from redis_queue.celery.message.entry import TaskCall, read_entry
-from redis_queue.celery.message.envelope import MAX_NAME, Envelope, priority_of
+from redis_queue.celery.message.envelope import MAX_MESSAGE_NAME, Envelope, priority_of
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
 
@@ -24,7 +24,7 @@ _DECIMAL: Final = re.compile(r"-?\d{1,30}(\.\d{1,30})?", re.ASCII)
 _SHORT: Final = 64
 """Most characters of a time or a UUID."""
 
-MAX_TEXT: Final = 20_000
+MAX_REPR: Final = 20_000
 """Most characters of arguments; Celery itself cuts them at a thousand."""
 
 
@@ -62,7 +62,7 @@ def _of_envelope(envelope: Envelope) -> dict[str, Any]:
     headers = envelope.headers
     call = headers if envelope.task else _of_protocol_1(envelope)
     return {
-        "task": str(call.get("task") or "")[:MAX_NAME],
+        "task": str(call.get("task") or "")[:MAX_MESSAGE_NAME],
         "queue": envelope.queue,
         "exchange": envelope.exchange,
         "routing_key": envelope.routing_key,
@@ -71,8 +71,8 @@ def _of_envelope(envelope: Envelope) -> dict[str, Any]:
         "expires_at": None if envelope.expires_at is None else from_ms(envelope.expires_at),
         "stamps": {name: restore_types(value) for name, value in _mapping(headers.get("stamps")).items()},
         "headers": headers,
-        "args": str(call.get("argsrepr", ""))[:MAX_TEXT],
-        "kwargs": str(call.get("kwargsrepr", ""))[:MAX_TEXT],
+        "args": str(call.get("argsrepr", ""))[:MAX_REPR],
+        "kwargs": str(call.get("kwargsrepr", ""))[:MAX_REPR],
     }
 
 
@@ -88,12 +88,12 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def _of_call(call: TaskCall) -> dict[str, Any]:
     options = call.options
     return {
-        "task": call.task[:MAX_NAME],
-        **{name: str(options.get(name) or "")[:MAX_NAME] for name in ("queue", "exchange", "routing_key")},
+        "task": call.task[:MAX_MESSAGE_NAME],
+        **{name: str(options.get(name) or "")[:MAX_MESSAGE_NAME] for name in ("queue", "exchange", "routing_key")},
         "priority": priority_of(options),
         "headers": _mapping(options.get("headers")),
-        "args": str(options.get("argsrepr") or repr(tuple(call.args)))[:MAX_TEXT],
-        "kwargs": str(options.get("kwargsrepr") or repr(dict(call.kwargs)))[:MAX_TEXT],
+        "args": str(options.get("argsrepr") or repr(tuple(call.args)))[:MAX_REPR],
+        "kwargs": str(options.get("kwargsrepr") or repr(dict(call.kwargs)))[:MAX_REPR],
     }
 
 

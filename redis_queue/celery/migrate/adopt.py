@@ -21,7 +21,7 @@ from redis_queue.store.chunks import chunks
 if TYPE_CHECKING:
     from celery import Celery
 
-PATIENCE: Final = 5.0
+PING_TIMEOUT: Final = 5.0
 """Seconds for all workers to answer; an idle worker needs milliseconds."""
 
 LIST_TIMEOUT: Final = 60.0
@@ -56,7 +56,7 @@ class LiveWorkers:
         self._count = self._receivers()
         if not self._count:
             return 0
-        replies = self._app.control.ping(timeout=PATIENCE, limit=self._count) or []
+        replies = self._app.control.ping(timeout=PING_TIMEOUT, limit=self._count) or []
         self.names = sorted(name for reply in replies for name in reply)
         self._check(len(self.names), "ping")
         return self._count

@@ -112,8 +112,8 @@ class Bulk:
             task = self._app.tasks.get(name)
             dumps_models = getattr(task, "_dump_pydantic_arguments", None) is not None
             limited = FlowPolicy.of(self._app).may_apply(name) or UniquePolicy.of(self._app).of_task(name) is not None
-            other = dumps_models or limited
-            self._tasks[name] = None if task is None or other or not _is_celerys(task, *_OF_TASK) else task
+            own = all(_is_of_celery(getattr(task, method, None)) for method in _OF_TASK)
+            self._tasks[name] = task if own and not dumps_models and not limited else None
         return self._tasks[name]
 
     def _serves_others(self, envelope: Envelope, signature: Any) -> bool:
@@ -179,22 +179,21 @@ def _is_unchanged(app: Celery) -> bool:
     """Tell whether Celery alone makes the messages of *app*: no part of it is wrapped or replaced."""
     amqp = app.amqp
     before = vars(amqp).get(CAPTURED)
-    return (
-        before is not None
-        and _is_celerys(app, "now")
-        and _is_of_celery(getattr(app.send_task, PLAIN, app.send_task))
-        and _is_celerys(amqp, "as_task_v2", "_create_task_sender")
-        and all(getattr(type(amqp), name) is getattr(AMQP, name) for name in WRAPPED)
-        and all(map(_is_of_celery, [*before, *(vars(amqp)[name] for name in WRAPPED)]))
-        and type(amqp.router) is Router
-        and _is_celerys(amqp.router, "route")
-        and _is_of_celery(Signature.apply_async)
+    if before is None or type(amqp.router) is not Router:
+        return False
+    if any(getattr(type(amqp), name) is not getattr(AMQP, name) for name in WRAPPED):
+        return False
+    functions = (
+        app.now,
+        getattr(app.send_task, PLAIN, app.send_task),
+        Signature.apply_async,
+        amqp.as_task_v2,
+        amqp._create_task_sender,
+        amqp.router.route,
+        *before,
+        *(vars(amqp)[name] for name in WRAPPED),
     )
-
-
-def _is_celerys(owner: Any, *methods: str) -> bool:
-    """Tell whether *owner* has Celery's own *methods*: neither overridden, nor replaced, nor wrapped."""
-    return not any(name in vars(owner) or not _is_of_celery(getattr(type(owner), name)) for name in methods)
+    return all(map(_is_of_celery, functions))
 
 
 def _is_of_celery(function: Any) -> bool:

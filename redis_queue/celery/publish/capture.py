@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, Final, cast
 
 import redis
@@ -19,7 +19,7 @@ from redis_queue.basics.times import from_ms
 from redis_queue.celery.admission.policy import FlowPolicy, UniquePolicy
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.message.headers import SENT, Attempt, FlowHeader, sent_now, without_copied_headers
-from redis_queue.celery.message.producer import InterceptingProducer, Keep
+from redis_queue.celery.message.producer import InterceptingProducer
 from redis_queue.celery.publish.send import (
     LostKeyError,
     OwnBroker,
@@ -129,46 +129,26 @@ class Capture:
             options = without_copied_headers(given) if self._app.current_task else given
             send = message.send if isinstance(message, SentMessage) else self.sends.of(self._app, _id(message))
             send.header = self._header(send, name, message, given)
-
-            def publish_to(keep: Keep | None) -> Any:
-                """Publish the message, or give it to *keep*."""
-                by = producer if keep is None else InterceptingProducer(self._app, producer, keep)
-                return publish(by, name, message, **options)
-
-            def store(due: Due) -> Any:
-                return publish_to(self._into_store(send, due) if self._is_ours(producer, send) else None)
-
-            due = None if name in NOT_CAPTURED else self._due(send, message)
-            if due is not None or send.through_store:
-                return store(due or NOW)
-            # Who made an InterceptingProducer sends the message later.
-            is_kept = isinstance(producer, InterceptingProducer)
-            if send.header is not None and not is_kept and self._is_ours(producer, send):
-                return publish_to(self._into_flow(send, send.header, str(self._queue_of(given))))
+            send.due = None if name in NOT_CAPTURED else self._due(send, message)
+            if send.due is not None or send.through_store:
+                return publish(self._into_store(producer, send), name, message, **options)
+            if send.header is not None and self._may_wait(producer, send):
+                keep = partial(self._put_into_flow, send, send.header, str(self._queue_of(given)))
+                return publish(InterceptingProducer(self._app, producer, keep), name, message, **options)
             if send.batch is not None and not _eta(message):
                 raise InvalidValueError(f"{name} has no countdown and no eta: use push_many(countdown=…)")
+            # With protocol 1, headers are those of the application.
+            if "id" in message.headers:
+                message.headers[SENT] = sent_now()
             try:
-                return self._send_now(lambda: publish_to(None), producer, message)
-            except (OperationalError, redis.exceptions.OutOfMemoryError) as error:
-                _raise_unless_full(error, retry=send.is_retry)
+                return publish(producer, name, message, **options)
+            except (OperationalError, redis.exceptions.OutOfMemoryError, AttributeError) as error:
+                _raise_unless_full(error, producer, retry=send.is_retry)
             # The store takes a retry even if its Redis is full: Celery drops a task whose retry is refused.
-            return store(self._due(send, message) or NOW)
+            send.due = self._due(send, message)
+            return publish(self._into_store(producer, send), name, message, **options)
 
         return send_task_message
-
-    @staticmethod
-    def _send_now(publish: Callable[[], Any], producer: Any, message: Any) -> Any:
-        """Send a message without a delay."""
-        # With protocol 1, headers are those of the application.
-        if "id" in message.headers:
-            message.headers[SENT] = sent_now()
-        try:
-            return publish()
-        except AttributeError as error:
-            # kombu has closed the channel after an outage, and uses it again: nothing was sent.
-            if getattr(getattr(producer, "_channel", None), "connection", producer) is not None:
-                raise
-            raise OperationalError("the connection to the broker was lost: send again") from error
 
     def _header(self, send: Send, name: str, message: Any, options: Mapping[str, Any]) -> FlowHeader | None:
         """Return the flow and the keys of a message; None if it has no flow."""
@@ -196,25 +176,28 @@ class Capture:
         exchange = getattr(queue, "exchange", None)
         return queue.name if queue is not None and (exchange is None or exchange.type == "direct") else None
 
-    def _into_flow(self, send: Send, header: FlowHeader, queue: str) -> Keep:
-        """Return what puts a message of *queue* into the store, where it waits for admission."""
+    def _may_wait(self, producer: Any, send: Send) -> bool:
+        """Tell whether the message of a flow may wait in the store."""
+        # The creator of an InterceptingProducer sends the message later.
+        return not isinstance(producer, InterceptingProducer) and self._is_ours(producer, send)
 
-        def keep(envelope: Envelope, sending: Mapping[str, Any], publish: Callable[[], Any]) -> Any:
-            sent_as = _with_header(envelope, send)
-            send.progress = Progress.BEGUN
-            try:
-                sent = with_retries(self._stored.flow_sender.prepare(sent_as, queue, header), sending)
-            except StoreError as error:
-                if not send.is_retry:
-                    raise OperationalError(str(error)) from error
-                # Celery drops a task whose retry raises; the store takes it even if its Redis is full.
-                return self._into_store(send, NOW)(envelope, sending, publish)
-            if not sent:
-                raise LostKeyError
-            send.progress = Progress.CONFIRMED
-            return None
-
-        return keep
+    def _put_into_flow(
+        self, send: Send, header: FlowHeader, queue: str, envelope: Envelope, sending: Mapping[str, Any]
+    ) -> bool:
+        """Put a message for *queue* into the store, where it waits for admission."""
+        sent_as = _with_header(envelope, send)
+        send.progress = Progress.BEGUN
+        try:
+            sent = with_retries(self._stored.flow_sender.prepare(sent_as, queue, header), sending)
+        except StoreError as error:
+            if not send.is_retry:
+                raise OperationalError(str(error)) from error
+            # Celery drops a task whose retry raises; the store takes it even if its Redis is full.
+            return self._put_into_store(send, envelope, sending)
+        if not sent:
+            raise LostKeyError
+        send.progress = Progress.CONFIRMED
+        return True
 
     def _is_ours(self, producer: Any, send: Send) -> bool:
         """Tell whether *producer* sends to the app's own broker; a caller may pass another producer."""
@@ -241,7 +224,7 @@ class Capture:
         eta = _eta(message)
         if not eta:
             return None
-        shortest = 0.0 if send.header is not None else self._stored.shortest_delay
+        shortest = 0.0 if send.header is not None else self._stored.settings.min_delay_seconds
         if send.countdown:
             return (max(0.0, float(send.countdown)), None) if send.countdown > shortest else None
         # As a worker reads it: a naive eta has the time zone of the app.
@@ -250,39 +233,42 @@ class Capture:
             return None
         return None, max(due_at, from_ms(1))
 
-    def _into_store(self, send: Send, due: Due) -> Keep:
-        """Return what stores a message until it is *due*; it may go to the broker if it cannot be stored."""
+    def _into_store(self, producer: Any, send: Send) -> Any:
+        """Return a producer that stores the message of *send*; *producer* itself if it sends to another broker."""
+        if not self._is_ours(producer, send):
+            return producer
+        return InterceptingProducer(self._app, producer, partial(self._put_into_store, send))
 
-        def keep(envelope: Envelope, sending: Mapping[str, Any], publish: Callable[[], Any]) -> Any:
-            sent_as = _with_header(envelope, send)
-            if send.batch is not None:
-                send.batch.append((sent_as, due))
-                return None
-            send.progress = Progress.BEGUN
-            try:
-                return with_retries(lambda: self._store(send, sent_as, due), sending)
-            except StoreError as error:
-                policy = self._stored.settings.on_store_error
-                if policy != "broker" and not (policy is None and send.is_retry):
-                    raise OperationalError(str(error)) from error
-                action, reason = "store_unavailable", f"the store is unavailable: {error}"
-            except InvalidValueError as error:
-                # A retry: the broker took the message before, so it will take it again. Celery takes more than ten
-                # years, and any id.
-                if not send.is_retry and not isinstance(error, InvalidDelayError) and is_id(envelope.id):
-                    raise
-                action, reason = "store_refused", str(error)
-            shown = envelope.id if is_id(envelope.id) else quoted(envelope.id)
-            extra = {"action": action, "task_id": envelope.id}
-            logger.warning("%s waits in the broker: %s", shown, reason, extra=extra)
-            return publish()
+    def _put_into_store(self, send: Send, envelope: Envelope, sending: Mapping[str, Any]) -> bool:
+        """Store a message until it is due; return False if the broker is to get it, since it cannot be stored."""
+        sent_as, due = _with_header(envelope, send), send.due or NOW
+        if send.batch is not None:
+            send.batch.append((sent_as, due))
+            return True
+        send.progress = Progress.BEGUN
+        try:
+            with_retries(partial(self._write, send, sent_as, due), sending)
+        except StoreError as error:
+            policy = self._stored.settings.on_store_error
+            if policy != "broker" and not (policy is None and send.is_retry):
+                raise OperationalError(str(error)) from error
+            action, reason = "store_unavailable", f"the store is unavailable: {error}"
+        except InvalidValueError as error:
+            # A retry: the broker took the message before, so it will take it again. Celery takes more than ten
+            # years, and any id.
+            if not send.is_retry and not isinstance(error, InvalidDelayError) and is_id(envelope.id):
+                raise
+            action, reason = "store_refused", str(error)
+        else:
+            return True
+        shown = envelope.id if is_id(envelope.id) else quoted(envelope.id)
+        logger.warning("%s waits in the broker: %s", shown, reason, extra={"action": action, "task_id": envelope.id})
+        return False
 
-        return keep
-
-    def _store(self, send: Send, envelope: Envelope, due: Due) -> None:
+    def _write(self, send: Send, envelope: Envelope, due: Due) -> None:
         if not send.is_retry:
-            (replaced,) = self._stored.writer.store([(envelope, due)])
-            if replaced:
+            (is_replacement,) = self._stored.writer.store([(envelope, due)])
+            if is_replacement:
                 send.progress = Progress.REPLACED
             return
         request = self._app.current_task.request
@@ -298,8 +284,14 @@ def _with_header(envelope: Envelope, send: Send) -> Envelope:
     return envelope.like(envelope.body, headers, envelope.properties)
 
 
-def _raise_unless_full(error: Exception, *, retry: bool) -> None:
-    """Raise the *error* of a send, unless a full Redis refused a *retry*."""
+def _raise_unless_full(error: Exception, producer: Any, *, retry: bool) -> None:
+    """Raise the *error* of a send by *producer*, unless a full Redis refused a *retry*."""
+    # kombu has closed the channel after an outage, and uses it again: nothing was sent.
+    if (
+        isinstance(error, AttributeError)
+        and getattr(getattr(producer, "_channel", None), "connection", producer) is None
+    ):
+        raise OperationalError("the connection to the broker was lost: send again") from error
     if not isinstance(error.__cause__ or error, redis.exceptions.OutOfMemoryError):
         raise error
     if not retry:

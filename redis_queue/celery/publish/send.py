@@ -31,34 +31,36 @@ _OPTIONS: Final = ("global_keyprefix", "master_name")
 class Progress(IntEnum):
     """How far a send got."""
 
-    #: No part of its message has left this process.
+    #: No part of the message has left this process.
     MADE = 0
-    #: Its sending has begun: the message may be there although that failed.
+    #: The sending has begun: the message may have arrived even if the sending fails.
     BEGUN = 1
-    #: It was stored, and replaced another message in the store, which is gone.
+    #: The message was stored in place of another one, which is gone.
     REPLACED = 2
-    #: Redis knows that it was sent: the key of a unique task needs no second step.
+    #: Redis knows that the message was sent: the key of a unique task needs no second step.
     CONFIRMED = 3
 
 
 class LostKeyError(Exception):
-    """Another message owns the key by now; this one was not sent."""
+    """Another message owns the key by now: the message was not sent."""
 
 
 @dataclass(slots=True)
 class Send:
-    """The sending of one message with the id *task_id*: what it carries, and how far it got."""
+    """The sending of the message *task_id*: what the message carries, and how far the sending got."""
 
     task_id: Any
     #: Whether the running task sends it with its own id. Celery drops a task whose retry raises.
     is_retry: bool = False
     #: The delay that was given: the message has only the eta that Celery computed from it.
     countdown: Any = None
+    #: When it is due, if it is to be stored until then.
+    due: Due | None = None
     #: The list in which push_many collects the message, to store it later.
     batch: list[tuple[Envelope, Due]] | None = None
     #: The key that the message of a unique task owns.
     key: UniqueHeader | None = None
-    #: Whether it replaces a message that waits in the store: it goes the same way, and replaces it there.
+    #: Whether it replaces a message that waits in the store: then it is stored too, in place of that message.
     through_store: bool = False
     #: The flow and the keys that stand in the message.
     header: FlowHeader | None = None
@@ -71,7 +73,7 @@ class Send:
 
 
 class SentMessage(task_message):  # type: ignore[misc]
-    """What Celery makes of a call and sends, with its Send: Celery hands nothing else from one to the other."""
+    """Celery's message with its Send. Celery passes only the message from ``create_task_message`` to the sender."""
 
     send: Send
 
@@ -86,7 +88,10 @@ class SentMessage(task_message):  # type: ignore[misc]
 
 
 class Sends(threading.local):
-    """What this thread is about to send: Celery takes nothing of ours from a call to the making of its message."""
+    """What a thread is about to send.
+
+    It is kept per thread, since Celery passes no data of ours from ``send_task`` to ``create_task_message``.
+    """
 
     #: The next message of a unique task.
     opened: Send | None = None
@@ -102,15 +107,15 @@ class Sends(threading.local):
 
     @contextmanager
     def open(self, send: Send) -> Iterator[None]:
-        """Let the message that the `with` block sends under the id of *send* belong to it.
+        """Use *send* for the message that the `with` block sends under its id.
 
-        It is not collected: what push_many stores later would own its key without being sent.
+        push_many does not collect this message: until it is stored, it would own its key without being sent.
         """
         with self._set(send, None):
             yield
 
     def of(self, app: Celery, task_id: Any) -> Send:
-        """Return the Send for the message *task_id* of *app*: others may be sent while one is open."""
+        """Return the Send for the message *task_id* of *app*: the open one if it has this id, else a new one."""
         found = self.opened
         if found is not None and found.task_id == task_id:
             return found

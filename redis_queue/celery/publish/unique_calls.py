@@ -16,7 +16,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
 from kombu.utils.uuid import uuid
 
-from redis_queue.admission.owners import HOLD_MS, Acquired, new_token
+from redis_queue.admission.owners import HOLD_MS, AcquireReply, new_token
 from redis_queue.admission.unique_rules import TIME, Unique
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import duration_ms, to_ms
@@ -40,7 +40,7 @@ from redis_queue.store.ids import check_id, is_id
 
 logger = logger_of(__name__)
 
-PATIENCE: Final = 2 * HOLD_MS / 1000
+MAX_WAIT: Final = 2 * HOLD_MS / 1000
 """Most seconds that a call waits while others with its key are being sent."""
 
 FIRST_WAIT, LONGEST_WAIT = 0.002, 0.1
@@ -75,16 +75,19 @@ class UniqueCall:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether others wait for it: a chord, what comes behind it, or who has its id from a group or a chain.
+        """Whether others wait for its result: a chord, the next task of a chain, or a caller of a group or a chain.
 
-        A retry has the parent of its task, also if a task has sent that; and whatever replaces it has its id.
+        BESIDE does not count for a retry: it always has the parent of its task, and what replaces it has the same id.
         """
         names = BEHIND if self.is_retry or self.given.get("ignore_result") else BEHIND + BESIDE
         return any(self.given.get(name) for name in names)
 
     @property
     def may_raise(self) -> bool:
-        """Whether it may raise DuplicateTaskError: not if Celery sends it after another task, whose result it fails."""
+        """Whether a duplicate raises DuplicateTaskError.
+
+        It does not if Celery sends the call after another task: the error would make that task fail.
+        """
         return self.unique.on_conflict == "raise" and not self.given.get("parent_id")
 
 
@@ -115,7 +118,7 @@ class UniqueCalls:
     def _call(self, call: UniqueCall) -> Any:
         """Send a call, or return the result of the call that owns its key."""
         if call.is_awaited and call.unique.on_conflict == "replace":
-            # A later call would replace it, and what waits for it would wait for ever.
+            # A later call would replace it, and the tasks that wait for its result would wait for ever.
             return call.send_as(call.id)
         collects = self._sends.batch is not None
         if collects and not call.given.get("countdown") and not call.given.get("eta"):
@@ -123,7 +126,7 @@ class UniqueCalls:
         self._stored.flow_sender.check()
         key = self._key(call)
         result = self._send(call, key)
-        if not isinstance(result, Acquired):
+        if not isinstance(result, AcquireReply):
             return result
         if call.is_awaited:
             self._tell(call.task, "task %s: others wait for it, so it is sent although its key is taken: %r", key)
@@ -141,13 +144,13 @@ class UniqueCalls:
         return found
 
     def _retry(self, call: UniqueCall) -> Any:
-        """Send a retry, with the key of the message that runs unless another one owns it; it is never refused.
+        """Send a retry, with the key of the running message unless another message owns that key.
 
-        So is a task that replaces the one that runs: it has a key of its own.
+        A retry is never refused, nor is a task that replaces the running one: that task has a key of its own.
         """
         request = self._app.current_task.request
         running = UniqueHeader.of(vars(request)) or UniqueHeader.of(request.headers)
-        # One that is unique for a time has its key anyway. Later calls would replace one for which others wait.
+        # A task that is unique for a time keeps its key anyway. A retry that others wait for must not be replaced.
         if call.unique.kind == TIME or (call.is_awaited and call.unique.on_conflict == "replace"):
             return call.send_as(call.id)
         try:
@@ -160,16 +163,16 @@ class UniqueCalls:
             return call.send_as(call.id)
         with suppress(InvalidValueError):
             result = self._send(call, key, running=token)
-            if isinstance(result, Acquired) and (token := self._earlier(call, result, request)):
+            if isinstance(result, AcquireReply) and (token := self._earlier(call, result, request)):
                 result = self._send(call, key, running=token)
-            if not isinstance(result, Acquired):
+            if not isinstance(result, AcquireReply):
                 return result
         return call.send_as(call.id)
 
-    def _earlier(self, call: UniqueCall, owner: Acquired, request: Any) -> str:
-        """Return the token of a retry that waits in the store, owns the key, and is replaced there by *call*; else "".
+    def _earlier(self, call: UniqueCall, owner: AcquireReply, request: Any) -> str:
+        """Return the token of an earlier retry of the running message that waits in the store with the key; else "".
 
-        The message that runs came twice, or again from a killed worker.
+        *call* replaces it there. The running message was delivered twice, or again after its worker was killed.
         """
         attempt = Attempt.of(vars(request), request.delivery_info)
         if attempt.mark and owner.task_id == call.id and owner.state == "delayed":
@@ -191,10 +194,10 @@ class UniqueCalls:
         connection = given.get("connection") or (producer and producer.connection)
         return connection is None or bool(self._own_broker.is_that_of(connection))
 
-    def _owned_for(self, call: UniqueCall, *, strict: bool) -> tuple[int, int]:
-        """Return for how many ms the key of a call is owned while it waits, and after which time, 0 for now.
+    def _owned_for(self, call: UniqueCall) -> tuple[int, int]:
+        """Return for how many ms the key is owned while the call waits, and from which time on; 0 stands for now.
 
-        It is owned no longer than the call may wait. Raises InvalidDelayError if *strict*.
+        The key is owned no longer than the call may wait. Raises InvalidDelayError, except for a retry.
         """
         try:
             expires_ms = self._expires_ms(call)
@@ -209,12 +212,12 @@ class UniqueCalls:
             ttl_ms = call.unique.ttl_ms + duration_ms(max(0.0, delay))
             return max(1, int(min(ttl_ms, expires_ms))), 0
         except InvalidDelayError:
-            if strict:
+            if not call.is_retry:
                 raise
             return call.unique.ttl_ms, 0
 
     def _expires_ms(self, call: UniqueCall) -> float:
-        """Return in how many ms a call expires: then it does not run."""
+        """Return in how many ms a call expires; infinite if it does not expire."""
         expires = call.given.get("expires")
         if expires is None:
             expires = getattr(self._app.tasks.get(call.task), "expires", None)
@@ -224,35 +227,39 @@ class UniqueCalls:
         return float((due - self._app.now()).total_seconds()) * 1000
 
     def _send(self, call: UniqueCall, key: str, *, running: str = "") -> Any:
-        """Send a call, and return its result; or the Acquired of the call that owns its key.
+        """Send a call, and return its result; or the AcquireReply that names another owner of its key.
 
-        *running*: token of the message that runs, if the call is its retry.
+        *running*: token of the running message, if the call is its retry.
         """
-        until, wait, owned_for = time.monotonic() + PATIENCE, FIRST_WAIT, self._owned_for(call, strict=not running)
+        until = time.monotonic() + MAX_WAIT
+        wait = FIRST_WAIT
+        owned_for = self._owned_for(call)
         while True:
             header = UniqueHeader(call.unique.kind, new_token(), call.unique.ttl_ms, call.task, key)
             try:
                 found = self._acquire(header, call, owned_for, running)
             except StoreError as error:
-                if not running and self._stored.settings.on_store_error != "broker":
+                if not call.is_retry and self._stored.settings.on_store_error != "broker":
                     raise OperationalError(str(error)) from error
                 return call.send_as(call.id)
             late = time.monotonic() >= until
             if found.owns:
                 with suppress(LostKeyError):
-                    return self._send_message(header, found, call, is_retry=bool(running))
-                # The message that it was to replace has started, or it took longer than it may.
-                if running:
+                    return self._send_message(header, found, call)
+                # The message to be replaced has started, or the sending took longer than HOLD_MS.
+                if call.is_retry:
                     return call.send_as(call.id)
-            elif not found.is_open or call.is_awaited or (late and running):
+            elif not found.is_open or call.is_awaited or (late and call.is_retry):
                 return found
             if late:
                 raise OperationalError(f"{call.task}: other calls with the key {key!r} are being sent: try again")
             time.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
 
-    def _acquire(self, header: UniqueHeader, call: UniqueCall, owned_for: tuple[int, int], running: str) -> Acquired:
-        """Own the key, also that of an owner that waits in vain, or learn who owns it."""
+    def _acquire(
+        self, header: UniqueHeader, call: UniqueCall, owned_for: tuple[int, int], running: str
+    ) -> AcquireReply:
+        """Acquire the key of a call, also from an owner that is a dead letter; the reply names any other owner."""
         acquire = partial(
             self._stored.unique.acquire,
             header.field,
@@ -260,15 +267,15 @@ class UniqueCalls:
             task_id=call.id,
             ttl_ms=owned_for[0],
             due_ms=owned_for[1],
-            replaces=call.unique.on_conflict == "replace" and not running,
+            replaces=call.unique.on_conflict == "replace" and not call.is_retry,
             running=running,
             awaited=call.is_awaited,
         )
         found = acquire(gone="")
-        return acquire(gone=found.task_id) if not running and self._is_dead(found) else found
+        return acquire(gone=found.task_id) if not call.is_retry and self._is_dead(found) else found
 
-    def _send_message(self, header: UniqueHeader, found: Acquired, call: UniqueCall, *, is_retry: bool) -> Any:
-        """Send the message that owns a key. Raises LostKeyError if it does not any more."""
+    def _send_message(self, header: UniqueHeader, found: AcquireReply, call: UniqueCall) -> Any:
+        """Send the message that owns a key. Raises LostKeyError if another message owns the key by then."""
         owners = self._stored.unique
         through_store = found.replaces and found.state == "delayed"
         send = Send(found.task_id, is_retry_of(self._app, found.task_id), key=header, through_store=through_store)
@@ -291,14 +298,14 @@ class UniqueCalls:
             elif not owners.confirm(header.field, header.token, gone=send.progress == Progress.REPLACED):
                 raise LostKeyError
         except StoreError as error:
-            if is_retry:
+            if call.is_retry:
                 raise LostKeyError from error
-            # It will not run: its key was not confirmed.
+            # The message will not run: its key was not confirmed.
             raise OperationalError(str(error)) from error
         return result
 
-    def _is_dead(self, owner: Acquired) -> bool:
-        """Tell whether the owner of a key waits in vain: a dispatcher could not send it, or a retry of it."""
+    def _is_dead(self, owner: AcquireReply) -> bool:
+        """Tell whether the owner of a key, or its retry, is a dead letter: no dispatcher could send it."""
         if owner.owns or owner.is_open or owner.state != "delayed" or not is_id(owner.task_id):
             return False
         is_dead = self._stored.queue.reader.is_dead

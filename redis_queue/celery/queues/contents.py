@@ -15,7 +15,7 @@ from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import ListNames
 from redis_queue.celery.queues.message import Element, with_route
 from redis_queue.errors import InvalidValueError
-from redis_queue.store.chunks import CHUNK, MAX_CALL_BYTES, by_size, check_limit, check_offset
+from redis_queue.store.chunks import CHUNK, MAX_CALL_BYTES, by_size, check_limit, check_offset, rows_of
 from redis_queue.store.ids import id_bytes
 from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.scripts import Scripts
@@ -81,10 +81,9 @@ class QueueContents:
             return []
         script = place.scripts.bind("broker/look", None, list=place.key)
         _, *rows = script(first=offset, limit=min(limit, REACH - offset))
-        parts = zip(*[iter(rows)] * 3, strict=True)
         return [
             Element(place.step, older, int(size), head, tail, place.group)
-            for older, (size, head, tail) in enumerate(parts, offset)
+            for older, (size, head, tail) in enumerate(rows_of(rows, 3), offset)
         ]
 
     def _place(self, number: int) -> Place | None:

@@ -12,14 +12,12 @@ from typing import Any, Final
 
 from redis_queue.basics.times import END_OF_CALENDAR_MS, from_ms
 from redis_queue.celery.message.body import retries_in
-from redis_queue.celery.message.envelope import MAX_NAME
+from redis_queue.celery.message.envelope import MAX_MESSAGE_NAME
 from redis_queue.celery.message.headers import ETA, SENT, message_in
+from redis_queue.celery.message.task_entry import MAX_REPR
 from redis_queue.errors import InvalidValueError
 from redis_queue.store.codec import MAX_INTEGER, read_document
 from redis_queue.store.ids import readable
-
-MAX_TEXT: Final = 20_000
-"""Most characters of arguments; Celery itself cuts them at a thousand."""
 
 _DIGEST: Final = 32
 """Characters of a digest."""
@@ -70,10 +68,10 @@ class WaitingMessage:
         call = _call_in_tail(element.tail) if element.tail else _call(_document(message_in(element.head)))
         return cls(
             element,
-            id=_text(call.get("id"), MAX_NAME),
-            task=_text(call.get("task"), MAX_NAME),
-            args=_text(call.get("argsrepr"), MAX_TEXT),
-            kwargs=_text(call.get("kwargsrepr"), MAX_TEXT),
+            id=_text(call.get("id"), MAX_MESSAGE_NAME),
+            task=_text(call.get("task"), MAX_MESSAGE_NAME),
+            args=_text(call.get("argsrepr"), MAX_REPR),
+            kwargs=_text(call.get("kwargsrepr"), MAX_REPR),
             retries=retries_in(call),
             sent_at=_time(call.get(SENT)),
             due_at=_iso_time(call.get(ETA)),

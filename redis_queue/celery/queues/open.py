@@ -20,7 +20,7 @@ from redis_queue.errors import ConfigurationError
 if TYPE_CHECKING:
     from celery import Celery
 
-PATIENCE: Final = 2.0
+CONNECT_TIMEOUT: Final = 2.0
 """Seconds to wait for each reply of the broker."""
 
 LEASE: Final = 12.0
@@ -75,12 +75,12 @@ def on_redis(app: Celery) -> bool:
 @contextmanager
 def connected(app: Celery) -> Iterator[Any]:
     """Yield a connection to the broker of *app* with short timeouts. Raises OperationalError if the broker is away."""
-    connection = app.connection_for_read(connect_timeout=PATIENCE, heartbeat=0)
+    connection = app.connection_for_read(connect_timeout=CONNECT_TIMEOUT, heartbeat=0)
     try:
         add_timeouts(connection, LEASE)
-        connection.ensure_connection(max_retries=1, interval_start=0, timeout=PATIENCE)
+        connection.ensure_connection(max_retries=1, interval_start=0, timeout=CONNECT_TIMEOUT)
         if connection.transport.driver_type == "amqp" and hasattr(connection.connection.transport, "sock"):
-            connection.connection.transport.sock.settimeout(PATIENCE)
+            connection.connection.transport.sock.settimeout(CONNECT_TIMEOUT)
         yield connection
     except OperationalError:
         raise

@@ -14,7 +14,7 @@ from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import InFlightKeys, ListNames
 from redis_queue.celery.queues.depth import BrokerQueues, Depth
 from redis_queue.celery.queues.names import QueueNames
-from redis_queue.store.chunks import chunks
+from redis_queue.store.chunks import chunks, rows_of
 from redis_queue.store.scripts import Scripts
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class RedisQueues(BrokerQueues):
             (size, *records), *counts = self._script(limit=limit, more=lists)
             if number == 0:
                 held = self._held(records) if size == len(records) else None
-            rows = iter(zip(*[iter(counts)] * 3, strict=True))
+            rows = rows_of(counts, 3)
             for queue in chunk:
                 found.append(_depth([next(rows) for _ in self._lists.steps], None if held is None else held[queue]))
         return found

@@ -9,7 +9,7 @@ import redis
 from celery import Celery
 
 from redis_queue import Flow
-from redis_queue.admission.flow_rules import Limits
+from redis_queue.admission.flow_rules import FlowLimits
 from redis_queue.admission.flows import Flows
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.admission.sender import FlowSender
@@ -21,7 +21,7 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 
 FAIR = Flow(fair="{key}", limit=6, limit_each=2, weights={"big": 3})
-OF_FAIR = Limits(limit=6, limit_each=2)
+OF_FAIR = FlowLimits(limit=6, limit_each=2)
 OF_QUEUE = f"queue:{QUEUE}"
 
 
@@ -30,7 +30,7 @@ def test_flows_of_the_code_are_known(server: RedisServer, client: redis.Redis) -
         flows = StoredTasks.of(app).flow
         assert {state.name: state.limits for state in flows.list()} == {
             OF_QUEUE: OF_FAIR,
-            "sync": Limits(limit_each=1),
+            "sync": FlowLimits(limit_each=1),
         }
         assert flows.find(OF_QUEUE).declared == OF_FAIR
         assert not client.exists(KEYS.config)
@@ -48,7 +48,7 @@ def test_a_change_leaves_their_other_limits(server: RedisServer, sends: bool) ->
         assert (changed.limits, changed.declared) == (replace(OF_FAIR, limit=10), OF_FAIR)
         assert changed.kind == "fair"
         assert flows.reset(OF_QUEUE).limits == OF_FAIR
-        assert flows.set("sync", rate="50/s").limits == Limits(limit_each=1, rate_each_ms=20.0, burst_each=5)
+        assert flows.set("sync", rate="50/s").limits == FlowLimits(limit_each=1, rate_each_ms=20.0, burst_each=5)
 
 
 def test_a_change_by_an_app_without_them_leaves_their_other_limits(
@@ -61,8 +61,8 @@ def test_a_change_by_an_app_without_them_leaves_their_other_limits(
             app.tasks["sync"].delay("a")
         assert not client.exists(KEYS.declared)
         flows = Flows(client, "redis_queue")
-        assert flows.set("sync", rate="1/s").limits == Limits(limit_each=1, rate_each_ms=1000.0, burst_each=1)
-        assert flows.reset("sync").limits == Limits(limit_each=1)
+        assert flows.set("sync", rate="1/s").limits == FlowLimits(limit_each=1, rate_each_ms=1000.0, burst_each=1)
+        assert flows.reset("sync").limits == FlowLimits(limit_each=1)
 
 
 def test_a_first_message_brings_their_weights(server: RedisServer, client: redis.Redis) -> None:
@@ -78,7 +78,7 @@ def test_what_a_worker_declares_replaces_them(server: RedisServer) -> None:
         flows = StoredTasks.of(app).flow
         flows.declare({OF_QUEUE: Flow(limit=1)})
         app.tasks["work"].delay("a")
-        assert flows.find(OF_QUEUE).limits == Limits(limit=1)
+        assert flows.find(OF_QUEUE).limits == FlowLimits(limit=1)
 
 
 def test_a_burst_cannot_be_removed(server: RedisServer) -> None:

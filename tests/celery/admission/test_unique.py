@@ -25,9 +25,9 @@ from redis_queue import (
 from redis_queue.admission.owners import Owners, field_of
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.admission.sender import FlowSender
+from redis_queue.celery.entries import MessageWriter
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import UNIQUE, FlowHeader, UniqueHeader
-from redis_queue.celery.message_store import MessageWriter
 from redis_queue.celery.publish import unique_calls
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.celery.worker import check_flows
@@ -527,7 +527,7 @@ class TestEndsOfKeys:
     def test_a_call_that_waits_for_others_in_vain_raises(
         self, server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(unique_calls, "PATIENCE", 0.05)
+        monkeypatch.setattr(unique_calls, "MAX_WAIT", 0.05)
         with app_of(server) as app:
             owners(app).acquire(field_of("end", "order:7"), "abc", task_id="lost", ttl_ms=5000)
             with pytest.raises(OperationalError, match="other calls with the key 'order:7' are being sent"):
@@ -601,7 +601,7 @@ class TestCanvas:
         assert taken(taker) == [[7]]
 
     def test_push_many_stores_each_key_once(self, app: Celery) -> None:
-        task, delayed = app.tasks["end"], DurableTasks(app, leases=False)
+        task, delayed = app.tasks["end"], DurableTasks(app)
         results = delayed.push_many([task.s(number % 3) for number in range(9)], countdown=60)
         assert len({result.id for result in results}) == 3 == delayed.count()
         with pytest.raises(InvalidValueError, match="use push_many"):
@@ -610,7 +610,7 @@ class TestCanvas:
     def test_push_many_stores_a_message_before_it_confirms_its_key(
         self, app: Celery, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        task, delayed, stored = app.tasks["end"], DurableTasks(app, leases=False), list[int]()
+        task, delayed, stored = app.tasks["end"], DurableTasks(app), list[int]()
         confirm = Owners.confirm
 
         def look(self: Owners, *args: Any, **options: Any) -> bool:

@@ -17,7 +17,7 @@ from celery.exceptions import Retry
 from kombu.exceptions import EncodeError
 
 from redis_queue import Unique
-from redis_queue.admission.owners import Acquired, Owners, field_of
+from redis_queue.admission.owners import AcquireReply, Owners, field_of
 from redis_queue.celery.admission.sender import FlowSender
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader
@@ -428,7 +428,7 @@ class TestSecondCopy:
         one, two = taker.messages
         asked, acquire = threading.Event(), Owners.acquire
 
-        def ask(self: Owners, *args: Any, **options: Any) -> Acquired:
+        def ask(self: Owners, *args: Any, **options: Any) -> AcquireReply:
             answer = acquire(self, *args, **options)
             if answer.is_open:
                 asked.set()

@@ -17,9 +17,9 @@ from redis_queue.celery import Dispatcher, DurableTasks
 from redis_queue.celery.control import panel as control
 from redis_queue.celery.control import revokes
 from redis_queue.celery.control.revokes import RevokeStep, obey
+from redis_queue.celery.entries import push_task
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import CALL
-from redis_queue.celery.message_store import push_task
 from tests.support.celery.delaying_names import NOTE
 from tests.support.celery.fleet import Fleet
 from tests.support.wait import wait_until

@@ -14,7 +14,8 @@ from celery.signals import before_task_publish
 from kombu.exceptions import OperationalError
 
 from redis_queue import CancelOutcome, DelayQueue, StoreUnavailableError
-from redis_queue.celery import Dispatched, Dispatcher, DurableTasks, TaskCall, push_task
+from redis_queue.celery import Dispatched, Dispatcher, TaskCall, push_task
+from redis_queue.celery.stored_tasks import StoredTasks
 from tests.support.celery.brokers import Broker, ManualClock
 from tests.support.celery.processes import DispatchProcess
 from tests.support.ports import HOST, free_port
@@ -299,6 +300,6 @@ class TestKilledDispatcher:
         assert queue.put_back().returned == 1
         default: str = settings["task_default_queue"]
         app = broker.app(task_default_queue=default, redis_queue_url=redis_url)
-        assert DurableTasks(app, leases=False).cancel(id_) is CancelOutcome.MAYBE_SENT
+        assert StoredTasks.of(app).cancel(id_) is CancelOutcome.MAYBE_SENT
         assert queue.get(id_) is None
         assert broker.take_ids(default) == [id_]

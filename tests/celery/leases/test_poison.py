@@ -391,7 +391,7 @@ class TestRevokedTask:
 def test_limit_of_the_task_overrides_that_of_the_app() -> None:
     app = Celery("tests", broker="redis://localhost:1", set_as_current=False)
     app.conf.redis_queue_max_deliveries = 7
-    assert DurableTasks(app, delays=False) is DurableTasks(app, delays=False)
+    DurableTasks(app, delays=False)
     limit = DeliveryLimit.of(app)
     assert limit.most(app.task(nothing, name="tests.plain", shared=False)) == 7
     assert limit.most(app.task(nothing, name="tests.own", shared=False, max_deliveries=2)) == 2

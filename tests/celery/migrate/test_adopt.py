@@ -23,6 +23,7 @@ from redis_queue.celery.message.headers import CALL, SENT
 from redis_queue.celery.migrate import adopt
 from redis_queue.celery.migrate.adopt import Adoption, HeldByWorkersError, LiveWorkers, SilentWorkersError
 from redis_queue.celery.migrate.kombu_backlog import RemainingTask
+from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.delay.entries import MarkedEntries
 from redis_queue.delay.model import ForeignMessage, Push
 from redis_queue.delay.moves import Foreign
@@ -67,7 +68,7 @@ def store(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator
 
 
 def stored(app: Celery) -> DelayQueue:
-    return DurableTasks(app, leases=False).queue
+    return StoredTasks.of(app).queue
 
 
 def fetch(client: redis.Redis, key: str = "celery", *, prefix: str = "", unacked: str = "unacked") -> None:
@@ -388,7 +389,7 @@ class TestStoredId:
         assert adopted(app) == (0, 1)
 
         (entry,) = stored(app)
-        assert DurableTasks(app, leases=False).get(entry.id).retries == 2  # type: ignore[union-attr]
+        assert StoredTasks.of(app).get(entry.id).retries == 2  # type: ignore[union-attr]
         assert client.exists("unacked") == 0
 
     @pytest.mark.parametrize("last_first", [True, False])
@@ -400,7 +401,7 @@ class TestStoredId:
 
         assert adopted(app) == (1, 1)
 
-        assert [entry.retries for entry in DurableTasks(app, leases=False).list()] == [2]
+        assert [entry.retries for entry in StoredTasks.of(app).list()] == [2]
         assert client.exists("celery") == 0
 
     def test_of_another_call_keeps_both(self, app: Celery, stock: Celery, client: redis.Redis) -> None:
@@ -411,7 +412,7 @@ class TestStoredId:
         adoption.run()
 
         assert adoption.left == [RemainingTask("the-task", "celery", "another task with its id is stored")]
-        assert (client.llen("celery"), [entry.args for entry in DurableTasks(app, leases=False).list()]) == (
+        assert (client.llen("celery"), [entry.args for entry in StoredTasks.of(app).list()]) == (
             1,
             ["['stored']"],
         )
@@ -451,7 +452,7 @@ def test_unreadable_messages_stay_and_block_no_others(make: MakeApp, client: red
 def test_silent_worker_is_not_treated_as_dead(
     make: MakeApp, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adopt, "PATIENCE", 0.2)
+    monkeypatch.setattr(adopt, "PING_TIMEOUT", 0.2)
     make(stock=True).send_task("shop.remind", countdown=3600)
     with client.pubsub() as busy:
         busy.psubscribe("/0.celery.pidbox")

@@ -20,6 +20,7 @@ from redis_queue.celery.brokers.open import BrokerUnavailableError
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.migrate.release import NotReleasableError, Release
 from redis_queue.celery.store import Store
+from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.delay.model import Push
 from redis_queue.delay.moves import Moves
 from redis_queue.monitor.model import WorkerRow
@@ -41,7 +42,7 @@ def app(broker: Broker, redis_server: RedisServer) -> Celery:
 @pytest.fixture
 def stored(app: Celery) -> DelayQueue:
     """The store of the app's delayed tasks."""
-    return DurableTasks(app, leases=False).queue
+    return StoredTasks.of(app).queue
 
 
 def released(app: Celery) -> Release:
@@ -145,7 +146,7 @@ def failing_after(count: int, error: BaseException, monkeypatch: pytest.MonkeyPa
 def test_tasks_not_sent_before_an_abort_stay_unchanged(
     error: BaseException, raised: type[BaseException], app: Celery, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stored = DurableTasks(app, leases=False).queue
+    stored = StoredTasks.of(app).queue
     due = {f"task-{number}": LATER + timedelta(seconds=number) for number in range(5)}
     for id_, eta in due.items():
         app.send_task("shop.remind", eta=eta, task_id=id_)

@@ -23,6 +23,7 @@ from kombu.exceptions import EncodeError
 
 from redis_queue import BodyError, InvalidDelayError, InvalidValueError, RedisQueueError
 from redis_queue.celery import DurableTasks
+from redis_queue.celery.stored_tasks import StoredTasks
 from tests.support.celery.brokers import Broker, deliver, running
 from tests.support.paths import ROOT
 
@@ -48,7 +49,7 @@ on_redis = pytest.mark.parametrize("broker", ["redis"], indirect=True)
 
 def stored(app: Celery) -> list[str]:
     """Return the stored ids."""
-    return [entry.id for entry in DurableTasks(app, leases=False).list()]
+    return [entry.id for entry in StoredTasks.of(app).list()]
 
 
 def refused(client: redis.Redis, kind: type[RedisQueueError], named: str, call: Callable[[], Any]) -> None:
@@ -158,7 +159,7 @@ def test_a_delay_of_more_than_ten_years_waits_in_the_broker_as_without_the_line(
         assert eta.startswith(delay["eta"].isoformat()[:19])
     else:
         assert datetime.fromisoformat(eta) > datetime.now(timezone.utc) + timedelta(days=3600)
-    assert DurableTasks(app, leases=False).count() == 0
+    assert StoredTasks.of(app).count() == 0
     assert f"waits in the broker: {reason}" in caplog.text
 
 
@@ -166,7 +167,7 @@ def test_a_delay_of_more_than_ten_years_waits_in_the_broker_as_without_the_line(
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "push_many"])
 def test_a_countdown_counts_more_than_an_eta_as_without_the_line(app: Celery, way: str) -> None:
     WAYS[way](app, countdown=500, eta=NOW)
-    (entry,) = DurableTasks(app, leases=False).list()
+    (entry,) = StoredTasks.of(app).list()
     assert entry.due_at - entry.stored_at == timedelta(seconds=500)
 
 
@@ -188,7 +189,7 @@ class TestValidDelay:
     def test_may_be_a_timedelta(self, app: Celery, way: str) -> None:
         WAYS[way](app, countdown=timedelta(minutes=5))
 
-        (entry,) = DurableTasks(app, leases=False).list()
+        (entry,) = StoredTasks.of(app).list()
         assert entry.due_at - entry.stored_at == timedelta(minutes=5)
 
     @pytest.mark.parametrize(
@@ -218,21 +219,21 @@ class TestValidDelay:
     def test_long_past_is_due_at_once(self, app: Celery, value: Any) -> None:
         app.send_task("shop.add", eta=value, task_id="order-42")
 
-        (entry,) = DurableTasks(app, leases=False).list()
+        (entry,) = StoredTasks.of(app).list()
         assert entry.due_at == datetime(1970, 1, 1, 0, 0, 0, 1000, tzinfo=timezone.utc)
 
     def test_eta_in_the_gap_of_a_clock_change_uses_the_earlier_offset(self, app: Celery) -> None:
         # At 02:00 the clocks jump to 03:00: 02:30 is read with the offset of the hour before.
         app.send_task("shop.add", eta=datetime(2030, 3, 31, 2, 30, tzinfo=ZoneInfo("Europe/Berlin")))
 
-        (entry,) = DurableTasks(app, leases=False).list()
+        (entry,) = StoredTasks.of(app).list()
         assert entry.due_at == datetime(2030, 3, 31, 1, 30, tzinfo=timezone.utc)
 
     def test_may_span_a_clock_change(self, app: Celery) -> None:
         app.conf.timezone = "Europe/Berlin"
         app.send_task("shop.add", countdown=300 * 86400)
 
-        (entry,) = DurableTasks(app, leases=False).list()
+        (entry,) = StoredTasks.of(app).list()
         assert entry.due_at - entry.stored_at == timedelta(days=300)
 
 
@@ -247,7 +248,7 @@ def test_a_task_with_an_odd_id_waits_in_the_broker_as_without_the_line(
     app.send_task("shop.add", countdown=5, task_id=value)
     (message,) = map(json.loads, client.lrange(app.conf.task_default_queue, 0, -1))
     assert message["headers"]["id"] == value
-    assert DurableTasks(app, leases=False).count() == 0
+    assert StoredTasks.of(app).count() == 0
     (line,) = [record.getMessage() for record in caplog.records if "waits in the broker" in record.getMessage()]
     assert len(line) < 300
 
@@ -342,15 +343,13 @@ def test_a_message_over_the_limit_is_refused(app: Celery, client: redis.Redis, m
 @on_redis
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1, "24", True, None, 10**400, 1e9])
 def test_a_forecast_of_no_hours_is_refused(app: Celery, client: redis.Redis, value: Any) -> None:
-    refused(client, InvalidDelayError, "=", lambda: DurableTasks(app, leases=False).forecast(value))
+    refused(client, InvalidDelayError, "=", lambda: StoredTasks.of(app).forecast(value))
 
 
 @on_redis
 @pytest.mark.parametrize("value", [0, -1, 501, 1.5, "24", True, None])
 def test_a_forecast_of_no_buckets_is_refused(app: Celery, client: redis.Redis, value: Any) -> None:
-    refused(
-        client, InvalidValueError, f"buckets={value!r}", lambda: DurableTasks(app, leases=False).forecast(buckets=value)
-    )
+    refused(client, InvalidValueError, f"buckets={value!r}", lambda: StoredTasks.of(app).forecast(buckets=value))
 
 
 @on_redis

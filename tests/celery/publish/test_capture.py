@@ -24,6 +24,7 @@ from redis_queue import ConfigurationError, InvalidValueError
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.headers import CALL, ETA, OWN, SENT
 from redis_queue.celery.publish.send import OwnBroker
+from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.model import Entry
 from tests.support.celery.brokers import (
     Broker,
@@ -87,12 +88,12 @@ def plain(broker: Broker, **settings: Any) -> Celery:
 
 def entries(app: Celery) -> list[Entry]:
     """Return the stored entries, by due time."""
-    return DurableTasks(app, leases=False).queue.list(limit=500)
+    return StoredTasks.of(app).queue.list(limit=500)
 
 
 def tasks(app: Celery) -> list[str]:
     """Return the names of the stored tasks, by due time."""
-    return [entry.task for entry in DurableTasks(app, leases=False).list()]
+    return [entry.task for entry in StoredTasks.of(app).list()]
 
 
 def default_of(app: Celery) -> str:
@@ -463,7 +464,7 @@ class TestDeliveredMessage:
         app = capturing(broker, redis_url)
         add(app, 1, 2).apply_async(countdown=60, expires=HOUR)
 
-        (entry,) = DurableTasks(app, leases=False).list()
+        (entry,) = StoredTasks.of(app).list()
         assert entry.expires_at is not None
         assert HOUR - 30 < (entry.expires_at - datetime.now(timezone.utc)).total_seconds() <= HOUR
         assert deliver(app).sent == 1
@@ -508,7 +509,7 @@ class TestRoutes:
 
         add(app, 1, 2).apply_async(countdown=HOUR)
 
-        (entry,) = DurableTasks(app, leases=False).list()
+        (entry,) = StoredTasks.of(app).list()
         assert (entry.queue, entry.priority) == (mail, 4)
         assert deliver(app).sent == 1
         (message,) = broker.take(mail)
@@ -938,6 +939,14 @@ class TestInstalling:
         app.send_task("shop.add", (1, 2), countdown=HOUR)
         assert len(entries(app)) == 2
         app.close()
+
+    def test_twice_with_other_parts_is_refused(self, app: Celery) -> None:
+        first = DurableTasks(app, leases=False)
+        with pytest.raises(
+            ConfigurationError, match=r"leases=True\): the app has .* delays=True, leases=False: call it once"
+        ):
+            DurableTasks(app)
+        assert StoredTasks.of(app) is first
 
     def test_twice_is_a_no_op(self, app: Celery) -> None:
         first = DurableTasks(app, leases=False)

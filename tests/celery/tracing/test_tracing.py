@@ -24,6 +24,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from redis_queue.celery import Dispatched, DurableTasks, push_task
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import DUE_AT
+from redis_queue.celery.stored_tasks import StoredTasks
 from tests.support.celery.brokers import Broker, dispatch, stored_messages
 from tests.support.celery.delaying_names import NOTE, STUBBORN
 from tests.support.celery.processes import CeleryProcess
@@ -191,7 +192,7 @@ def app(redis_server: RedisServer, broker: Broker) -> Celery:
 
 
 def dispatch_due(app: Celery) -> Dispatched:
-    queue = DurableTasks(app, leases=False).queue
+    queue = StoredTasks.of(app).queue
     wait_until(lambda: queue.moves.due_in() <= 0, description="a due entry")
     return dispatch(app)
 
@@ -213,7 +214,7 @@ def test_push_many_creates_a_span_for_each_task(app: Celery, spans: Recorder) ->
 @pytest.mark.parametrize("broker", ["another redis"], indirect=True)
 @pytest.mark.parametrize("other", [False, True])
 def test_pushed_call_keeps_its_own_schedule_span(app: Celery, broker: Broker, spans: Recorder, other: bool) -> None:
-    id_ = push_task(DurableTasks(app, leases=False).queue, NOTE, headers={"mine": 1})
+    id_ = push_task(StoredTasks.of(app).queue, NOTE, headers={"mine": 1})
     scheduled = one(spans.named(f"schedule {NOTE}"))
     assert scheduled.attributes["messaging.message.id"] == id_
     if other:
@@ -307,14 +308,14 @@ def test_broken_span_processor_blocks_no_task(
 ) -> None:
     with recording(monkeypatch):
         app.send_task(NOTE, countdown=SOON)
-        push_task(DurableTasks(app, leases=False).queue, NOTE)
+        push_task(StoredTasks.of(app).queue, NOTE)
     with recording(monkeypatch):
         provider = trace.get_tracer_provider()
         assert isinstance(provider, TracerProvider)
         provider.add_span_processor(Broken())
         app.send_task(NOTE, countdown=SOON)
-        push_task(DurableTasks(app, leases=False).queue, NOTE)
-        wait_until(lambda: DurableTasks(app, leases=False).queue.stats().due == 4, description="all entries to be due")
+        push_task(StoredTasks.of(app).queue, NOTE)
+        wait_until(lambda: StoredTasks.of(app).queue.stats().due == 4, description="all entries to be due")
         assert dispatch_due(app) == Dispatched(4)
     assert len(broker.take_ids(app.conf.task_default_queue)) == 4
     assert [record.getMessage() for record in caplog.records if record.name.startswith("redis_queue")] == [
@@ -332,7 +333,7 @@ def test_a_long_tracestate_is_not_stored(app: Celery, spans: Recorder) -> None:
     send({"vendor": "x"})
     (envelope,) = stored_messages(app)
     assert envelope.headers["tracestate"] == "vendor=x"
-    DurableTasks(app, leases=False).cancel(envelope.id)
+    StoredTasks.of(app).cancel(envelope.id)
     send({f"vendor{number}": "x" * 200 for number in range(10)})
     (envelope,) = stored_messages(app)
     assert "tracestate" not in envelope.headers

@@ -17,6 +17,7 @@ from kombu.entity import Exchange, Queue
 
 from redis_queue.celery import Dispatched, Dispatcher, DurableTasks
 from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.stored_tasks import StoredTasks
 from tests.support.ports import HOST
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def close_results(app: Celery) -> None:
 
 def stored_messages(app: Celery) -> list[Envelope]:
     """Return the stored messages of *app*, by due time."""
-    entries = DurableTasks(app, leases=False).queue.list(limit=500)
+    entries = StoredTasks.of(app).queue.list(limit=500)
     return [Envelope.unpack(entry.payload, entry.id, entry.headers) for entry in entries]
 
 
@@ -158,13 +159,13 @@ def send_due(delayed: DurableTasks, name: str = "shop.remind", **options: Any) -
 
 def dispatch(app: Celery) -> Dispatched:
     """Dispatch due entries."""
-    with contextlib.closing(Dispatcher(app, DurableTasks(app, leases=False).queue)) as dispatcher:
+    with contextlib.closing(Dispatcher(app, StoredTasks.of(app).queue)) as dispatcher:
         return dispatcher.run()
 
 
 def deliver(app: Celery) -> Dispatched:
     """Make all entries due and dispatch them."""
-    delayed = DurableTasks(app, leases=False)
+    delayed = StoredTasks.of(app)
     for entry in delayed.queue.list(limit=500):
         assert delayed.run_now(entry.id)
     return dispatch(app)

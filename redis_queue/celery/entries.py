@@ -1,4 +1,4 @@
-"""Store Celery messages and calls as entries of the DelayQueue, and remove entries with the keys that they own."""
+"""Entries of the DelayQueue: store Celery messages and calls as such, and remove them with the keys that they own."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def push_task(
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What became of the removal of an entry, and the entry itself; None without a readable one that waited."""
+    """Outcome of the removal of an entry. *entry* is None unless the entry waited and can be read."""
 
     outcome: CancelOutcome
     entry: Entry | None
@@ -155,7 +155,7 @@ NOTHING: Final = Removal(CancelOutcome.NOT_FOUND, None)
 
 
 class EntryRemoval:
-    """Removes entries of *queue*; *keys* are those of the flows and unique tasks in its store.
+    """Removes entries of *queue*, and frees the keys of unique tasks, which *keys* names.
 
     All methods raise StoreError, and InvalidValueError for invalid ids.
     """
@@ -165,7 +165,7 @@ class EntryRemoval:
         self._keys = keys
 
     def has_keys(self) -> bool:
-        """Tell whether any key of a unique task is owned; False for a user who may not know."""
+        """Tell whether any key of a unique task is owned; False without permission to read the owners."""
         with suppress(StoreRefusedError):
             return bool(Scripts(self._queue.client).command("EXISTS", self._keys.owners))
         return False
@@ -173,20 +173,21 @@ class EntryRemoval:
     def cancel(self, ids: Sequence[str]) -> list[Removal]:
         """Cancel entries as :meth:`redis_queue.DelayQueue.cancel_many` does, and free their keys.
 
-        Messages that may have been sent before do not run if they are those of unique tasks.
+        A message of a unique task does not run even if it may have been sent before.
         """
         removed: dict[str, Removal] = {}
         left = list(dict.fromkeys(ids))
-        for last in (False,) * ATTEMPTS + (True,):
+        for attempt in range(ATTEMPTS + 1):
             read = self._read(left)
-            rows = [(id_, "" if last or key is None else key.token, *_owner(key)) for id_, (_, key) in read.items()]
+            is_last = attempt == ATTEMPTS
+            rows = [(id_, "" if is_last or key is None else key.token, *_owner(key)) for id_, (_, key) in read.items()]
             outcomes = dict(zip(read, self._cancel(rows), strict=True))
             # Without an outcome, another message was stored under this id after it was read.
             removed |= {id_: Removal(outcome, read[id_][0]) for id_, outcome in outcomes.items() if outcome is not None}
             left = [id_ for id_ in read if id_ not in removed]
             if not left:
                 break
-        # Of an id that is there twice, the first place gets what was removed.
+        # The outcome of an id that is given twice stands at its first place.
         return [removed.pop(id_, NOTHING) for id_ in ids]
 
     def delete_dead(self, ids: Iterable[str], *, until: datetime | None = None) -> int:
@@ -206,7 +207,7 @@ class EntryRemoval:
         return self._queue.marked.cancel_unique(rows, self._keys, died_by=died_by)
 
     def _read(self, ids: Sequence[str]) -> dict[str, tuple[Entry | None, UniqueHeader | None]]:
-        """Return the entries of those *ids* that have one, None for a dead letter, and the keys that they own.
+        """Return by id the entry, None for a dead letter, and the key that it owns; ids without an entry are left out.
 
         Read first: a removed entry is gone, and with it the name of the chord that waits for it.
         """
