@@ -64,7 +64,7 @@ def examine(access: Access, *, ask: bool) -> list[Finding]:
     if access.app is None:
         return found
     # Without an answer of the workers, nobody knows what those without the extension consume.
-    unread = run("queue_unread", unread_queues, [access]) if ask else ()
+    unread = run("unread queues", unread_queues, [access]) if ask else ()
     return [
         *found,
         *run_all({"dispatchers": _dispatchers, "tasks": _unknown_tasks}, [examined]),
@@ -84,7 +84,7 @@ def repair(access: Access, *, dry_run: bool) -> list[Finding]:
 
 
 def _dispatchers(examined: Examined) -> Iterator[Finding]:
-    """Check that a dispatcher sends due entries."""
+    """A dispatcher sends due entries."""
     queue = examined.access.delay_queue()
     if queue.dispatch_log.dispatchers():
         return
@@ -102,7 +102,7 @@ def _dispatchers(examined: Examined) -> Iterator[Finding]:
 
 
 def _lease_settings(app: Any) -> Iterator[Finding]:
-    """Check that with leases, tasks of a killed worker are redelivered."""
+    """With leases, tasks of a killed worker are redelivered."""
     if low := low_visibility_timeout(app):
         yield warning(*low)
     for name in disabled_settings(app) if has_leases(app) else ():
@@ -110,7 +110,7 @@ def _lease_settings(app: Any) -> Iterator[Finding]:
 
 
 def _unknown_tasks(examined: Examined) -> Iterator[Finding]:
-    """Check that waiting tasks are known to the workers."""
+    """The workers know the tasks that wait."""
     queue, known = examined.access.delay_queue(), _known_tasks(examined)
     # Only the next ones: reading all would take long.
     entries = queue.list(limit=CHUNK, max_bytes=LOOK_BYTES)

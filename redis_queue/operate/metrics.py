@@ -55,9 +55,8 @@ class Collector:
     most *most_read* queues are read; ``redis_queue_left_out_queues`` counts the others. Of flows, those with most
     messages are exported. Series of tasks are limited by the history: 200 pairs of task and queue.
 
-    *leases* returns the lease counters of Celery workers, or None (:func:`redis_queue.celery.leases.leases.read`),
-    *celery_queues* the rows of Celery's queues, and *due* how many tasks fall due for each of them within 300
-    seconds.
+    *leases* returns the lease counters of Celery workers, or None, *celery_queues* the rows of Celery's queues, and
+    *due* how many tasks fall due for each of them within 300 seconds.
     """
 
     def __init__(

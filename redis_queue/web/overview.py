@@ -16,8 +16,7 @@ from redis_queue.operate.history import SPANS, Curves, curves
 from redis_queue.operate.queue_row import BROKEN, CeleryOverview, Faults, Overview, QueueRow, fault_text
 from redis_queue.store.registry import Known
 from redis_queue.web import request_args
-from redis_queue.web.context import MOST_QUEUES, context
-from redis_queue.web.context import MOST_QUEUES as MOST_CHECKED
+from redis_queue.web.context import MOST_CHECKED, MOST_QUEUES, context
 from redis_queue.web.dispatches import plot_of
 
 pages = Blueprint("overview", __name__)
