@@ -36,14 +36,18 @@ class Access:
     def __init__(self, inspector: Inspector) -> None:
         self.inspector = inspector
         self.catalog = inspector.catalog
-        self._flow_keys = FlowKeys(inspector.catalog.prefix)
+        self._flow_keys = FlowKeys(self.catalog.prefix)
         self.monitor = inspector.monitor
         self.flows = inspector.flows
         self.unique = inspector.unique
 
     def delay_queue(self, name: str | None = None) -> DelayQueue:
         """Return a DelayQueue, by default the one in which Celery tasks wait; raises InvalidNameError."""
-        return self.inspector.catalog.delay_queue(name or self.default_delay_queue)
+        return self.catalog.delay_queue(name or self.default_delay_queue)
+
+    def queue(self, kind: str, name: str) -> AnyQueue:
+        """Return the queue *name* of *kind* ("queue" or "delay"); raises InvalidNameError."""
+        return self.delay_queue(name) if kind == "delay" else self.catalog.queue(name)
 
     def queues(self, name: str | None = None, faults: Faults | None = None) -> list[AnyQueue]:
         """Return the queues of both kinds with *name*, or all; raises InvalidNameError.
@@ -52,9 +56,9 @@ class Access:
         """
         faults = faults if faults is not None else Faults()
         found: list[AnyQueue] = []
-        for known in self.inspector.catalog.known(name):
+        for known in self.catalog.known(name):
             with faults.of(known.kind, known.name):
-                found.append(self.inspector.catalog.open(known))
+                found.append(self.catalog.open(known))
         return found
 
     def overview(self) -> tuple[Overview, Sequence[CeleryQueueRow]]:

@@ -28,7 +28,7 @@ def show() -> str:
     conditions = request_args.conditions(CONDITIONS)
     letters = Letters(context().access, name, conditions, faults)
     found = request_args.searched(letters, CONDITIONS, request_args.place(), "no dead letters", request_args.place_mark)
-    listing = context().catalog.listing(limit=MOST_NAMES)
+    listing = context().access.catalog.listing(limit=MOST_NAMES)
     return page(
         "dead_letters.html",
         name=name,

@@ -70,9 +70,9 @@ def show() -> str:
     """Show the overview."""
     request_args.allow("span")
     span = request_args.choice("span", SPANS, DEFAULT_SPAN)
-    inspector, access = context().inspector, context().access
-    listing = inspector.catalog.listing(limit=MOST_QUEUES)
-    overview = inspector.overview(listing.known)
+    access = context().access
+    listing = access.catalog.listing(limit=MOST_QUEUES)
+    overview = access.inspector.overview(listing.known)
     rows = overview.queues
     celery = _celery(access, overview.at)
     dispatching = [row.name for row in rows if row.kind == "delay" and not row.error][:MOST_CURVES]
@@ -155,7 +155,7 @@ def _recent(rows: Sequence[QueueRow], known: Sequence[Known]) -> list[tuple[str,
     for row, one in dead[:MOST_RECENT_OF]:
         # The page of dead letters shows the errors of unreadable queues.
         with Faults().of(one.kind, one.name):
-            queue = context().catalog.open(one)
+            queue = context().access.catalog.open(one)
             letters = queue.dead_letters(offset=max(0, row.dead - RECENT), limit=RECENT, max_bytes=0)
             found += [(row.kind, row.name, letter.died_at, letter.id, letter.reason) for letter in letters]
     return sorted(found, key=lambda letter: letter[2], reverse=True)[:RECENT]

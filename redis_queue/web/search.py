@@ -59,7 +59,7 @@ def queue_names(known: Iterable[str] = ()) -> list[str]:
 
 def _series() -> list[Series]:
     try:
-        found = context().monitor.history.series()
+        found = context().access.monitor.history.series()
     except BROKEN:
         # A page works without suggestions.
         return []

@@ -65,7 +65,7 @@ class StoredRows(Rows[Row]):
             if kind not in KINDS or not name or not is_id(id_):
                 raise InvalidValueError(INVALID_ROW)
             if (kind, name) not in queues:
-                queues[kind, name] = access.catalog.queue(name) if kind == "queue" else access.delay_queue(name)
+                queues[kind, name] = access.queue(kind, name)
                 self.check(queues[kind, name])
             found.setdefault((kind, name, id_), Row(queues[kind, name], id_, version))
         return list(found.values())

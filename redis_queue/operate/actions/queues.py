@@ -112,8 +112,7 @@ def _purge(access: Access, queue: AnyQueue, places: Sequence[Any], size: int, fa
 
 
 def _queue(access: Access, choice: Choice) -> AnyQueue:
-    kind, name = choice.scope.get("kind", "queue"), choice.scope["name"]
-    return access.delay_queue(name) if kind == "delay" else access.catalog.queue(name)
+    return access.queue(choice.scope.get("kind", "queue"), choice.scope["name"])
 
 
 def _redis_queue(access: Access, choice: Choice) -> RedisQueue:
