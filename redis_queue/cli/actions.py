@@ -225,7 +225,7 @@ def confirm(action: Action, plan: Plan, *, yes: bool) -> None:
     question = harmless(f"{plan.question}?")
     if not sys.stdin.isatty():
         raise click.UsageError(f"{question} There is no terminal for the question: add --yes")
-    _show_subjects(plan, _at(action), err=True)
+    _show_subjects(plan, action.target.at, err=True)
     if plan.text:
         click.echo(harmless(plan.text), err=True)
     if not click.confirm(question, err=True):
@@ -234,7 +234,7 @@ def confirm(action: Action, plan: Plan, *, yes: bool) -> None:
 
 def preview(action: Action, plan: Plan, *, error: str = "") -> None:
     """Print the preview of a change: the count, and the first subjects."""
-    at = _at(action)
+    at = action.target.at
     if not wants_json():
         _show_subjects(plan, at)
     first = [
@@ -348,8 +348,7 @@ def warn(total: Total) -> None:
     if total.unwritten:
         click.echo(f"warning: not written to the audit: {harmless(total.unwritten)}", err=True)
     if total.maybe_sent:
-        text = f"{total.maybe_sent:,} of them were claimed before and may have been sent: revoke them as well"
-        click.echo(text, err=True)
+        click.echo(total.maybe_sent_text, err=True)
 
 
 def _show_subjects(plan: Plan, at: str, *, err: bool = False) -> None:
@@ -363,11 +362,6 @@ def _show_subjects(plan: Plan, at: str, *, err: bool = False) -> None:
     show_table(heads, rows, keep=("id", at), below=("task",), err=err)
     if plan.count > len(plan.subjects):
         click.echo(f"and {plan.count - len(plan.subjects):,} more", err=err)
-
-
-def _at(action: Action) -> str:
-    """Return the kind of the times of the items: "due" or "died"; "" if the action has none."""
-    return getattr(action.target, "at", "")
 
 
 def _read(file: Iterable[str]) -> Iterator[str]:

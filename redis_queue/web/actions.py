@@ -85,7 +85,7 @@ def preview(target: str) -> str:
         "action.html",
         action=action,
         plan=plan,
-        at=getattr(action.target, "at", ""),
+        at=action.target.at,
         hidden=_hidden(action, form, plan),
         operation=secrets.token_urlsafe(16),
         back=form.back(_search(form)),
@@ -193,7 +193,7 @@ def _told(action: Action, choice: Choice, plan: Plan, total: Total) -> list[str]
     if choice.faults.rows:
         told.append(f"Skipped: {choice.faults.text()}.")
     if total.maybe_sent:
-        told.append(f"{total.maybe_sent:,} of them were claimed before and may have been sent: revoke them as well.")
+        told.append(f"{total.maybe_sent_text}.")
     left = total.left(plan)
     if total.text:
         told.append(f"{total.text}.")

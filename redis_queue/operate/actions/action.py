@@ -126,6 +126,10 @@ class Target(Protocol):
     def name(self) -> str:
         """The name in addresses; target and verb name an action."""
 
+    @property
+    def at(self) -> str:
+        """What the times of its items are, such as "due"; "" if it shows none."""
+
     def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
         """Return what *action* would do. Raises InvalidValueError, InvalidNameError and StoreError."""
 
@@ -189,6 +193,13 @@ class Total:
     def reasons(self) -> list[str]:
         """Why items were skipped, the most frequent reason first."""
         return [f"{number:,} skipped: {reason}" for reason, number in self.skipped.most_common(MOST_REASONS)]
+
+    @property
+    def maybe_sent_text(self) -> str:
+        """What to tell about items that may have been sent before; "" without any."""
+        if not self.maybe_sent:
+            return ""
+        return f"{self.maybe_sent:,} of them were claimed before and may have been sent: revoke them as well"
 
     def refused(self, error: BaseException) -> bool:
         """Tell whether *error* refused the input before anything was tried."""

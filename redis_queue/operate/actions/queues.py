@@ -20,6 +20,7 @@ class One:
     """A single thing that the scope names: the function of an action returns the plan itself."""
 
     name: str
+    at: str = ""
 
     def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
         """Return what *action* would do to it."""
