@@ -30,7 +30,7 @@ from redis_queue.cli.output import (
 )
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.operate.access import Access
-from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan, Total, perform
+from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Result, perform
 from redis_queue.operate.actions.queues import PURGE, purge_plan
 from redis_queue.operate.actions.rows import Rows
 from redis_queue.operate.queue_row import Faults
@@ -129,18 +129,17 @@ def rows_command(
         if plan.nothing:
             raise click.ClickException(harmless(plan.nothing))
         if not plan.tries and only:
-            found = choice.scan.no_match(rows.plural) + choice.scan.hint(only.task)
-            click.echo(harmless(found), err=True)
+            click.echo(harmless(plan.report.no_match(rows.plural) + plan.report.hint(only.task)), err=True)
         if dry_run:
-            preview(action, plan, error=choice.faults.text())
+            preview(action, plan, error=plan.report.faults.text())
             return
         if plan.tries and (action.destroys or not ids.typed):
             confirm(action, plan, yes=yes)
 
-        def problem(total: Total) -> str:
+        def problem(total: Result) -> str:
             left = f"{total.left(plan):,} left out: {plan.gone}" if rows.complete and total.left(plan) else ""
             none = "" if total.count else ids.missing(rows.noun)
-            return choice.faults.text() or "; ".join(total.reasons) or none or left
+            return plan.report.faults.text() or "; ".join(total.reasons) or none or left
 
         carry_out(access, action, plan, problem=problem)
 
@@ -244,9 +243,9 @@ def preview(action: Action, plan: Plan, *, error: str = "") -> None:
     report(_name(action, dry_run=True), plan.count, error=error, more={"first": first} if at else None)
 
 
-def act(access: Access, action: Action, plan: Plan) -> Total:
+def act(access: Access, action: Action, plan: Plan) -> Result:
     """Do at once what *plan* says, and return the result."""
-    total = Total()
+    total = Result()
     perform(access, action, plan, user(), total)
     warn(total)
     return total
@@ -257,20 +256,20 @@ def carry_out(
     action: Action,
     plan: Plan,
     *,
-    problem: Callable[[Total], str] = lambda _: "",
+    problem: Callable[[Result], str] = lambda _: "",
 ) -> None:
     """Do what *plan* says, with a progress bar, and report how many were changed, however it ended.
 
     An interruption ends the work after the current batch. *problem* returns what to report although no call failed.
     """
-    stop, total, interrupted, error = Stop(), Total(), False, ""
+    stop, total, interrupted, error = Stop(), Result(), False, ""
     tries = plan.tries or plan.count
     for warning in plan.warnings:
         click.echo(harmless(warning), err=True)
     with _progress_bar(action.past, tries) as advance, signal_handler(stop):
 
-        def each(done: Done) -> bool:
-            advance(done.tried)
+        def each(batch: Result) -> bool:
+            advance(batch.tried)
             # After the last batch there is nothing left to interrupt.
             return not (stop.requested and total.tried < tries)
 
@@ -343,7 +342,7 @@ def _name(action: Action, *, dry_run: bool) -> str:
     return f"{'to_be_' if dry_run else ''}{action.past.replace(' ', '_')}"
 
 
-def warn(total: Total) -> None:
+def warn(total: Result) -> None:
     """Tell what is wrong although the action is done."""
     if total.unwritten:
         click.echo(f"warning: not written to the audit: {harmless(total.unwritten)}", err=True)

@@ -45,18 +45,16 @@ def list_(access: Access, *, name: str | None, only: Conditions, limit: int, wit
 
     Example: redis-queue dead list --name orders --reason Timeout
     """
-    faults = Faults()
     show_listing(
         access,
         "dead",
-        Letters(access, name, only, faults),
+        Letters(access, name, only),
         partial(_fields, with_body=with_body),
         {**COLUMNS, **({"body": "body"} if with_body else {})},
         limit=limit,
         keep=("id", "died"),
         below=("task", "reason", "body"),
         nothing="no dead letters",
-        faults=faults,
     )
 
 
@@ -64,10 +62,9 @@ def list_(access: Access, *, name: str | None, only: Conditions, limit: int, wit
 @item_command
 def show(access: Access, *, id: str, name: str | None, with_body: bool) -> None:
     """Show one dead letter."""
-    faults = Faults()
-    letters = Letters(access, name, Conditions(id_prefix=id), faults).all()
-    found = next((_fields(letter, with_body=with_body) for letter in letters if letter.id == id), None)
-    show_item(found, f"no dead letter: {id!r}", faults.text())
+    letters = Letters(access, name, Conditions(id_prefix=id))
+    found = next((_fields(letter, with_body=with_body) for letter in letters.all() if letter.id == id), None)
+    show_item(found, f"no dead letter: {id!r}", letters.report.faults.text())
 
 
 for _verb in ("redrive", "delete"):

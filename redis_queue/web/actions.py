@@ -13,7 +13,7 @@ from werkzeug.wrappers import Response
 
 from redis_queue.admission.flows import OF_QUEUE
 from redis_queue.errors import WorkerRefusedError
-from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Total, perform
+from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Result, perform
 from redis_queue.operate.actions.registry import action_of
 from redis_queue.operate.actions.rows import Rows
 from redis_queue.store.chunks import MANY
@@ -106,10 +106,10 @@ def act(target: str) -> Response:
     if plan.count != confirmed:
         abort(400, NOT_CONFIRMED)
     _begin()
-    total = Total()
+    total = Result()
     try:
         perform(context().access, action, plan, g.user, total)
-        told = _told(action, choice, plan, total)
+        told = _told(action, plan, total)
     except WorkerRefusedError as error:
         told = [f"{error}."]
     if total.unwritten:
@@ -187,11 +187,11 @@ def _begin() -> None:
         abort(409, "This form was sent before; the audit shows its effect. For more, start with a new preview.")
 
 
-def _told(action: Action, choice: Choice, plan: Plan, total: Total) -> list[str]:
+def _told(action: Action, plan: Plan, total: Result) -> list[str]:
     """Return the result in sentences."""
     told = [f"{reason}." for reason in total.reasons]
-    if choice.faults.rows:
-        told.append(f"Skipped: {choice.faults.text()}.")
+    if plan.report.faults.rows:
+        told.append(f"Skipped: {plan.report.faults.text()}.")
     if total.maybe_sent:
         told.append(f"{total.maybe_sent_text}.")
     left = total.left(plan)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from redis_queue.catalog import AnyQueue
 from redis_queue.errors import InvalidValueError
 from redis_queue.operate.access import Access
-from redis_queue.operate.actions.action import Action, Choice, Done, Plan
+from redis_queue.operate.actions.action import Action, Choice, Plan, Result
 from redis_queue.operate.queue_row import Faults
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.chunks import CHUNK
@@ -36,9 +36,9 @@ def one_step(
     The result in words is *told*, or what *change* returns.
     """
 
-    def run() -> Iterator[Done]:
+    def run() -> Iterator[Result]:
         found = change()
-        yield Done(1, tried=1, text=told or str(found))
+        yield Result(1, tried=1, text=told or str(found))
 
     return Plan(question, 1, run, [name], text=text, **known)
 
@@ -71,11 +71,11 @@ def put_back(access: Access, choice: Choice) -> Plan:
     queue = _queue(access, choice)
     count = access.inspector.expired(queue) if choice.confirmed is None else choice.confirmed
 
-    def run() -> Iterator[Done]:
+    def run() -> Iterator[Result]:
         back = queue.put_back(count) if count else queue.put_back()
         counts = {"returned": back.returned, "dead": back.dead}
         text = f"{back.returned:,} returned, {back.dead:,} dead"
-        yield Done(back.returned + back.dead, tried=count, text=text, counts=counts)
+        yield Result(back.returned + back.dead, tried=count, text=text, counts=counts)
 
     text = (
         f"{count:,} leases have expired. Their messages can be claimed again, or become dead letters if their "
@@ -93,14 +93,14 @@ def purge_plan(
     total = sum(size for _, size in sizes)
     names = [queue.name for queue, size in sizes if size]
 
-    def run() -> Iterator[Done]:
+    def run() -> Iterator[Result]:
         for queue, size in sizes:
             yield from _purge(access, queue, places, size, faults)
 
     return Plan(f"Delete {total:,} {noun}", total, run, names, detail=", ".join(map(str, places)))
 
 
-def _purge(access: Access, queue: AnyQueue, places: Sequence[Any], size: int, faults: Faults) -> Iterator[Done]:
+def _purge(access: Access, queue: AnyQueue, places: Sequence[Any], size: int, faults: Faults) -> Iterator[Result]:
     left = size
     while left > 0:
         count = 0
@@ -109,7 +109,7 @@ def _purge(access: Access, queue: AnyQueue, places: Sequence[Any], size: int, fa
         # Another process may have taken the rest.
         tried = count or left
         left -= tried
-        yield Done(count, tried=tried)
+        yield Result(count, tried=tried)
 
 
 def _queue(access: Access, choice: Choice) -> AnyQueue:
