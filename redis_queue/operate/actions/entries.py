@@ -21,7 +21,7 @@ from redis_queue.operate.audit import MOST_SUBJECTS, Subject
 from redis_queue.operate.items import Entries, Letter, Letters, task_of
 from redis_queue.operate.listing import SearchReport, Selection
 from redis_queue.operate.queue_row import BROKEN, Faults
-from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE, Pace, chunks, gap_ms
+from redis_queue.store.chunks import CHUNK, chunks, gap_ms
 from redis_queue.store.ids import is_id
 
 MOST_LOOKS: Final = 100
@@ -213,12 +213,8 @@ def redrive(_: Access, queue: AnyQueue, ids: Sequence[str], choice: Choice) -> I
 
     Example: redis-queue dead redrive --reason Timeout --rate 50
     """
-    rate = choice.arguments.get("rate")
-    pace = Pace(gap_ms(rate))
-    for chunk in chunks(ids, CHUNK):
-        count = queue.redrive(chunk, rate=rate, after=pace.delay() / 1000)
-        pace.add(count)
-        yield Result(count, tried=len(chunk))
+    for flags in queue.redrive_batches(ids, rate=choice.arguments.get("rate")):
+        yield Result(sum(flags), tried=len(flags))
 
 
 def delete(access: Access, queue: AnyQueue, ids: Sequence[str], choice: Choice) -> Iterator[Result]:
@@ -265,9 +261,8 @@ def read_rate(text: str) -> float:
     try:
         rate = float(text)
     except ValueError:
-        rate = 0.0
-    if not MIN_RATE <= rate <= MAX_RATE:
-        raise InvalidValueError(f"rate={text[:60]!r}: must be {MIN_RATE} to {MAX_RATE:.0f} per second")
+        raise InvalidValueError(f"rate={text[:60]!r}: must be a number") from None
+    gap_ms(rate)
     return rate
 
 
