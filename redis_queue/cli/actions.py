@@ -15,7 +15,6 @@ from typing import Any, Final
 import click
 from kombu.exceptions import OperationalError
 
-from redis_queue.catalog import AnyQueue
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.output import (
@@ -31,9 +30,8 @@ from redis_queue.cli.output import (
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Result, perform
-from redis_queue.operate.actions.queues import PURGE, purge_plan
+from redis_queue.operate.actions.queues import PURGE
 from redis_queue.operate.actions.rows import Rows
-from redis_queue.operate.queue_row import Faults
 from redis_queue.store.ids import check_id
 
 MAX_USER: Final = 100
@@ -194,23 +192,14 @@ def broker_errors(function: Function) -> Function:
     return wrapper
 
 
-def purge(
-    access: Access,
-    noun: str,
-    sizes: Sequence[tuple[AnyQueue, int]],
-    places: Sequence[Any],
-    faults: Faults,
-    *,
-    dry_run: bool,
-    yes: bool,
-) -> None:
-    """Ask, then delete as many items of each queue as *sizes* says from *places*; *faults* are reported at the end."""
-    plan = purge_plan(access, sizes, places, noun, faults)
+def purge(access: Access, scope: Mapping[str, Any], *, dry_run: bool, yes: bool) -> None:
+    """Ask, then delete the items of *scope*; queues that cannot be read are reported at the end."""
+    plan = PURGE.plan(access, Choice(scope))
     if dry_run:
-        report("to_be_deleted", plan.count, error=faults.text())
+        report("to_be_deleted", plan.count, error=plan.report.faults.text())
         return
     confirm(PURGE, plan, yes=yes)
-    carry_out(access, PURGE, plan, problem=lambda _: faults.text())
+    carry_out(access, PURGE, plan, problem=lambda _: plan.report.faults.text())
 
 
 purge_command: Final = options.together(options.name, options.dry_run, options.yes, options.as_json, with_access)

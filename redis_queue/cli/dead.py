@@ -16,8 +16,7 @@ from redis_queue.cli.listing import conditions, item_command, show_item, show_li
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.items import Letter, Letters
-from redis_queue.operate.listing import Conditions, sized
-from redis_queue.operate.queue_row import Faults
+from redis_queue.operate.listing import Conditions
 
 COLUMNS: Final = {
     "id": "id",
@@ -82,9 +81,7 @@ def purge(access: Access, *, name: str | None, **flags: bool) -> None:
 
     Example: redis-queue dead purge --name orders --dry-run
     """
-    faults = Faults()
-    counted = sized(access.queues(name, faults), lambda queue: queue.stats().dead, faults)
-    delete_all(access, "dead letters", counted, ["dead"], faults, **flags)
+    delete_all(access, {"name": name, "places": ["dead"], "noun": "dead letters"}, **flags)
 
 
 def _fields(found: Letter, *, with_body: bool) -> dict[str, Any]:

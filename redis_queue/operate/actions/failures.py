@@ -96,14 +96,16 @@ class FailureRows(Rows[Failure]):
         """Return what stands in place of a queue."""
         return [PLACE]
 
-    def accepts(self, action: Action, choice: Choice, item: Failure) -> bool:
-        """Tell whether *item* counts: in a dry run of a retry, not those without a message."""
-        return bool(item.size) or not (choice.exact and action.verb == "retry")
+
+class RetryRows(FailureRows):
+    """Failures to retry."""
+
+    def accepts(self, choice: Choice, item: Failure) -> bool:
+        """Tell whether *item* counts: in a dry run, not those without a message."""
+        return bool(item.size) or not choice.exact
 
     def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
-        """Return the plan, with the arguments of a retry, and a warning if no process sends what is retried."""
-        if action.verb != "retry":
-            return super().plan(action, access, choice)
+        """Return the plan, with the given arguments, and a warning if no process sends what is retried."""
         delay_queue_of(access)
         plan = replace(super().plan(action, access, choice), facts=action.given(choice))
         return plan if not plan.count or is_dispatched(access) else replace(plan, warnings=[WAITS])
@@ -238,9 +240,7 @@ KWARGS: Final = Argument(
     most=MOST_ARGUMENTS,
 )
 
-_failures = FailureRows()
-
 ACTIONS: Final = (
-    Action(_failures, "retry", "Retry", "retried", retry, (ARGS, KWARGS, RATE)),
-    Action(_failures, "delete", "Delete", "deleted", delete, destroys=True),
+    Action(RetryRows(), "retry", "Retry", "retried", retry, (ARGS, KWARGS, RATE)),
+    Action(FailureRows(), "delete", "Delete", "deleted", delete, destroys=True),
 )

@@ -78,10 +78,13 @@ class MessageRows(Rows[Message]):
         """Return the queue."""
         return f" of {choice.scope['name']}"
 
+
+class MoveRows(MessageRows):
+    """Messages to move to another queue."""
+
     def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
-        """Return the plan. Raises ConfigurationError without an app, or if the broker is not Redis."""
-        if action.verb == "move":
-            check_target(access, choice.scope["name"], choice.arguments["to"])
+        """Return the plan. Raises InvalidNameError and ForbiddenDestinationError for the other queue."""
+        check_target(access, choice.scope["name"], choice.arguments["to"])
         return super().plan(action, access, choice)
 
 
@@ -168,7 +171,7 @@ def _subject(name: str, message: WaitingMessage) -> Subject:
 _messages, _queue = MessageRows(), One("messages")
 
 ACTIONS: Final = (
-    Action(_messages, "move", "Move", "moved", move, (TO,), phrase=lambda given: f" to {given['to']}"),
+    Action(MoveRows(), "move", "Move", "moved", move, (TO,), phrase=lambda given: f" to {given['to']}"),
     Action(_messages, "delete", "Delete", "deleted", delete, destroys=True, takes_all=False),
     Action(_queue, "purge", "Delete all messages", "deleted", purge, destroys=True),
 )

@@ -10,6 +10,7 @@ from redis_queue.catalog import AnyQueue
 from redis_queue.errors import InvalidValueError
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Choice, Plan, Result
+from redis_queue.operate.listing import SearchReport, sized
 from redis_queue.operate.queue_row import Faults
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.chunks import CHUNK
@@ -86,18 +87,37 @@ def put_back(access: Access, choice: Choice) -> Plan:
     return Plan(question, count, run, [queue.name], text=text, nothing=nothing)
 
 
-def purge_plan(
-    access: Access, sizes: Sequence[tuple[AnyQueue, int]], places: Sequence[Any], noun: str, faults: Faults
-) -> Plan:
-    """Return the plan to delete as many items of each queue as *sizes* says from *places*; errors go to *faults*."""
-    total = sum(size for _, size in sizes)
-    names = [queue.name for queue, size in sizes if size]
+def purge_plan(access: Access, choice: Choice) -> Plan:
+    """Delete as many items as the *places* of queues have now: of the queue of a *kind*, or of all with a *name*.
+
+    *noun* is the word for several items. Without a *kind*, errors of a queue do not end the work on the others.
+    """
+    kind, name, places = choice.scope.get("kind"), choice.scope["name"], choice.scope["places"]
+    report = SearchReport()
+
+    def size(queue: AnyQueue) -> int:
+        stats = queue.stats()
+        return sum(getattr(stats, "quarantined" if place == "quarantine" else place) for place in places)
+
+    if kind is None:
+        sizes = sized(access.queues(name, report.faults), size, report.faults)
+    else:
+        queue = access.queue(kind, name)
+        sizes = [(queue, size(queue))]
 
     def run() -> Iterator[Result]:
         for queue, size in sizes:
-            yield from _purge(access, queue, places, size, faults)
+            yield from _purge(access, queue, places, size, report.faults)
 
-    return Plan(f"Delete {total:,} {noun}", total, run, names, detail=", ".join(map(str, places)))
+    total = sum(size for _, size in sizes)
+    return Plan(
+        question=f"Delete {total:,} {choice.scope['noun']}",
+        count=total,
+        run=run,
+        queues=[queue.name for queue, size in sizes if size],
+        detail=", ".join(places),
+        report=report,
+    )
 
 
 def _purge(access: Access, queue: AnyQueue, places: Sequence[Any], size: int, faults: Faults) -> Iterator[Result]:

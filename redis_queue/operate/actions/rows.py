@@ -68,7 +68,7 @@ class Rows(ABC, Generic[T]):
         """Return what the audit names as queues."""
         return [subject.queue for subject in subjects]
 
-    def accepts(self, action: Action, choice: Choice, item: T) -> bool:  # noqa: ARG002
+    def accepts(self, choice: Choice, item: T) -> bool:  # noqa: ARG002
         """Tell whether *item* counts."""
         return True
 
@@ -89,7 +89,7 @@ class Rows(ABC, Generic[T]):
         """Return what *action* would do to the items of *selection*."""
         more, report = selection.more, selection.report
         items = self.current(access, choice, selection.items) if choice.pinned else selection.items
-        items = [item for item in items if self.accepts(action, choice, item)]
+        items = [item for item in items if self.accepts(choice, item)]
         references = [self.reference(item) for item in items] if choice.pinned else []
         sizes = itertools.accumulate(len(quote(reference, safe="")) + len("&row=") for reference in references)
         fitting = sum(1 for size in sizes if size <= choice.room)
