@@ -21,7 +21,6 @@ from redis_queue.operate.celery_queues import CeleryQueues
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.queue_row import CeleryQueueRow, Faults, Overview
 from redis_queue.store.connection import Client
-from redis_queue.store.ids import is_id
 from redis_queue.store.keys import FlowKeys
 
 
@@ -69,8 +68,7 @@ class Access:
 
     def cancel(self, queue: DelayQueue, ids: Sequence[str]) -> Sequence[CancelOutcome]:
         """Cancel entries, and free the keys of unique tasks in them; return the outcome of each."""
-        removal = self._removal(queue)
-        return [row.outcome for row in removal.cancel(ids)] if removal.has_keys() else queue.cancel_many(ids)
+        return self._removal(queue).cancel_many(ids)
 
     def reschedule(self, queue: DelayQueue, id: str, when: When | None) -> bool:
         """Make an entry due at *when*, or now; False if it does not wait."""
@@ -84,12 +82,8 @@ class Access:
 
     def purge(self, queue: AnyQueue, places: Sequence[Any], limit: int) -> int:
         """Delete up to *limit* (1 to 500) items in *places*, and free the keys of unique tasks; return how many."""
-        removal = self._removal(queue) if isinstance(queue, DelayQueue) and "dead" in places else None
-        if removal is not None and removal.has_keys():
-            letters = queue.dead_letters(limit=limit, max_bytes=0)
-            count = removal.delete_dead([letter.id for letter in letters if is_id(letter.id)])
-            if count:
-                return count
+        if isinstance(queue, DelayQueue):
+            return self._removal(queue).purge(places, limit)
         return queue.purge(*places, limit=limit)
 
     def _removal(self, queue: DelayQueue) -> EntryRemoval:
