@@ -7,7 +7,7 @@ import getpass
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -35,8 +35,6 @@ from redis_queue.operate.actions.rows import Rows
 from redis_queue.store.ids import check_id
 
 MAX_USER: Final = 100
-
-NO_SCOPE: Final[Mapping[str, str]] = {}
 
 AWAY: Final = "the broker cannot be read"
 
@@ -103,19 +101,14 @@ def rows_command(
     action: Action,
     chosen: Callable[[Function], Function],
     *choices: Callable[[Function], Function],
-    scope: Mapping[str, str] = NO_SCOPE,
 ) -> click.Command:
-    """Return the command of an action on rows: *chosen* adds the ids, *choices* the conditions and the *scope*.
-
-    *scope* has the names of the options, by those of the fields of the scope of the action.
-    """
+    """Return the command of an action on rows: *chosen* adds the ids, *choices* the conditions and the scope."""
 
     def run(access: Access, *, dry_run: bool, yes: bool, **values: Any) -> None:
         ids, only, everything = values.pop("ids"), values.pop("only", None), values.pop("everything", False)
         _check_chosen(action, ids, only, everything=everything)
         choice = Choice(
-            {field: values.pop(name) for field, name in scope.items()},
-            values,
+            *_scope_and_arguments(action, values),
             ids=ids.ids if ids.present else None,
             conditions=only,
             exact=dry_run,
@@ -148,17 +141,16 @@ def rows_command(
 def one_command(
     action: Action,
     *choices: Callable[[Function], Function],
-    scope: Sequence[str],
     document: Callable[[Access, Mapping[str, Any]], Mapping[str, Any]] | None = None,
     name: str = "",
 ) -> click.Command:
-    """Return the command of an action on the one thing that the options in *scope* name.
+    """Return the command of an action on the one thing that *choices* name.
 
     With *document* it neither asks nor previews: it prints the result in words, or as JSON what *document* returns.
     """
 
     def run(access: Access, *, dry_run: bool = False, yes: bool = False, **values: Any) -> None:
-        choice = Choice({field: values.pop(field) for field in scope}, values)
+        choice = Choice(*_scope_and_arguments(action, values))
         plan = action.plan(access, choice)
         if plan.nothing and not plan.count:
             report(_name(action, dry_run=dry_run), 0, error=plan.nothing)
@@ -176,6 +168,12 @@ def one_command(
                 click.echo(harmless(total.text))
 
     return _command(action, run, *choices, name=name, asks=document is None)
+
+
+def _scope_and_arguments(action: Action, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values of options that belong to the scope of *action*, and the others."""
+    scope = {name: value for name, value in values.items() if name in action.target.scope}
+    return scope, {name: value for name, value in values.items() if name not in scope}
 
 
 def broker_errors(function: Function) -> Function:

@@ -67,11 +67,7 @@ def show(access: Access, *, id: str, name: str | None, with_body: bool) -> None:
 
 
 for _verb in ("redrive", "delete"):
-    dead.add_command(
-        rows_command(
-            ACTIONS["dead", _verb], id_arguments, options.name, conditions("dead letters"), scope={"name": "name"}
-        )
-    )
+    dead.add_command(rows_command(ACTIONS["dead", _verb], id_arguments, options.name, conditions("dead letters")))
 
 
 @dead.command

@@ -63,7 +63,6 @@ for _verb, _past in (("pause", "paused"), ("resume", "resumed")):
         one_command(
             ACTIONS["queue", _verb],
             options.group_name,
-            scope=("name",),
             document=partial(lambda past, _access, scope: {past: scope["name"]}, _past),
         )
     )
@@ -161,7 +160,6 @@ for _verb in ("move", "delete"):
             id_arguments,
             conditions("messages"),
             _known,
-            scope={"name": "name"},
         )
     )
-celery_queue.add_command(one_command(ACTIONS["messages", "purge"], _known, scope=("name",)))
+celery_queue.add_command(one_command(ACTIONS["messages", "purge"], _known))

@@ -49,7 +49,7 @@ class Argument:
 class Choice:
     """What a person chose. Items are chosen by *references*, by *ids*, or else by *conditions*."""
 
-    #: The thing to act on: the fields of the scope of the target, such as the name of a queue.
+    #: Values of the fields in the scope of the target, such as the name of a queue.
     scope: Mapping[str, Any] = field(default_factory=dict)
     #: Values of the arguments of the action.
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -167,6 +167,10 @@ class Target(Protocol):
     @property
     def at(self) -> str:
         """What the times of its items are, such as "due"; "" if it shows none."""
+
+    @property
+    def scope(self) -> Mapping[str, bool]:
+        """The fields that name a thing, or the queue of its items, and whether each is required."""
 
     def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
         """Return what *action* would do. Raises InvalidValueError, InvalidNameError and StoreError."""

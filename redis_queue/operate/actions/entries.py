@@ -114,6 +114,7 @@ class EntryRows(StoredRows):
     """Entries that wait in a DelayQueue: that of *scope*, by default the one for Celery tasks."""
 
     name, noun, plural, at = "scheduled", "waiting entry", "entries", "due"
+    scope: ClassVar = {"queue": False}
 
     def check(self, queue: AnyQueue) -> None:
         """Raise InvalidValueError for a RedisQueue."""
@@ -133,6 +134,7 @@ class LetterRows(StoredRows):
     """Dead letters of the queues with the name of *scope*, or of all."""
 
     name, noun, plural, at = "dead", "dead letter", "dead letters", "died"
+    scope: ClassVar = {"name": False}
     states, isolated = DEAD, True
 
     def find(self, access: Access, choice: Choice) -> Selection[Row]:

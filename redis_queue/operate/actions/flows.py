@@ -142,7 +142,8 @@ def _with_limits(access: Access, choice: Choice) -> FlowState:
     return state
 
 
-_flow, _key = One("flow"), One("unique")
+_flow = One("flow", {"name": True})
+_key = One("unique", {"task": True, "key": False, "id": False})
 
 ACTIONS: Final = (
     Action(_flow, "flow-pause", "Pause", "paused", pause),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from kombu.exceptions import OperationalError
 
@@ -35,6 +35,7 @@ class MessageRows(Rows[Message]):
     """Messages that wait in the queue *name* of the scope."""
 
     name, noun, plural, at = "messages", "message", "messages", "sent"
+    scope: ClassVar = {"name": True}
     gone = "taken by a worker, changed, larger than 1 MiB, or of another program"
     complete = True
 
@@ -168,7 +169,8 @@ def _subject(name: str, message: WaitingMessage) -> Subject:
     return Subject(message.id, name, message.task, message.since)
 
 
-_messages, _queue = MessageRows(), One("messages")
+_messages = MessageRows()
+_queue = One("messages", _messages.scope)
 
 ACTIONS: Final = (
     Action(MoveRows(), "move", "Move", "moved", move, (TO,), phrase=lambda given: f" to {given['to']}"),

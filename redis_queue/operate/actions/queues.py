@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from redis_queue.catalog import AnyQueue
@@ -21,6 +21,7 @@ class One:
     """A single thing that the scope names: the function of an action returns the plan itself."""
 
     name: str
+    scope: Mapping[str, bool] = field(default_factory=dict)
     at: str = ""
 
     def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
@@ -143,7 +144,7 @@ def _redis_queue(access: Access, choice: Choice) -> RedisQueue:
     return queue
 
 
-_target = One("queue")
+_target = One("queue", {"kind": True, "name": True})
 
 PURGE: Final = Action(One("purge"), "purge", "Delete", "deleted", purge_plan, destroys=True)
 """Deletes all items of queues in one state: a command only."""

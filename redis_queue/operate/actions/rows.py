@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Final, Generic, TypeVar
 from urllib.parse import quote
 
@@ -29,6 +29,7 @@ class Rows(ABC, Generic[T]):
     noun: ClassVar[str]
     plural: ClassVar[str]
     at: ClassVar[str]
+    scope: ClassVar[Mapping[str, bool]] = {}
     gone: ClassVar[str]
     complete: ClassVar[bool] = False
 

@@ -257,7 +257,7 @@ SIZE: Final = Argument(
     is_positional=True,
 )
 
-_runs, _worker = Runs(), One("worker")
+_runs, _worker = Runs(), One("worker", {"name": True, "pid": False})
 
 ACTIONS: Final = (
     Action(
