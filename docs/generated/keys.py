@@ -6,17 +6,17 @@ import inspect
 from typing import Final
 
 from docs.generated.tables import code, markdown, prose, table
-from redis_queue.store.keys import OWNERS, Key, KeyOf, Owner
+from redis_queue.store.keys import GROUPS, Key, KeyGroup, KeyOf
 
 HEAD: Final = ("key", "type", "holds", "removed after")
 
 
 def page() -> str:
     """Return a section for each owner."""
-    return "\n".join(f"{markdown(inspect.cleandoc(owner.__doc__ or ''))}\n{_table(owner)}" for owner in OWNERS)
+    return "\n".join(f"{markdown(inspect.cleandoc(owner.__doc__ or ''))}\n{_table(owner)}" for owner in GROUPS)
 
 
-def _table(owner: type[Owner]) -> str:
+def _table(owner: type[KeyGroup]) -> str:
     rows: dict[str, list[Key | KeyOf]] = {}
     for key in owner.declarations().values():
         # Keys of a ring hold the same.

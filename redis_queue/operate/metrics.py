@@ -19,7 +19,7 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.metric_table import METRICS, Samples
 from redis_queue.operate.queue_row import BROKEN, SIZES, CeleryQueueRow, QueueRow
-from redis_queue.store.registry import Known
+from redis_queue.store.registry import RegistryRow
 from redis_queue.store.scripts import Scripts
 
 logger = logger_of(__name__)
@@ -148,7 +148,7 @@ class Collector:
         return kept
 
     def _dispatching(
-        self, known: Iterable[Known], kept: set[str]
+        self, known: Iterable[RegistryRow], kept: set[str]
     ) -> tuple[dict[str, tuple[Dispatches, int]], set[tuple[str, str]]]:
         """Return the dispatch counts of the DelayQueues in *kept* and of all others together, and unreadable queues."""
         found: dict[str, tuple[Dispatches, int]] = {}

@@ -31,7 +31,7 @@ class _Declaration:
         self.expires = expires
         self.part = part
 
-    def __set_name__(self, owner: type[Owner], name: str) -> None:
+    def __set_name__(self, owner: type[KeyGroup], name: str) -> None:
         self.name = name
         self.part = self.part or name
 
@@ -40,10 +40,10 @@ class Key(_Declaration):
     """One key."""
 
     @overload
-    def __get__(self, keys: None, owner: type[Owner]) -> Key: ...
+    def __get__(self, keys: None, owner: type[KeyGroup]) -> Key: ...
     @overload
-    def __get__(self, keys: Owner, owner: type[Owner]) -> bytes: ...
-    def __get__(self, keys: Owner | None, owner: type[Owner]) -> Key | bytes:
+    def __get__(self, keys: KeyGroup, owner: type[KeyGroup]) -> bytes: ...
+    def __get__(self, keys: KeyGroup | None, owner: type[KeyGroup]) -> Key | bytes:
         if keys is None:
             return self
         # An attribute of its own is found first from now on.
@@ -55,17 +55,17 @@ class KeyOf(_Declaration):
     """Keys whose names end with ``:`` and something, x: the attribute takes it and returns the key."""
 
     @overload
-    def __get__(self, keys: None, owner: type[Owner]) -> KeyOf: ...
+    def __get__(self, keys: None, owner: type[KeyGroup]) -> KeyOf: ...
     @overload
-    def __get__(self, keys: Owner, owner: type[Owner]) -> Callable[[str | int], bytes]: ...
-    def __get__(self, keys: Owner | None, owner: type[Owner]) -> KeyOf | Callable[[str | int], bytes]:
+    def __get__(self, keys: KeyGroup, owner: type[KeyGroup]) -> Callable[[str | int], bytes]: ...
+    def __get__(self, keys: KeyGroup | None, owner: type[KeyGroup]) -> KeyOf | Callable[[str | int], bytes]:
         if keys is None:
             return self
         beginning = f"{keys.root}{self.part}:"
         return lambda x: f"{beginning}{x}".encode()
 
 
-class Owner:
+class KeyGroup:
     """Keys whose names begin with *root*."""
 
     def __init__(self, root: str) -> None:
@@ -102,7 +102,7 @@ _SLOT: Final = KeyOf(
 _KEPT: Final = "a day after the newest failure is too old"
 
 
-class Keys(Owner):
+class Keys(KeyGroup):
     """Keys of a RedisQueue, or of one shard of a DelayQueue.
 
     ``{<prefix>:queue:<name>}:<key>`` and ``{<prefix>:delay:<name>:<shard>}:<key>``: they share one hash tag, so each
@@ -143,7 +143,7 @@ class Keys(Owner):
         super().__init__(f"{{{_escape(prefix)}:{kind}:{_escape(check_name(name))}{number}}}:")
 
 
-class LockKeys(Owner):
+class LockKeys(KeyGroup):
     """The key of a lock, ``{<prefix>:lock:<name>}:<key>``."""
 
     holder = Key("HASH", "token, fence, expires_at, released: the token that was given back last", expires="an hour")
@@ -152,7 +152,7 @@ class LockKeys(Owner):
         super().__init__(f"{{{_escape(prefix)}:lock:{_escape(check_name(name, what='lock'))}}}:")
 
 
-class MonitorKeys(Owner):
+class MonitorKeys(KeyGroup):
     """Keys of what workers report, ``{<prefix>:monitor}:<key>``."""
 
     workers = Key("HASH", 'name -> "<ms when it was seen> <JSON>": the last report of each worker', expires="four days")
@@ -218,7 +218,7 @@ class MonitorKeys(Owner):
         return self.hours_0, self.hours_1, self.hours_2, self.hours_3
 
 
-class FlowKeys(Owner):
+class FlowKeys(KeyGroup):
     r"""Keys of flows and unique tasks, ``{<prefix>:flow}:<key>``, or ``{<prefix>:flow:<global_keyprefix>}:<key>``.
 
     Apps whose keys in the broker begin with a *broker_prefix* have flows of their own: they have other queues.
@@ -288,7 +288,7 @@ class FlowKeys(Owner):
         return f"{self._broker_prefix}unacked_index", f"{self.taken}unacked_index"
 
 
-class PrefixKeys(Owner):
+class PrefixKeys(KeyGroup):
     """Other keys under a prefix, ``<prefix>:<key>``."""
 
     registry = Key("HASH", "all queues that were ever written to")
@@ -305,7 +305,7 @@ class PrefixKeys(Owner):
         super().__init__(f"{_escape(prefix)}:")
 
 
-class BrokerKeys(Owner):
+class BrokerKeys(KeyGroup):
     """Keys in the Redis of a Celery broker, ``<global_keyprefix>redis_queue:<key>``."""
 
     lease_ends = KeyOf(
@@ -332,7 +332,7 @@ class BrokerKeys(Owner):
         return f"{self.root}wake:{worker}"
 
 
-class KombuKeys(Owner):
+class KombuKeys(KeyGroup):
     """Keys of a Celery broker that kombu names and fills; scripts use these names."""
 
     index = Key("ZSET", "delivery tag -> time from which the visibility timeout counts (s)")
@@ -341,9 +341,17 @@ class KombuKeys(Owner):
     target = Key("LIST", "messages of another queue")
 
 
-OWNERS: Final[tuple[type[Owner], ...]] = (Keys, LockKeys, MonitorKeys, FlowKeys, PrefixKeys, BrokerKeys, KombuKeys)
+GROUPS: Final[tuple[type[KeyGroup], ...]] = (
+    Keys,
+    LockKeys,
+    MonitorKeys,
+    FlowKeys,
+    PrefixKeys,
+    BrokerKeys,
+    KombuKeys,
+)
 
-TYPES: Final[dict[str, Type]] = {name: key.type for owner in OWNERS for name, key in owner.declarations().items()}
+TYPES: Final[dict[str, Type]] = {name: key.type for owner in GROUPS for name, key in owner.declarations().items()}
 """Type of each key, by the name that scripts use."""
 
 _PLAIN: Final = "|".join(

@@ -19,7 +19,7 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit
 from redis_queue.operate.diagnosis import examine
 from redis_queue.store.redis_errors import redact
-from redis_queue.store.registry import Known
+from redis_queue.store.registry import RegistryRow
 from redis_queue.store.settings import Settings
 
 CHECK_EVERY: Final = 60.0
@@ -39,12 +39,9 @@ EXTENSION: Final = "redis_queue"
 MOST_NAMES: Final = 200
 """Most queue names in a form."""
 
-MOST_QUEUES: Final = 200
-"""Most queues that one page reads."""
-
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class HealthSummary:
     """The result of a check that ended *seconds* ago: numbers of errors and warnings, and the worst finding.
 
     *failure* says why the check could not be done.
@@ -68,7 +65,7 @@ class Health:
         self._checked_at: float | None = None
         self._thread: threading.Thread | None = None
 
-    def checked(self, queues: int) -> Checked | None:
+    def checked(self, queues: int) -> HealthSummary | None:
         """Return the last result; None if there is none yet.
 
         Starts a check if the last one is older than :data:`CHECK_EVERY`; only if there is none, it waits for the result
@@ -86,7 +83,7 @@ class Health:
             )
             errors = sum(finding.severity == "error" for finding in problems)
             warnings = sum(finding.severity == "warning" for finding in problems)
-            return Checked(age, errors, warnings, problems[0] if problems else None, self._failure)
+            return HealthSummary(age, errors, warnings, problems[0] if problems else None, self._failure)
 
     def note(self, findings: Sequence[Finding], failure: str = "") -> None:
         """Keep the result of a check."""
@@ -145,7 +142,7 @@ def delay_queues(name: str | None) -> tuple[DelayQueue, list[str]]:
     if name is None and not names and access.app is None:
         # There is no queue yet: an empty page is better than an error.
         known = Settings()
-        first = Known("delay", access.default_delay_queue, known.max_deliveries, known.shards)
+        first = RegistryRow("delay", access.default_delay_queue, known.max_deliveries, known.shards)
         queue = open_as(DelayQueue, first, access.catalog)
     else:
         queue = access.delay_queue(name)

@@ -10,12 +10,12 @@ from flask import Blueprint, abort, render_template
 from redis_queue.delay.dispatch_log import DispatcherRow
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate.actions.workers import RESIZES, reference
-from redis_queue.operate.items import running
+from redis_queue.operate.items import MOST_QUEUES, running
 from redis_queue.operate.liveness import state_of
 from redis_queue.operate.queue_row import Faults
 from redis_queue.operate.work_checks import ANSWER_WITHIN
 from redis_queue.web import request_args
-from redis_queue.web.context import MOST_QUEUES, context, page
+from redis_queue.web.context import context, page
 from redis_queue.web.request_args import ROWS
 from redis_queue.web.search import task_names
 

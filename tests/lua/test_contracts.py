@@ -117,7 +117,7 @@ def test_names_of_the_header_are_used_and_not_bound_again(text: Text) -> None:
 
 def test_each_key_is_declared_with_one_type() -> None:
     found: dict[str, set[str]] = {}
-    for owner in keys_module.OWNERS:
+    for owner in keys_module.GROUPS:
         for label, key in owner.declarations().items():
             found.setdefault(label, set()).add(key.type)
     assert {label: types for label, types in found.items() if len(types) > 1} == {}

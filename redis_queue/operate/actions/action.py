@@ -17,7 +17,7 @@ from redis_queue.operate.listing import SearchReport
 from redis_queue.store.chunks import ANY_SIZE
 from redis_queue.store.redis_errors import redact
 
-MOST_QUEUES: Final = 3
+MOST_QUEUE_NAMES: Final = 3
 """Most queues that a line of the audit names."""
 
 MOST_REASONS: Final = 5
@@ -235,7 +235,7 @@ def perform(  # noqa: PLR0917 - each is another thing
         if total.count or total.skipped or failed:
             detail = "; ".join(filter(None, (plan.detail, *total.reasons, failed)))
             subjects = total.subjects or plan.subjects
-            queues = some_of(list(dict.fromkeys(plan.queues)), MOST_QUEUES)
+            queues = some_of(list(dict.fromkeys(plan.queues)), MOST_QUEUE_NAMES)
             line = AuditLine(at, user, action.verb, queues, total.count, detail, subjects)
             total.unwritten = _write(access, line)
 

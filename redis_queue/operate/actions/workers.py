@@ -54,7 +54,7 @@ def reference(task: RunningTask) -> str:
     return ":".join((str(to_ms(task.since)), *parts))
 
 
-class Runs(Rows[RunningTask]):
+class RunningRows(Rows[RunningTask]):
     """Running tasks, each in one run."""
 
     name, noun, plural, at = "running", "running task", "running tasks", "since"
@@ -257,7 +257,7 @@ SIZE: Final = Argument(
     is_positional=True,
 )
 
-_runs, _worker = Runs(), One("worker", {"name": True, "pid": False})
+_runs, _worker = RunningRows(), One("worker", {"name": True, "pid": False})
 
 ACTIONS: Final = (
     Action(
