@@ -16,18 +16,8 @@ from redis_queue.model import Quarantined, Unread
 from redis_queue.operate.queue_row import Faults
 from redis_queue.store.chunks import CHUNK
 
-__all__ = [
-    "Chunk",
-    "Conditions",
-    "InQueue",
-    "Listing",
-    "Page",
-    "Selection",
-    "first",
-    "items_within_budget",
-    "quarantined",
-    "sized",
-]
+# The dashboard may not import it from redis_queue.celery.
+__all__ = ["Conditions"]
 
 T = TypeVar("T")
 Cursor = TypeVar("Cursor")

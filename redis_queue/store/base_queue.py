@@ -330,9 +330,7 @@ class BaseQueue(Generic[Held]):
         """
         return sum(map(sum, self.redrive_batches(ids, rate=rate)))
 
-    def redrive_batches(
-        self, ids: Iterable[str] | None = None, *, rate: float | None = None
-    ) -> Iterator[Sequence[bool]]:
+    def redrive_batches(self, ids: Iterable[str] | None = None, *, rate: float | None = None) -> Iterator[list[bool]]:
         """Redrive as :meth:`redrive` does, up to 500 at a time, and yield for each of a batch whether it was dead."""
         gap = gap_ms(rate)
         found = [(shard, None) for shard in self._shards] if ids is None else self._shards.of_ids(ids)

@@ -341,15 +341,7 @@ class KombuKeys(KeyGroup):
     target = Key("LIST", "messages of another queue")
 
 
-GROUPS: Final[tuple[type[KeyGroup], ...]] = (
-    Keys,
-    LockKeys,
-    MonitorKeys,
-    FlowKeys,
-    PrefixKeys,
-    BrokerKeys,
-    KombuKeys,
-)
+GROUPS: Final[tuple[type[KeyGroup], ...]] = (Keys, LockKeys, MonitorKeys, FlowKeys, PrefixKeys, BrokerKeys, KombuKeys)
 
 TYPES: Final[dict[str, Type]] = {name: key.type for owner in GROUPS for name, key in owner.declarations().items()}
 """Type of each key, by the name that scripts use."""
