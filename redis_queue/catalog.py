@@ -14,7 +14,7 @@ from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.chunks import MANY
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.keys import Kind
-from redis_queue.store.registry import Registry, RegistryEntry
+from redis_queue.store.registry import Registry, RegistryRow
 from redis_queue.store.scripts import Clock, Scripts, server_clock
 from redis_queue.store.settings import Settings
 from redis_queue.store.urls import url_of
@@ -32,13 +32,13 @@ CLASSES: Final[dict[Kind, type[AnyQueue]]] = {"queue": RedisQueue, "delay": Dela
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class CatalogPage:
     """A page of the queues under a prefix: *known*, of the *total* that match, from *offset* on.
 
     *unseen* counts queues that were not searched because there are too many.
     """
 
-    known: Sequence[RegistryEntry]
+    known: Sequence[RegistryRow]
     offset: int
     total: int
     unseen: int = 0
@@ -66,7 +66,7 @@ class Catalog:
         self.clock = clock
         self._registry = Registry(Scripts(self.client), prefix)
 
-    def known(self, name: str | None = None) -> list[RegistryEntry]:
+    def known(self, name: str | None = None) -> list[RegistryRow]:
         """Return the registry entries of all queues, or of those with *name*, by kind and name.
 
         Raises InvalidNameError if no queue has this *name*.
@@ -76,13 +76,13 @@ class Catalog:
         found = [self.find(kind, name) for kind in sorted(KINDS)]
         return [known for known in found if known is not None] or [self._find("queue", name)]
 
-    def find(self, kind: Kind, name: str) -> RegistryEntry | None:
+    def find(self, kind: Kind, name: str) -> RegistryRow | None:
         """Return the registry entry of one queue; None if it is missing or unreadable."""
         return self._registry.find(kind, name)
 
     def listing(
         self, search: str = "", *, kind: Kind | None = None, offset: int = 0, limit: int = MOST_ROWS
-    ) -> Listing:
+    ) -> CatalogPage:
         """Return up to *limit* queues whose names contain *search*, by kind and name.
 
         It searches at most 20,000 queues: those that Redis returns first.
@@ -92,18 +92,18 @@ class Catalog:
         if search or kind is not None:
             start, part = (f"{kind}:".encode() if kind else b""), search.encode(errors="surrogateescape")
             fields = [field for field in fields if field.startswith(start) and part in field.partition(b":")[2]]
-        return Listing(
+        return CatalogPage(
             self._registry.read(fields[offset : offset + limit]), offset, len(fields), unseen=unseen, limit=limit
         )
 
-    def first(self, most: int, preferred: Collection[tuple[str, str]] = ()) -> tuple[list[RegistryEntry], int]:
+    def first(self, most: int, preferred: Collection[tuple[str, str]] = ()) -> tuple[list[RegistryRow], int]:
         """Return up to *most* queues, *preferred* ones (kind and name) first, and the number of those left out."""
         fields, count = self._registry.fields()
         wanted = {f"{kind}:{name}".encode(errors="surrogateescape") for kind, name in preferred}
         chosen = sorted(fields, key=lambda field: field not in wanted)[:most]
         return self._registry.read(sorted(chosen)), count - len(chosen)
 
-    def open(self, known: RegistryEntry) -> AnyQueue:
+    def open(self, known: RegistryRow) -> AnyQueue:
         """Return a queue from the registry, with the settings it was last written with.
 
         Raises ConfigurationError for settings that no queue can have.
@@ -122,7 +122,7 @@ class Catalog:
         """Return all queues, or those of either kind with *name*; raises InvalidNameError for an unknown name."""
         return [self.open(known) for known in self.known(name)]
 
-    def _find(self, kind: Kind, name: str) -> RegistryEntry:
+    def _find(self, kind: Kind, name: str) -> RegistryRow:
         known = self.find(kind, name)
         if known is not None:
             return known
@@ -134,7 +134,7 @@ class Catalog:
         raise InvalidNameError(f"no {CLASSES[kind].__name__} {name!r} under the prefix {self.prefix!r}: {hint}")
 
 
-def open_as(made: type[Opened], known: RegistryEntry, catalog: Catalog) -> Opened:
+def open_as(made: type[Opened], known: RegistryRow, catalog: Catalog) -> Opened:
     """As :meth:`Catalog.open`, for a queue of which the class is known."""
     settings = Settings(prefix=catalog.prefix, max_deliveries=known.max_deliveries, shards=known.shards)
     return made(known.name, catalog.client, settings=settings, clock=catalog.clock)
@@ -149,7 +149,7 @@ def kind_of(queue: AnyQueue) -> Kind:
 class PutBackStep:
     """The result of one step in a queue, or the *error* that ended the work on it."""
 
-    known: RegistryEntry
+    known: RegistryRow
     back: PutBack = field(default_factory=PutBack)
     promoted: int = 0
     error: RedisQueueError | None = None
@@ -161,7 +161,7 @@ class PutBackStep:
 
 
 def put_back_each(
-    catalog: Catalog, queues: Iterable[RegistryEntry], *, step: int = MANY, promote: bool = False
+    catalog: Catalog, queues: Iterable[RegistryRow], *, step: int = MANY, promote: bool = False
 ) -> Iterator[PutBackStep]:
     """Put back expired leases, queue by queue, up to *step* leases at a time; yield the result of each step.
 

@@ -23,7 +23,7 @@ SOURCES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "api-foreign": ("redis_queue.delay.moves", ("Foreign",)),
     "api-entries": ("redis_queue.delay.entries", ("EntryReader", "MarkedEntries", "Revokes")),
     "api-celery": ("redis_queue.celery", ()),
-    "api-catalog": ("redis_queue.catalog", ("Catalog", "Listing")),
+    "api-catalog": ("redis_queue.catalog", ("Catalog", "CatalogPage")),
     "api-inspector": ("redis_queue.operate.inspector", ("Inspector", "QueueRow", "Overview")),
     "api-metrics": ("redis_queue.operate.metrics", ("Collector",)),
     "api-doctor": ("redis_queue.doctor", ()),

@@ -46,14 +46,14 @@ _NOT_SET: Final = dict.fromkeys((*(item.name for item in fields(FlowLimits)), "w
 KINDS: Final = {KEYED: "key", FAIR: "fair"}
 
 
-class Unchanged:
+class NoChange:
     """Stands for an argument that was not given."""
 
 
-UNCHANGED: Final = Unchanged()
+UNCHANGED: Final = NoChange()
 
-Whole = int | None | Unchanged
-Rate = str | None | Unchanged
+Whole = int | None | NoChange
+Rate = str | None | NoChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Changes:
     rate: Rate = UNCHANGED
     limit_each: Whole = UNCHANGED
     rate_each: Rate = UNCHANGED
-    burst: int | Unchanged = UNCHANGED
+    burst: int | NoChange = UNCHANGED
 
     def _given(self) -> dict[str, Any]:
         values = {item.name: getattr(self, item.name) for item in fields(self)}
@@ -144,7 +144,7 @@ class Flows:
         rate: Rate = UNCHANGED,
         limit_each: Whole = UNCHANGED,
         rate_each: Rate = UNCHANGED,
-        burst: int | Unchanged = UNCHANGED,
+        burst: int | NoChange = UNCHANGED,
     ) -> FlowState:
         """Change limits and rates of the flow *name* for all workers, until :meth:`reset`. None removes a limit.
 

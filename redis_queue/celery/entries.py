@@ -20,11 +20,11 @@ from redis_queue.celery.results import clear_revoked
 from redis_queue.celery.tracing import schedule_spans, scheduling_call
 from redis_queue.delay.entries import MarkedEntries, PushFlag
 from redis_queue.delay.model import OnConflict, Push
-from redis_queue.delay.queue import DelayQueue
+from redis_queue.delay.queue import DelayPlace, DelayQueue
 from redis_queue.errors import InvalidValueError, StoreRefusedError
 from redis_queue.model import CancelOutcome, Entry
 from redis_queue.store.chunks import ANY_SIZE, check_many
-from redis_queue.store.ids import check_id, new_ids
+from redis_queue.store.ids import check_id, is_id, new_ids
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Scripts
 
@@ -164,12 +164,6 @@ class EntryRemoval:
         self._queue = queue
         self._keys = keys
 
-    def has_keys(self) -> bool:
-        """Tell whether any key of a unique task is owned; False without permission to read the owners."""
-        with suppress(StoreRefusedError):
-            return bool(Scripts(self._queue.client).command("EXISTS", self._keys.owners))
-        return False
-
     def cancel(self, ids: Sequence[str]) -> list[Removal]:
         """Cancel entries as :meth:`redis_queue.DelayQueue.cancel_many` does, and free their keys.
 
@@ -190,15 +184,34 @@ class EntryRemoval:
         # The outcome of an id that is given twice stands at its first place.
         return [removed.pop(id_, NOTHING) for id_ in ids]
 
+    def cancel_many(self, ids: Sequence[str]) -> Sequence[CancelOutcome]:
+        """Cancel entries as :meth:`cancel` does, and return only the outcome of each."""
+        return [row.outcome for row in self.cancel(ids)] if self._has_keys() else self._queue.cancel_many(ids)
+
     def delete_dead(self, ids: Iterable[str], *, until: datetime | None = None) -> int:
         """Delete dead letters as :meth:`redis_queue.DelayQueue.delete_dead` does, and free their keys."""
         names = [check_id(id_) for id_ in check_many(ids, name="ids")]
         died_by = ANY_SIZE if until is None else point_ms(until, name="until")
-        read = self._read(names) if self.has_keys() else {}
+        read = self._read(names) if self._has_keys() else {}
         keys = {id_: key for id_, (entry, key) in read.items() if entry is None and key is not None}
         rows = [(id_, key.token, *_owner(key)) for id_, key in keys.items()]
         count = sum(outcome is not None and outcome.taken_out for outcome in self._cancel(rows, died_by))
         return count + self._queue.delete_dead([id_ for id_ in names if id_ not in keys], until=until)
+
+    def purge(self, places: Sequence[DelayPlace], limit: int) -> int:
+        """Delete up to *limit* (1 to 500) entries in *places*, and free the keys of dead letters; return how many."""
+        if "dead" in places and self._has_keys():
+            letters = self._queue.dead_letters(limit=limit, max_bytes=0)
+            count = self.delete_dead([letter.id for letter in letters if is_id(letter.id)])
+            if count:
+                return count
+        return self._queue.purge(*places, limit=limit)
+
+    def _has_keys(self) -> bool:
+        """Tell whether any key of a unique task is owned; False for a user who may not know."""
+        with suppress(StoreRefusedError):
+            return bool(Scripts(self._queue.client).command("EXISTS", self._keys.owners))
+        return False
 
     def _cancel(self, rows: Sequence[tuple[str, str, str, str]], died_by: int = 0) -> list[CancelOutcome | None]:
         # Without keys, also in a Redis Cluster.

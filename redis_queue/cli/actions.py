@@ -7,7 +7,7 @@ import getpass
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,7 +15,6 @@ from typing import Any, Final
 import click
 from kombu.exceptions import OperationalError
 
-from redis_queue.catalog import AnyQueue
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.output import (
@@ -30,15 +29,12 @@ from redis_queue.cli.output import (
 )
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.operate.access import Access
-from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan, Total, perform
-from redis_queue.operate.actions.queues import PURGE, purge_plan
+from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Result, perform
+from redis_queue.operate.actions.queues import PURGE
 from redis_queue.operate.actions.rows import Rows
-from redis_queue.operate.queue_row import Faults
 from redis_queue.store.ids import check_id
 
 MAX_USER: Final = 100
-
-NO_SCOPE: Final[Mapping[str, str]] = {}
 
 AWAY: Final = "the broker cannot be read"
 
@@ -105,19 +101,14 @@ def rows_command(
     action: Action,
     chosen: Callable[[Function], Function],
     *choices: Callable[[Function], Function],
-    scope: Mapping[str, str] = NO_SCOPE,
 ) -> click.Command:
-    """Return the command of an action on rows: *chosen* adds the ids, *choices* the conditions and the *scope*.
-
-    *scope* has the names of the options, by those of the fields of the scope of the action.
-    """
+    """Return the command of an action on rows: *chosen* adds the ids, *choices* the conditions and the scope."""
 
     def run(access: Access, *, dry_run: bool, yes: bool, **values: Any) -> None:
         ids, only, everything = values.pop("ids"), values.pop("only", None), values.pop("everything", False)
         _check_chosen(action, ids, only, everything=everything)
         choice = Choice(
-            {field: values.pop(name) for field, name in scope.items()},
-            values,
+            *_scope_and_arguments(action, values),
             ids=ids.ids if ids.present else None,
             conditions=only,
             exact=dry_run,
@@ -129,18 +120,17 @@ def rows_command(
         if plan.nothing:
             raise click.ClickException(harmless(plan.nothing))
         if not plan.tries and only:
-            found = choice.scan.no_match(rows.plural) + choice.scan.hint(only.task)
-            click.echo(harmless(found), err=True)
+            click.echo(harmless(plan.report.no_match(rows.plural) + plan.report.hint(only.task)), err=True)
         if dry_run:
-            preview(action, plan, error=choice.faults.text())
+            preview(action, plan, error=plan.report.faults.text())
             return
         if plan.tries and (action.destroys or not ids.typed):
             confirm(action, plan, yes=yes)
 
-        def problem(total: Total) -> str:
+        def problem(total: Result) -> str:
             left = f"{total.left(plan):,} left out: {plan.gone}" if rows.complete and total.left(plan) else ""
             none = "" if total.count else ids.missing(rows.noun)
-            return choice.faults.text() or "; ".join(total.reasons) or none or left
+            return plan.report.faults.text() or "; ".join(total.reasons) or none or left
 
         carry_out(access, action, plan, problem=problem)
 
@@ -151,17 +141,16 @@ def rows_command(
 def one_command(
     action: Action,
     *choices: Callable[[Function], Function],
-    scope: Sequence[str],
     document: Callable[[Access, Mapping[str, Any]], Mapping[str, Any]] | None = None,
     name: str = "",
 ) -> click.Command:
-    """Return the command of an action on the one thing that the options in *scope* name.
+    """Return the command of an action on the one thing that *choices* name.
 
     With *document* it neither asks nor previews: it prints the result in words, or as JSON what *document* returns.
     """
 
     def run(access: Access, *, dry_run: bool = False, yes: bool = False, **values: Any) -> None:
-        choice = Choice({field: values.pop(field) for field in scope}, values)
+        choice = Choice(*_scope_and_arguments(action, values))
         plan = action.plan(access, choice)
         if plan.nothing and not plan.count:
             report(_name(action, dry_run=dry_run), 0, error=plan.nothing)
@@ -181,6 +170,12 @@ def one_command(
     return _command(action, run, *choices, name=name, asks=document is None)
 
 
+def _scope_and_arguments(action: Action, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values of options that belong to the scope of *action*, and the others."""
+    scope = {name: value for name, value in values.items() if name in action.target.scope}
+    return scope, {name: value for name, value in values.items() if name not in scope}
+
+
 def broker_errors(function: Function) -> Function:
     """Turn errors of the broker into one line."""
 
@@ -195,23 +190,14 @@ def broker_errors(function: Function) -> Function:
     return wrapper
 
 
-def purge(
-    access: Access,
-    noun: str,
-    sizes: Sequence[tuple[AnyQueue, int]],
-    places: Sequence[Any],
-    faults: Faults,
-    *,
-    dry_run: bool,
-    yes: bool,
-) -> None:
-    """Ask, then delete as many items of each queue as *sizes* says from *places*; *faults* are reported at the end."""
-    plan = purge_plan(access, sizes, places, noun, faults)
+def purge(access: Access, scope: Mapping[str, Any], *, dry_run: bool, yes: bool) -> None:
+    """Ask, then delete the items of *scope*; queues that cannot be read are reported at the end."""
+    plan = PURGE.plan(access, Choice(scope))
     if dry_run:
-        report("to_be_deleted", plan.count, error=faults.text())
+        report("to_be_deleted", plan.count, error=plan.report.faults.text())
         return
     confirm(PURGE, plan, yes=yes)
-    carry_out(access, PURGE, plan, problem=lambda _: faults.text())
+    carry_out(access, PURGE, plan, problem=lambda _: plan.report.faults.text())
 
 
 purge_command: Final = options.together(options.name, options.dry_run, options.yes, options.as_json, with_access)
@@ -225,7 +211,7 @@ def confirm(action: Action, plan: Plan, *, yes: bool) -> None:
     question = harmless(f"{plan.question}?")
     if not sys.stdin.isatty():
         raise click.UsageError(f"{question} There is no terminal for the question: add --yes")
-    _show_subjects(plan, _at(action), err=True)
+    _show_subjects(plan, action.target.at, err=True)
     if plan.text:
         click.echo(harmless(plan.text), err=True)
     if not click.confirm(question, err=True):
@@ -234,7 +220,7 @@ def confirm(action: Action, plan: Plan, *, yes: bool) -> None:
 
 def preview(action: Action, plan: Plan, *, error: str = "") -> None:
     """Print the preview of a change: the count, and the first subjects."""
-    at = _at(action)
+    at = action.target.at
     if not wants_json():
         _show_subjects(plan, at)
     first = [
@@ -244,9 +230,9 @@ def preview(action: Action, plan: Plan, *, error: str = "") -> None:
     report(_name(action, dry_run=True), plan.count, error=error, more={"first": first} if at else None)
 
 
-def act(access: Access, action: Action, plan: Plan) -> Total:
+def act(access: Access, action: Action, plan: Plan) -> Result:
     """Do at once what *plan* says, and return the result."""
-    total = Total()
+    total = Result()
     perform(access, action, plan, user(), total)
     warn(total)
     return total
@@ -257,20 +243,20 @@ def carry_out(
     action: Action,
     plan: Plan,
     *,
-    problem: Callable[[Total], str] = lambda _: "",
+    problem: Callable[[Result], str] = lambda _: "",
 ) -> None:
     """Do what *plan* says, with a progress bar, and report how many were changed, however it ended.
 
     An interruption ends the work after the current batch. *problem* returns what to report although no call failed.
     """
-    stop, total, interrupted, error = Stop(), Total(), False, ""
+    stop, total, interrupted, error = Stop(), Result(), False, ""
     tries = plan.tries or plan.count
     for warning in plan.warnings:
         click.echo(harmless(warning), err=True)
     with _progress_bar(action.past, tries) as advance, signal_handler(stop):
 
-        def each(done: Done) -> bool:
-            advance(done.tried)
+        def each(batch: Result) -> bool:
+            advance(batch.tried)
             # After the last batch there is nothing left to interrupt.
             return not (stop.requested and total.tried < tries)
 
@@ -343,13 +329,12 @@ def _name(action: Action, *, dry_run: bool) -> str:
     return f"{'to_be_' if dry_run else ''}{action.past.replace(' ', '_')}"
 
 
-def warn(total: Total) -> None:
+def warn(total: Result) -> None:
     """Tell what is wrong although the action is done."""
     if total.unwritten:
         click.echo(f"warning: not written to the audit: {harmless(total.unwritten)}", err=True)
     if total.maybe_sent:
-        text = f"{total.maybe_sent:,} of them were claimed before and may have been sent: revoke them as well"
-        click.echo(text, err=True)
+        click.echo(total.maybe_sent_text, err=True)
 
 
 def _show_subjects(plan: Plan, at: str, *, err: bool = False) -> None:
@@ -363,11 +348,6 @@ def _show_subjects(plan: Plan, at: str, *, err: bool = False) -> None:
     show_table(heads, rows, keep=("id", at), below=("task",), err=err)
     if plan.count > len(plan.subjects):
         click.echo(f"and {plan.count - len(plan.subjects):,} more", err=err)
-
-
-def _at(action: Action) -> str:
-    """Return the kind of the times of the items: "due" or "died"; "" if the action has none."""
-    return getattr(action.target, "at", "")
 
 
 def _read(file: Iterable[str]) -> Iterator[str]:

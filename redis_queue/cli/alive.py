@@ -21,8 +21,8 @@ from redis_queue.store.redis_errors import redact
 PATIENCE: Final = 0.3
 """Seconds to wait for each reply of Redis."""
 
-LEAST: Final = 2
-MOST: Final = 86400
+LEAST_STUCK_SECONDS: Final = 2
+MOST_STUCK_SECONDS: Final = 86400
 
 
 @click.command(cls=StoreCommand)
@@ -34,7 +34,7 @@ MOST: Final = 86400
 )
 @click.option(
     "--stuck-after",
-    type=options.Number(LEAST, MOST),
+    type=options.Number(LEAST_STUCK_SECONDS, MOST_STUCK_SECONDS),
     default=60,
     show_default=True,
     help="Seconds without a report (at most 60), a turn of the event loop, or a settled message while messages wait.",

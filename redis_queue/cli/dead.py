@@ -16,8 +16,7 @@ from redis_queue.cli.listing import conditions, item_command, show_item, show_li
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.items import Letter, Letters
-from redis_queue.operate.listing import Conditions, sized
-from redis_queue.operate.queue_row import Faults
+from redis_queue.operate.listing import Conditions
 
 COLUMNS: Final = {
     "id": "id",
@@ -45,18 +44,16 @@ def list_(access: Access, *, name: str | None, only: Conditions, limit: int, wit
 
     Example: redis-queue dead list --name orders --reason Timeout
     """
-    faults = Faults()
     show_listing(
         access,
         "dead",
-        Letters(access, name, only, faults),
+        Letters(access, name, only),
         partial(_fields, with_body=with_body),
         {**COLUMNS, **({"body": "body"} if with_body else {})},
         limit=limit,
         keep=("id", "died"),
         below=("task", "reason", "body"),
         nothing="no dead letters",
-        faults=faults,
     )
 
 
@@ -64,18 +61,13 @@ def list_(access: Access, *, name: str | None, only: Conditions, limit: int, wit
 @item_command
 def show(access: Access, *, id: str, name: str | None, with_body: bool) -> None:
     """Show one dead letter."""
-    faults = Faults()
-    letters = Letters(access, name, Conditions(id_prefix=id), faults).all()
-    found = next((_fields(letter, with_body=with_body) for letter in letters if letter.id == id), None)
-    show_item(found, f"no dead letter: {id!r}", faults.text())
+    letters = Letters(access, name, Conditions(id_prefix=id))
+    found = next((_fields(letter, with_body=with_body) for letter in letters.all() if letter.id == id), None)
+    show_item(found, f"no dead letter: {id!r}", letters.report.faults.text())
 
 
 for _verb in ("redrive", "delete"):
-    dead.add_command(
-        rows_command(
-            ACTIONS["dead", _verb], id_arguments, options.name, conditions("dead letters"), scope={"name": "name"}
-        )
-    )
+    dead.add_command(rows_command(ACTIONS["dead", _verb], id_arguments, options.name, conditions("dead letters")))
 
 
 @dead.command
@@ -85,9 +77,7 @@ def purge(access: Access, *, name: str | None, **flags: bool) -> None:
 
     Example: redis-queue dead purge --name orders --dry-run
     """
-    faults = Faults()
-    counted = sized(access.queues(name, faults), lambda queue: queue.stats().dead, faults)
-    delete_all(access, "dead letters", counted, ["dead"], faults, **flags)
+    delete_all(access, {"name": name, "places": ["dead"], "noun": "dead letters"}, **flags)
 
 
 def _fields(found: Letter, *, with_body: bool) -> dict[str, Any]:

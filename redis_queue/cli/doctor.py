@@ -17,7 +17,7 @@ from redis_queue.cli.output import FAILED, harmless, show_json, show_place, want
 from redis_queue.doctor import Finding
 from redis_queue.doctor.finding import ORDER
 from redis_queue.operate.access import Access
-from redis_queue.operate.actions.action import Action, Done, Plan
+from redis_queue.operate.actions.action import Action, Plan, Result
 from redis_queue.operate.actions.queues import One
 from redis_queue.operate.diagnosis import examine, repair
 
@@ -45,7 +45,7 @@ def doctor(access: Access, *, fix: bool, yes: bool, everything: bool) -> None:
     made = [finding.check for finding in repairs if finding.severity == "ok"]
     if made:
         names = ", ".join(dict.fromkeys(made))
-        plan = Plan("Repair", len(made), lambda: iter([Done(len(made))]), ["all queues"], names)
+        plan = Plan("Repair", len(made), lambda: iter([Result(len(made))]), ["all queues"], names)
         act(access, REPAIR, plan)
     findings = examine(access, ask=True)
     if wants_json():

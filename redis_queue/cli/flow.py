@@ -110,7 +110,6 @@ for _verb in ("set", "pause", "resume", "reset"):
         one_command(
             ACTIONS["flow", f"flow-{_verb}"],
             _name,
-            scope=("name",),
             document=lambda access, scope: flows.as_row(flows.flow_or_queue(access, scope["name"])),
             name=_verb,
         )

@@ -36,7 +36,7 @@ SPARE: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ClientLimits:
     """Time and connection limits of clients.
 
     *head*: seconds from the connection, or the end of the last answer, to the end of the next request's headers.
@@ -57,7 +57,7 @@ class Connection(HTTPChannel):
     Waitress only has an inactivity timeout: one byte now and then would keep a connection open forever.
     """
 
-    def __init__(self, limits: Limits, server: Any, sock: Any, addr: Any, *rest: Any, **options: Any) -> None:
+    def __init__(self, limits: ClientLimits, server: Any, sock: Any, addr: Any, *rest: Any, **options: Any) -> None:
         self._limits = limits
         self._since = time.monotonic()
         self.network = network(str(addr[0]))
@@ -124,7 +124,7 @@ def _listen_errors(host: str, port: int) -> Iterator[None]:
         raise click.ClickException(f"cannot listen on {harmless(_address(host, port))}: {error}") from error
 
 
-def create(app: Callable[..., Any], host: str, port: int, limits: Limits) -> Any:
+def create(app: Callable[..., Any], host: str, port: int, limits: ClientLimits) -> Any:
     """Return a listening server for the WSGI application *app*; its ``run()`` ends with SystemExit.
 
     Raises the errors of waitress and of the socket.
@@ -143,7 +143,7 @@ def create(app: Callable[..., Any], host: str, port: int, limits: Limits) -> Any
     return server
 
 
-def serve(app: Callable[..., Any], host: str, port: int, started: str, limits: Limits) -> None:
+def serve(app: Callable[..., Any], host: str, port: int, started: str, limits: ClientLimits) -> None:
     """Serve until SIGTERM or Ctrl-C; print *started*, with the address in place of its braces."""
     with _listen_errors(host, port):
         server = create(app, host, port, limits)

@@ -23,7 +23,6 @@ from redis_queue.cli.output import (
 )
 from redis_queue.operate.access import Access
 from redis_queue.operate.listing import Conditions, Listing
-from redis_queue.operate.queue_row import Faults
 
 Function = Callable[..., Any]
 
@@ -150,18 +149,17 @@ def show_listing(
     *,
     limit: int,
     nothing: str,
-    faults: Faults | None = None,
     **options: Any,
 ) -> None:
     """Print the *fields* of the first *limit* items of *listing*, as :func:`show_rows` does.
 
-    Without an item it says how many were searched, or *nothing* if there was no condition. Ends with code 1 if reading
-    added *faults*.
+    Without an item it says how many were searched, or *nothing* if there was no condition. Ends with code 1 if a queue
+    cannot be read.
     """
     found, more = listing.first(limit)
     text, hint = listing.nothing(nothing)
     document = {name: [fields(item) for item in found], "more": more}
-    error = faults.text() if faults else ""
+    error = listing.report.faults.text()
     show_rows(access, document, columns, nothing=text, hint=hint, error=error, **options)
 
 

@@ -101,7 +101,7 @@ def _serve(registry: CollectorRegistry, access: Access, bind: str, port: int, ho
         start_response(status, [("Content-Type", "application/json"), ("Cache-Control", "no-store")])
         return [json.dumps(found).encode()]
 
-    http_server.serve(app, bind, port, "metrics at http://{}/metrics", http_server.Limits())
+    http_server.serve(app, bind, port, "metrics at http://{}/metrics", http_server.ClientLimits())
 
 
 def _scale(access: Access, query: str) -> tuple[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ from redis_queue.cli.actions import purge_command
 from redis_queue.cli.listing import item_command, show_item, show_rows
 from redis_queue.model import Quarantined
 from redis_queue.operate.access import Access
-from redis_queue.operate.listing import InQueue, first, quarantined, sized
+from redis_queue.operate.listing import InQueue, first, quarantined
 from redis_queue.operate.queue_row import Faults
 
 
@@ -62,9 +62,7 @@ def purge(access: Access, *, name: str | None, **flags: bool) -> None:
 
     Example: redis-queue quarantine purge --name orders --dry-run
     """
-    faults = Faults()
-    counted = sized(access.queues(name, faults), lambda queue: queue.stats().quarantined, faults)
-    delete_all(access, "records", counted, ["quarantine"], faults, **flags)
+    delete_all(access, {"name": name, "places": ["quarantine"], "noun": "records"}, **flags)
 
 
 def _fields(pair: InQueue[Quarantined], *, with_body: bool) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from redis_queue.operate.actions.action import Choice
 from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.items import Messages, as_row, celery_queues_of
 from redis_queue.operate.listing import Conditions
-from redis_queue.operate.queue_row import Faults
 from redis_queue.queue.queue import QueuePlace
 from redis_queue.store.chunks import CHUNK
 
@@ -64,7 +63,6 @@ for _verb, _past in (("pause", "paused"), ("resume", "resumed")):
         one_command(
             ACTIONS["queue", _verb],
             options.group_name,
-            scope=("name",),
             document=partial(lambda past, _access, scope: {past: scope["name"]}, _past),
         )
     )
@@ -82,13 +80,10 @@ def purge(access: Access, *, name: str, places: tuple[QueuePlace, ...], dry_run:
 
     Messages in flight stay with their holders.
     """
-    chosen = access.catalog.queue(name)
     where = tuple(dict.fromkeys(places)) or ("ready", "delayed")
-    stats = chosen.stats()
-    sizes = {"ready": stats.ready, "delayed": stats.delayed, "dead": stats.dead, "quarantine": stats.quarantined}
-    noun = f"messages of {chosen.name} ({', '.join(where)})"
-    size = sum(sizes[place] for place in where)
-    delete_all(access, noun, [(chosen, size)], where, Faults(), dry_run=dry_run, yes=yes)
+    noun = f"messages of {name} ({', '.join(where)})"
+    scope = {"kind": "queue", "name": name, "places": where, "noun": noun}
+    delete_all(access, scope, dry_run=dry_run, yes=yes)
 
 
 @queue.command
@@ -165,7 +160,6 @@ for _verb in ("move", "delete"):
             id_arguments,
             conditions("messages"),
             _known,
-            scope={"name": "name"},
         )
     )
-celery_queue.add_command(one_command(ACTIONS["messages", "purge"], _known, scope=("name",)))
+celery_queue.add_command(one_command(ACTIONS["messages", "purge"], _known))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Final
 
 import click
@@ -97,14 +97,23 @@ def show(access: Access, *, id: str, name: str | None, with_body: bool) -> None:
     show_item(fields, f"no entry {id!r} waits")
 
 
+def _of_delay_queue(function: options.Function) -> options.Function:
+    """Pass the name of the DelayQueue as the scope of an action."""
+
+    @wraps(function)
+    def wrapper(access: Access, *, name: str | None, **values: Any) -> Any:
+        return function(access, queue=name, **values)
+
+    return options.delay_queue(wrapper)
+
+
 for _verb in ("cancel", "reschedule", "run-now"):
     scheduled.add_command(
         rows_command(
             ACTIONS["scheduled", _verb],
             id_arguments,
             conditions("entries"),
-            options.delay_queue,
-            scope={"queue": "name"},
+            _of_delay_queue,
         )
     )
 

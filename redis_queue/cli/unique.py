@@ -79,7 +79,6 @@ unique.add_command(
         ACTIONS["unique", "unique-release"],
         _task,
         _key,
-        scope=("task", "key"),
         name="release",
     )
 )

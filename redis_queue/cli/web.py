@@ -92,7 +92,7 @@ def web(
     if trust_proxy:
         app = ProxyFix(app, x_for=1, x_proto=1, x_host=1, x_prefix=1)
     # All clients of a proxy have its address.
-    limits = http_server.Limits(per_address=None) if trust_proxy else http_server.Limits()
+    limits = http_server.ClientLimits(per_address=None) if trust_proxy else http_server.ClientLimits()
     verbs = ", ".join(dict.fromkeys(allow))
     mode = "changes allowed" if allow_write else f"only {verbs} allowed" if verbs else "read-only"
     started = f"dashboard on http://{{}}/, {mode}"

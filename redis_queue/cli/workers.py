@@ -105,7 +105,7 @@ def worker(**_: str) -> None:
 
 
 for _verb in ("shutdown", "resize"):
-    worker.add_command(one_command(ACTIONS["worker", _verb], options.group_name, scope=("name",)))
+    worker.add_command(one_command(ACTIONS["worker", _verb], options.group_name))
 
 
 terminate = rows_command(ACTIONS["running", "terminate"], only_ids)

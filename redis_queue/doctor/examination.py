@@ -10,7 +10,7 @@ import redis
 from redis_queue.doctor import access, keyspace, queues, server
 from redis_queue.doctor.finding import COVERAGE, PERMIT, Finding, run, run_all
 from redis_queue.doctor.keyspace import mortal
-from redis_queue.doctor.queues import recordless, tally
+from redis_queue.doctor.queues import NO_PLACE, NO_RECORD, recordless, tally
 from redis_queue.doctor.server import ServerInfo, servers
 from redis_queue.doctor.survey import ShardView, Survey, survey
 from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
@@ -126,7 +126,7 @@ def _put_back(shard: ShardView, dry_run: bool) -> Iterator[tuple[str, bool]]:
 
 def _quarantine(shard: ShardView, dry_run: bool) -> Iterator[tuple[str, bool]]:
     # An id in several places counts once.
-    count = _mend(shard, list(dict.fromkeys(recordless(shard, None))), b"2", dry_run)
+    count = _mend(shard, list(dict.fromkeys(recordless(shard, None))), NO_RECORD, dry_run)
     if count:
         yield f"{shard.label}: move {count:,} places without a record to quarantine", not dry_run
 
@@ -140,7 +140,7 @@ def _place(shard: ShardView, dry_run: bool) -> Iterator[tuple[str, bool]]:
         return
     records = list(shard.ids(None))
     placed = set(shard.placed(None))
-    found = _mend(shard, [id_ for id_ in dict.fromkeys(records) if id_ not in placed], b"1", dry_run)
+    found = _mend(shard, [id_ for id_ in dict.fromkeys(records) if id_ not in placed], NO_PLACE, dry_run)
     where = "back into the ready list" if shard.listed else "to the dead letters, since their due times are lost"
     if found:
         yield f"{shard.label}: move {found:,} records without a place {where}", not dry_run

@@ -21,7 +21,14 @@ LATE_MS: Final = 60_000
 FEW: Final = 20
 """Most suspects that are confirmed one by one; each may need a scan of the ready list."""
 
-NO_RECORD: Final = ord("1")
+SUSPECT: Final = ord("1")
+"""Flag of the script records/recordless: an id that seems to have no record."""
+
+NO_PLACE: Final = b"1"
+"""Flag of the script records/mend: a record without a place."""
+
+NO_RECORD: Final = b"2"
+"""Flag of the script records/mend: a place without a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +83,12 @@ def recordless(shard: ShardView, limit: int | None, most: int | None = None) -> 
     left = most
     for chunk in chunks(shard.placed(limit), STEP):
         flags = look(more=chunk)
-        suspects = [id_ for id_, flag in zip(chunk, flags, strict=True) if flag == NO_RECORD]
+        suspects = [id_ for id_, flag in zip(chunk, flags, strict=True) if flag == SUSPECT]
         for id_ in dict.fromkeys(suspects):
             if left == 0:
                 return
             # A consumer may have settled it meanwhile.
-            if confirm(now=0, listed=shard.listed, acting=0, more=[id_]) == b"2":
+            if confirm(now=0, listed=shard.listed, acting=0, more=[id_]) == NO_RECORD:
                 yield id_
                 left = None if left is None else left - 1
 
@@ -116,7 +123,7 @@ def _bare(shard: ShardView) -> Iterator[bytes]:
                 return
             left -= 1
             # The check of orphans reports records without a place.
-            if look(now=0, listed=shard.listed, acting=0, more=[id_]) != b"1":
+            if look(now=0, listed=shard.listed, acting=0, more=[id_]) != NO_PLACE:
                 yield id_
 
 

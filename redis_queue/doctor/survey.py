@@ -14,7 +14,7 @@ from redis_queue.store import keys
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import Keys, Kind, Part, PrefixKeys
 from redis_queue.store.links import Argument
-from redis_queue.store.registry import RegistryEntry, read
+from redis_queue.store.registry import RegistryRow, read
 from redis_queue.store.scripts import BoundScript, Scripts, now_ms, pairs
 
 STEP: Final = 500
@@ -120,7 +120,7 @@ class Survey:
 
     scripts: Scripts
     prefix: str
-    known: dict[tuple[Kind, str], RegistryEntry] = field(default_factory=dict)
+    known: dict[tuple[Kind, str], RegistryRow] = field(default_factory=dict)
     unreadable: list[bytes] = field(default_factory=list)
     stored: set[Root] = field(default_factory=set)
     shards: list[ShardView] = field(default_factory=list)
@@ -177,7 +177,7 @@ def _parts(found: Survey, server: ServerInfo) -> Iterator[Part]:
     found.note(f"{server.label}searched only about {MOST_SCANS * SCAN:,} keys of this Redis for queues")
 
 
-def _roots(known: RegistryEntry) -> list[Root]:
+def _roots(known: RegistryRow) -> list[Root]:
     if known.kind == "queue":
         return [("queue", known.name, None)]
     return [("delay", known.name, number) for number in range(min(max(known.shards, 1), MOST_SHARDS))]

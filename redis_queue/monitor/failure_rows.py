@@ -9,13 +9,10 @@ from dataclasses import replace
 from typing import Any, Final, get_args
 
 from redis_queue.basics.times import from_ms
-from redis_queue.monitor.model import Failure, FailureKind, Group, GroupRow
-from redis_queue.monitor.rows import UNREADABLE, seconds_of, text_of
+from redis_queue.monitor.model import Failure, FailureGroup, FailureKind, GroupRow
+from redis_queue.monitor.rows import MAX_TEXT, UNREADABLE, seconds_of, text_of
 from redis_queue.store.codec import read_document, small_integer
 from redis_queue.store.ids import id_text, is_id
-
-MAX_NAME: Final = 255
-"""Most characters of a name."""
 
 MAX_FAILURE_TEXT: Final = 1024
 """Most bytes of the text of an exception, of the args, and of the kwargs."""
@@ -73,7 +70,7 @@ def read_failure(raw_id: bytes, at: float, row: bytes | None) -> Failure | None:
         found: Any = read_document(parts[3])
         if found["kind"] not in get_args(FailureKind):
             return None
-        texts: dict[str, Any] = {name: text_of(found.get(name, ""), MAX_NAME) for name in _NAMES}
+        texts: dict[str, Any] = {name: text_of(found.get(name, ""), MAX_TEXT) for name in _NAMES}
         texts |= {name: text_of(found.get(name, ""), MAX_FAILURE_TEXT) for name in _TEXTS}
         return Failure(
             id=id_text(raw_id),
@@ -105,13 +102,13 @@ def read_group(name: bytes, row: bytes) -> GroupRow | None:
     names, parts = _GROUP_NAME.fullmatch(name), _GROUP.fullmatch(row)
     if names is None or parts is None:
         return None
-    group = Group(names[1].decode(errors="replace"), names[2].decode(errors="replace"))
+    group = FailureGroup(names[1].decode(errors="replace"), names[2].decode(errors="replace"))
     return GroupRow(group, int(parts[1]), from_ms(int(parts[2])), from_ms(int(parts[3])), id_text(parts[4]))
 
 
 def name_of(text: str) -> str:
     """Return *text* as a name: on one line, of limited length."""
-    short = text[:MAX_NAME]
+    short = text[:MAX_TEXT]
     return short if short.isprintable() else "".join(char if char.isprintable() else "?" for char in short)
 
 

@@ -1,4 +1,4 @@
-"""History: what was executed in each minute of two days, and in each hour of ninety."""
+"""RunHistory: what was executed in each minute of two days, and in each hour of ninety."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _EMPTY: Final = Tally()
 ReadStored = Callable[[Sequence[bytes], int, int], dict[bytes, dict[int, list[bytes]]]]
 
 
-class History:
+class RunHistory:
     """Reads the counts of all workers under *prefix*, by minute and hour of the server's clock in UTC.
 
     All methods raise StoreError. Lossy by design: what a killed worker had not reported is missing, at most a second.

@@ -183,7 +183,7 @@ class Failure:
     size: int = 0
 
 
-class Group(NamedTuple):
+class FailureGroup(NamedTuple):
     """The failures of one task with one exception; "(other)" for both if there are too many groups."""
 
     task: str
@@ -194,7 +194,7 @@ class Group(NamedTuple):
 class GroupRow:
     """Number of kept failures of *group*, and the id of the last one. *first_at*: since when it has had failures."""
 
-    group: Group
+    group: FailureGroup
     count: int
     first_at: datetime
     last_at: datetime

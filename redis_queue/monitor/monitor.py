@@ -10,7 +10,7 @@ from typing import Final
 
 from redis_queue.basics.times import from_ms
 from redis_queue.monitor.failures import Failures
-from redis_queue.monitor.history import History
+from redis_queue.monitor.history import RunHistory
 from redis_queue.monitor.model import Run, RunningTask, WorkerRow
 from redis_queue.monitor.report import MOST_RUNNING, SEPARATOR
 from redis_queue.monitor.rows import MAX_TEXT, read_run, read_running, read_worker
@@ -170,5 +170,5 @@ class Monitor:
     def __init__(self, client: Client, prefix: str, clock: Clock = server_clock) -> None:
         self.workers = Workers(client, prefix, clock)
         self.runs = Runs(client, prefix)
-        self.history = History(client, prefix, clock)
+        self.history = RunHistory(client, prefix, clock)
         self.failures = Failures(client, prefix, clock)

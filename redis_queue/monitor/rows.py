@@ -25,7 +25,7 @@ MAX_ARGUMENTS: Final = 200
 MAX_KEY: Final = 300
 """Most characters of a key."""
 
-MOST_QUEUES: Final = 100
+MOST_WORKER_QUEUES: Final = 100
 MOST_LISTS: Final = 400
 MOST_VERSIONS: Final = 10
 MOST_SECONDS: Final = 1e9
@@ -156,7 +156,7 @@ def ms_of(at: datetime) -> int:
 
 
 def _texts(found: Any) -> tuple[str, ...]:
-    return tuple(text_of(text) for text in found[:MOST_QUEUES])
+    return tuple(text_of(text) for text in found[:MOST_WORKER_QUEUES])
 
 
 def _keys(found: Any) -> tuple[str, ...]:
@@ -172,7 +172,7 @@ def _versions(found: Any) -> dict[str, str]:
 
 
 def _held(found: Any) -> dict[str, int]:
-    return {text_of(queue): small_integer(count) for queue, count in _first(found, MOST_QUEUES)}
+    return {text_of(queue): small_integer(count) for queue, count in _first(found, MOST_WORKER_QUEUES)}
 
 
 def _first(found: Any, most: int) -> list[tuple[Any, Any]]:

@@ -21,7 +21,6 @@ from redis_queue.operate.celery_queues import CeleryQueues
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.queue_row import CeleryQueueRow, Faults, Overview
 from redis_queue.store.connection import Client
-from redis_queue.store.ids import is_id
 from redis_queue.store.keys import FlowKeys
 
 
@@ -36,14 +35,18 @@ class Access:
     def __init__(self, inspector: Inspector) -> None:
         self.inspector = inspector
         self.catalog = inspector.catalog
-        self._flow_keys = FlowKeys(inspector.catalog.prefix)
+        self._flow_keys = FlowKeys(self.catalog.prefix)
         self.monitor = inspector.monitor
         self.flows = inspector.flows
         self.unique = inspector.unique
 
     def delay_queue(self, name: str | None = None) -> DelayQueue:
         """Return a DelayQueue, by default the one in which Celery tasks wait; raises InvalidNameError."""
-        return self.inspector.catalog.delay_queue(name or self.default_delay_queue)
+        return self.catalog.delay_queue(name or self.default_delay_queue)
+
+    def queue(self, kind: str, name: str) -> AnyQueue:
+        """Return the queue *name* of *kind* ("queue" or "delay"); raises InvalidNameError."""
+        return self.delay_queue(name) if kind == "delay" else self.catalog.queue(name)
 
     def queues(self, name: str | None = None, faults: Faults | None = None) -> list[AnyQueue]:
         """Return the queues of both kinds with *name*, or all; raises InvalidNameError.
@@ -52,9 +55,9 @@ class Access:
         """
         faults = faults if faults is not None else Faults()
         found: list[AnyQueue] = []
-        for known in self.inspector.catalog.known(name):
+        for known in self.catalog.known(name):
             with faults.of(known.kind, known.name):
-                found.append(self.inspector.catalog.open(known))
+                found.append(self.catalog.open(known))
         return found
 
     def overview(self) -> tuple[Overview, Sequence[CeleryQueueRow]]:
@@ -65,8 +68,7 @@ class Access:
 
     def cancel(self, queue: DelayQueue, ids: Sequence[str]) -> Sequence[CancelOutcome]:
         """Cancel entries, and free the keys of unique tasks in them; return the outcome of each."""
-        removal = self._removal(queue)
-        return [row.outcome for row in removal.cancel(ids)] if removal.has_keys() else queue.cancel_many(ids)
+        return self._removal(queue).cancel_many(ids)
 
     def reschedule(self, queue: DelayQueue, id: str, when: When | None) -> bool:
         """Make an entry due at *when*, or now; False if it does not wait."""
@@ -80,12 +82,8 @@ class Access:
 
     def purge(self, queue: AnyQueue, places: Sequence[Any], limit: int) -> int:
         """Delete up to *limit* (1 to 500) items in *places*, and free the keys of unique tasks; return how many."""
-        removal = self._removal(queue) if isinstance(queue, DelayQueue) and "dead" in places else None
-        if removal is not None and removal.has_keys():
-            letters = queue.dead_letters(limit=limit, max_bytes=0)
-            count = removal.delete_dead([letter.id for letter in letters if is_id(letter.id)])
-            if count:
-                return count
+        if isinstance(queue, DelayQueue):
+            return self._removal(queue).purge(places, limit)
         return queue.purge(*places, limit=limit)
 
     def _removal(self, queue: DelayQueue) -> EntryRemoval:

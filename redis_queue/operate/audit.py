@@ -19,7 +19,7 @@ from redis_queue.store.scripts import Scripts
 
 logger = logger_of(__name__)
 
-MOST: Final = 1000
+MOST_LINES: Final = 1000
 """Number of actions that are kept."""
 
 MAX_DETAIL: Final = 500
@@ -71,7 +71,7 @@ class Audit:
         self.add(line)
 
     def add(self, line: AuditLine) -> None:
-        """Keep *line*; the oldest beyond :data:`MOST` is deleted."""
+        """Keep *line*; the oldest beyond :data:`MOST_LINES` is deleted."""
         row = {
             "at": round(line.at.timestamp() * 1000),
             "user": line.user,
@@ -84,7 +84,7 @@ class Audit:
             "nonce": os.urandom(8).hex(),
         }
         self._scripts.command("LPUSH", self._key, json.dumps(row))
-        self._scripts.command("LTRIM", self._key, 0, MOST - 1)
+        self._scripts.command("LTRIM", self._key, 0, MOST_LINES - 1)
 
     def begin(self, operation: str) -> bool:
         """Tell whether *operation* is new, so that a form sent twice acts once. Remembered for a day."""

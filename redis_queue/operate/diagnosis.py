@@ -55,19 +55,19 @@ def examine(access: Access, *, ask: bool) -> list[Finding]:
 
     Raises StoreUnavailableError if Redis cannot be reached.
     """
-    examined = Examined(access, _workers(access.app) if ask and access.app is not None else {})
+    context = CheckContext(access, _workers(access.app) if ask and access.app is not None else {})
     found = [
         *examine_redis(access.catalog.client, access.catalog.prefix),
         *run_all(CHECKS, [access]),
-        *run_all(IN_FLIGHT, [examined]),
+        *run_all(IN_FLIGHT, [context]),
     ]
     if access.app is None:
         return found
     # Without an answer of the workers, nobody knows what those without the extension consume.
-    unread = run("queue_unread", unread_queues, [access]) if ask else ()
+    unread = run("unread queues", unread_queues, [access]) if ask else ()
     return [
         *found,
-        *run_all({"dispatchers": _dispatchers, "tasks": _unknown_tasks}, [examined]),
+        *run_all({"dispatchers": _dispatchers, "tasks": _unknown_tasks}, [context]),
         *run("lease settings", _lease_settings, [access.app]),
         *unread,
         *run("flow places", flow_places, [access]),
@@ -83,14 +83,14 @@ def repair(access: Access, *, dry_run: bool) -> list[Finding]:
     return [*repair_redis(client, prefix, dry_run=dry_run), *_repair_in_flight(access, dry_run=dry_run)]
 
 
-def _dispatchers(examined: Examined) -> Iterator[Finding]:
-    """Check that a dispatcher sends due entries."""
-    queue = examined.access.delay_queue()
+def _dispatchers(context: CheckContext) -> Iterator[Finding]:
+    """A dispatcher sends due entries."""
+    queue = context.access.delay_queue()
     if queue.dispatch_log.dispatchers():
         return
     say, what = (error, "entries wait, and") if queue.count() else (warning, "no entries wait yet, but")
-    if examined.answers:
-        found = f"{what} none of the running workers dispatches: {some_of(sorted(examined.answers), NAMED)}"
+    if context.answers:
+        found = f"{what} none of the running workers dispatches: {some_of(sorted(context.answers), NAMED)}"
         advice = (
             "put DurableTasks(app) into the module that the workers load, or remove --without-dispatch or "
             "redis_queue_dispatch=False, and restart them; or run celery -A app redis-queue dispatch"
@@ -102,16 +102,16 @@ def _dispatchers(examined: Examined) -> Iterator[Finding]:
 
 
 def _lease_settings(app: Any) -> Iterator[Finding]:
-    """Check that with leases, tasks of a killed worker are redelivered."""
+    """With leases, tasks of a killed worker are redelivered."""
     if low := low_visibility_timeout(app):
         yield warning(*low)
     for name in disabled_settings(app) if has_leases(app) else ():
         yield warning(f"{name} is off: a task whose worker is killed is lost", f"leave {name} out, or set it to True")
 
 
-def _unknown_tasks(examined: Examined) -> Iterator[Finding]:
-    """Check that waiting tasks are known to the workers."""
-    queue, known = examined.access.delay_queue(), _known_tasks(examined)
+def _unknown_tasks(context: CheckContext) -> Iterator[Finding]:
+    """The workers know the tasks that wait."""
+    queue, known = context.access.delay_queue(), _known_tasks(context)
     # Only the next ones: reading all would take long.
     entries = queue.list(limit=CHUNK, max_bytes=LOOK_BYTES)
     tasks = Counter(TaskEntry.of(entry).task for entry in entries)
@@ -124,12 +124,12 @@ def _unknown_tasks(examined: Examined) -> Iterator[Finding]:
         )
 
 
-def _known_tasks(examined: Examined) -> frozenset[str]:
+def _known_tasks(context: CheckContext) -> frozenset[str]:
     """Return the tasks of the workers that answered; those of the app if none did."""
-    names = frozenset[str]().union(*examined.answers.values())
+    names = frozenset[str]().union(*context.answers.values())
     if names:
         return names
-    app = examined.access.app
+    app = context.access.app
     app.loader.import_default_modules()
     return frozenset(app.tasks)
 
@@ -198,7 +198,7 @@ def broker_of(access: Access) -> Iterator[Broker | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class MessagesInFlight:
     """The messages in flight: a flag of each (see lua/broker/mend.lua), and names of the first lost ones.
 
     Lost ones are not in kombu's *index*. Those without a lease have kombu's *timeout* in seconds, if it is known.
@@ -212,7 +212,7 @@ class Seen:
     failure: str = ""
 
 
-class Examined:
+class CheckContext:
     """What several checks look at: the messages in flight at the broker of *access*, read once, and its workers.
 
     *answers*: the workers that answered a broadcast, if they were asked, with their tasks.
@@ -223,13 +223,13 @@ class Examined:
         self.answers = answers
 
     @LazyProperty
-    def seen(self) -> Seen:
+    def in_flight(self) -> MessagesInFlight:
         """The messages in flight. Raises StoreError."""
         try:
             with broker_of(self.access) as broker:
-                return Seen() if broker is None else _seen(broker)
+                return MessagesInFlight() if broker is None else _messages_in_flight(broker)
         except StoreUnavailableError as failure:
-            return Seen(failure=str(failure))
+            return MessagesInFlight(failure=str(failure))
 
     def workers(self) -> tuple[list[str], list[str], list[str]]:
         """Return the workers with leases, those without, and those that do not report. Raises StoreError.
@@ -246,11 +246,11 @@ class Examined:
         )
 
 
-def _seen(broker: Broker) -> Seen:
+def _messages_in_flight(broker: Broker) -> MessagesInFlight:
     tags = broker.sample()
     flags = broker.flags(tags)
     lost = [_named(broker, tag) for tag in _lost(tags, flags)[:NAMED]]
-    return Seen(flags, lost, broker.keys.index, broker.timeout)
+    return MessagesInFlight(flags, lost, broker.keys.index, broker.timeout)
 
 
 def _lost(tags: Sequence[bytes], flags: bytes) -> list[bytes]:
@@ -263,37 +263,37 @@ def _named(broker: Broker, tag: bytes) -> str:
     return f"task {id_} ({text})" if id_ else text
 
 
-def unindexed(examined: Examined) -> Iterator[Finding]:
+def unindexed(context: CheckContext) -> Iterator[Finding]:
     """Every message in flight at the broker is in kombu's index."""
-    seen = examined.seen
-    if seen.failure:
-        yield warning(f"could not be checked: {seen.failure}", CHECK_BROKER)
-    if count := seen.flags.count(NO_INDEX):
-        some = "at least " if len(seen.flags) >= SAMPLE else ""
+    in_flight = context.in_flight
+    if in_flight.failure:
+        yield warning(f"could not be checked: {in_flight.failure}", CHECK_BROKER)
+    if count := in_flight.flags.count(NO_INDEX):
+        some = "at least " if len(in_flight.flags) >= SAMPLE else ""
         more = f" and {count - NAMED:,} more" if count > NAMED else ""
         yield error(
-            f"{some}{count:,} messages in flight are not in {seen.index}, and never come back if their workers are "
-            f"gone: {', '.join(seen.lost)}{more}",
+            f"{some}{count:,} messages in flight are not in {in_flight.index}, and never come back if their workers "
+            f"are gone: {', '.join(in_flight.lost)}{more}",
             "redis-queue doctor --fix",
             repairable=True,
         )
 
 
-def bare_workers(examined: Examined) -> Iterator[Finding]:
+def bare_workers(context: CheckContext) -> Iterator[Finding]:
     """Workers without leases do not consume beside workers with leases."""
-    seen, without_lease = examined.seen, examined.seen.flags.count(NO_LEASE)
-    if seen.failure:
-        yield warning(f"could not be checked: {seen.failure}", CHECK_BROKER)
+    in_flight, without_lease = context.in_flight, context.in_flight.flags.count(NO_LEASE)
+    if in_flight.failure:
+        yield warning(f"could not be checked: {in_flight.failure}", CHECK_BROKER)
         return
-    leased, bare, silent = examined.workers() if seen.index else ([], [], [])
-    if not (leased or LEASE in seen.flags) or not (bare or without_lease):
+    leased, bare, silent = context.workers() if in_flight.index else ([], [], [])
+    if not (leased or LEASE in in_flight.flags) or not (bare or without_lease):
         return
     if without_lease:
         # Workers of stock Celery, or of an app with another store, whose leases nobody knows.
         bare += [f"{name} (no report)" for name in silent]
     who = f": {some_of(bare, NAMED)}" if bare else ""
-    held = f"; {without_lease:,} of {len(seen.flags):,} messages in flight have no lease" if without_lease else ""
-    timeout = "" if seen.timeout is None else f" ({span_text(seen.timeout)})"
+    held = f"; {without_lease:,} of {len(in_flight.flags):,} messages in flight have no lease" if without_lease else ""
+    timeout = "" if in_flight.timeout is None else f" ({span_text(in_flight.timeout)})"
     yield warning(
         f"workers without leases consume beside workers with leases{who}{held}. If they are killed, their tasks come "
         f"back only by kombu's visibility timeout{timeout}; tasks that run for longer than it run twice",
@@ -320,7 +320,7 @@ def _repair_in_flight(access: Access, *, dry_run: bool) -> list[Finding]:
         return [Finding("in flight", "error", f"could not be repaired: {failure}", CHECK_BROKER)]
 
 
-IN_FLIGHT: Final[dict[str, Check[Examined]]] = {
+IN_FLIGHT: Final[dict[str, Check[CheckContext]]] = {
     "in flight": unindexed,
     "workers without leases": bare_workers,
 }

@@ -18,7 +18,7 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
 from redis_queue.operate.access import Access
-from redis_queue.operate.actions.action import Done
+from redis_queue.operate.actions.action import Result
 from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.codec import read_document
 
@@ -68,13 +68,13 @@ def read_pushes(lines: Iterable[str], queue: DelayQueue, check: Check) -> Iterat
         yield push
 
 
-def store(queue: DelayQueue, pushes: Sequence[Push], on_conflict: OnConflict) -> Iterator[Done]:
+def store(queue: DelayQueue, pushes: Sequence[Push], on_conflict: OnConflict) -> Iterator[Result]:
     """Store *pushes* in batches; "keep" counts only new entries."""
     for chunk in chunks(pushes, CHUNK):
         if on_conflict == "keep":
-            yield Done(sum(queue.marked.keep_many(chunk)), tried=len(chunk))
+            yield Result(sum(queue.marked.keep_many(chunk)), tried=len(chunk))
         else:
-            yield Done(len(queue.push_many(chunk, on_conflict=on_conflict)), tried=len(chunk))
+            yield Result(len(queue.push_many(chunk, on_conflict=on_conflict)), tried=len(chunk))
 
 
 def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:

@@ -29,7 +29,7 @@ LARGE: Final = "(large)"
 WINDOW_BYTES: Final = 256 * 1024
 """Most bytes of records read per window."""
 
-MOST_QUEUES: Final = 20
+MOST_PER_REQUEST: Final = 20
 """Most queues of one request."""
 
 MOST_SECONDS: Final = 3600
@@ -128,8 +128,8 @@ def _read(parameters: Sequence[tuple[str, str]]) -> tuple[list[str], int]:
         if name not in ("queue", "due_within"):
             raise InvalidValueError(f"{name[:60]!r}: unknown parameter; expected queue or due_within")
     names = list(dict.fromkeys(value for name, value in parameters if name == "queue"))
-    if not 1 <= len(names) <= MOST_QUEUES:
-        raise InvalidValueError(f"queue: must be given 1 to {MOST_QUEUES} times, got {len(names)}")
+    if not 1 <= len(names) <= MOST_PER_REQUEST:
+        raise InvalidValueError(f"queue: must be given 1 to {MOST_PER_REQUEST} times, got {len(names)}")
     times = [value for name, value in parameters if name == "due_within"]
     text = times[0] if times else "0"
     if len(times) > 1 or not _SECONDS.fullmatch(text) or int(text) > MOST_SECONDS:

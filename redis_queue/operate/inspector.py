@@ -16,7 +16,7 @@ from redis_queue.monitor.monitor import Monitor
 from redis_queue.operate.queue_row import BROKEN, TOTALS, Overview, QueueRow, fault_text
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import Keys, Kind
-from redis_queue.store.registry import RegistryEntry
+from redis_queue.store.registry import RegistryRow
 from redis_queue.store.scripts import Clock, ReadCall, Scripts, now_ms, pairs, server_clock
 from redis_queue.store.settings import Settings
 
@@ -42,7 +42,7 @@ class Inspector:
         self.unique = Owners(self.catalog.client, prefix, clock=clock)
         self._scripts = Scripts(self.catalog.client)
 
-    def queues(self, known: Iterable[RegistryEntry] | None = None) -> list[QueueRow]:
+    def queues(self, known: Iterable[RegistryRow] | None = None) -> list[QueueRow]:
         """Return one row for each queue of *known* (default: all queues), by kind and name; O(1) for each shard.
 
         The queues are counted up to :data:`MOST_SHARDS` shards in all. A larger queue after that is not counted, and
@@ -61,7 +61,7 @@ class Inspector:
         ]
         return self._with_first_due(found)
 
-    def overview(self, known: Iterable[RegistryEntry] | None = None) -> Overview:
+    def overview(self, known: Iterable[RegistryRow] | None = None) -> Overview:
         """Return the rows of :meth:`queues`, with the time at which they were read."""
         return Overview(self.now(), self.queues(known))
 
@@ -75,7 +75,7 @@ class Inspector:
         shards = self._keys(kind_of(queue), queue.name, queue.settings.shards)
         return sum(int(self._scripts.command("ZCOUNT", keys.in_flight, "-inf", now)) for keys in shards)
 
-    def _looks(self, known: RegistryEntry, left: int) -> list[ReadCall] | str:
+    def _looks(self, known: RegistryRow, left: int) -> list[ReadCall] | str:
         """Return the calls that count a queue; an error text if it is broken or has more shards than *left*."""
         try:
             Settings(prefix=self.catalog.prefix, max_deliveries=known.max_deliveries, shards=known.shards)
@@ -91,7 +91,7 @@ class Inspector:
         stats = [self._scripts.bind("delay/stats", keys).look(now=now) for keys in shards]
         return stats + [self._scripts.look("HMGET", keys.meta, *TOTALS) for keys in shards]
 
-    def _row(self, known: RegistryEntry, looks: Sequence[ReadCall], replies: Iterator[Callable[[], Any]]) -> QueueRow:
+    def _row(self, known: RegistryRow, looks: Sequence[ReadCall], replies: Iterator[Callable[[], Any]]) -> QueueRow:
         mine = list(itertools.islice(replies, len(looks)))
         try:
             read = [reply() for reply in mine]

@@ -22,8 +22,8 @@ from redis_queue.model import DeadLetter, Entry, Item, Unread
 from redis_queue.monitor.model import Failure, RunningTask, Series
 from redis_queue.operate.access import Access
 from redis_queue.operate.celery_queues import CeleryQueues
-from redis_queue.operate.listing import LOOK_BYTES, Chunk, Listing, SearchReport, items_within_budget
-from redis_queue.operate.queue_row import Faults, QueueRow
+from redis_queue.operate.listing import LOOK_BYTES, Chunk, Listing, items_within_budget
+from redis_queue.operate.queue_row import QueueRow
 
 Waiting = tuple[Entry, TaskEntry]
 
@@ -51,10 +51,8 @@ class Entries(Listing[Waiting, str]):
 
     noun = "entries"
 
-    def __init__(
-        self, access: Access, queue: DelayQueue, conditions: Conditions, scan: SearchReport | None = None
-    ) -> None:
-        super().__init__(conditions, scan)
+    def __init__(self, access: Access, queue: DelayQueue, conditions: Conditions) -> None:
+        super().__init__(conditions)
         self._queue = queue
         before, after = conditions.window(access.inspector.now)
         self._window: dict[str, Any] = {"due_before": before, "due_after": after}
@@ -88,7 +86,7 @@ class Entries(Listing[Waiting, str]):
 
     def match(self, item: Waiting) -> bool:
         """Tell whether the entry matches, and count it."""
-        self.scan.add(item[1].task)
+        self.report.add(item[1].task)
         return self.conditions.match(item[1])
 
     def is_unread(self, item: Waiting) -> bool:
@@ -129,17 +127,15 @@ class Letter:
 class Letters(Listing[Letter, LetterCursor]):
     """The dead letters of the queues called *name*, or of all; oldest first in each queue.
 
-    A page covers at most :data:`MOST_QUEUES` queues. Queues that cannot be read are left out and added to *faults*.
-    Raises InvalidNameError for an unknown name.
+    A page covers at most :data:`MOST_QUEUES` queues. Queues that cannot be read are left out and added to the faults of
+    the report. Raises InvalidNameError for an unknown name.
     """
 
     noun = "dead letters"
 
-    def __init__(
-        self, access: Access, name: str | None, conditions: Conditions, faults: Faults, scan: SearchReport | None = None
-    ) -> None:
-        super().__init__(conditions, scan)
-        self._access, self._name, self._faults = access, name, faults
+    def __init__(self, access: Access, name: str | None, conditions: Conditions) -> None:
+        super().__init__(conditions)
+        self._access, self._name = access, name
         # Queues with letters, by their numbers, of those from *start* on; the next ones begin at *end*.
         self._queues: dict[int, AnyQueue] = {}
         self._start, self._end, self._has_more_queues = 0, 0, False
@@ -161,7 +157,7 @@ class Letters(Listing[Letter, LetterCursor]):
             return Chunk((), (self._end, 0) if self._has_more_queues else None, ends=True)
         queue, offset = self._queues[number], offset if number == start else 0
         listed: Sequence[DeadLetter] = ()
-        with self._faults.of_queue(queue):
+        with self.report.faults.of_queue(queue):
             listed = queue.dead_letters(offset=offset, limit=size, max_bytes=budget)
         is_cut = self.reads and budget is not None
         letters = items_within_budget(listed, lambda letter: letter.body) if is_cut else listed
@@ -173,7 +169,7 @@ class Letters(Listing[Letter, LetterCursor]):
 
     def match(self, item: Letter) -> bool:
         """Tell whether the letter matches, and count it."""
-        self.scan.add(item.task if self.reads else "")
+        self.report.add(item.task if self.reads else "")
         return self.conditions.match(item)
 
     def is_unread(self, item: Letter) -> bool:
@@ -192,9 +188,9 @@ class Letters(Listing[Letter, LetterCursor]):
         rows = self._access.inspector.queues(found)
         for number, (known, row) in enumerate(zip(found, rows, strict=True), start):
             if row.error:
-                self._faults.add(row)
+                self.report.faults.add(row)
             elif row.dead:
-                with self._faults.of(known.kind, known.name):
+                with self.report.faults.of(known.kind, known.name):
                     self._queues[number] = catalog.open(known)
         self.rows = rows if not start and after is None else None
 
@@ -204,8 +200,8 @@ class FailureList(Listing[Failure, str]):
 
     noun = "failures"
 
-    def __init__(self, access: Access, conditions: Conditions, scan: SearchReport | None = None) -> None:
-        super().__init__(conditions, scan)
+    def __init__(self, access: Access, conditions: Conditions) -> None:
+        super().__init__(conditions)
         self._failures = access.monitor.failures
         self._window = {"since": point(access, conditions.due_after), "until": point(access, conditions.due_before)}
 
@@ -221,7 +217,7 @@ class FailureList(Listing[Failure, str]):
 
     def match(self, item: Failure) -> bool:
         """Tell whether the failure matches, and count it."""
-        self.scan.add(item.task)
+        self.report.add(item.task)
         return self.conditions.match(item)
 
 
@@ -240,8 +236,8 @@ class Messages(Listing[WaitingMessage, MessageCursor]):
     noun = "messages"
     reach: Final = REACH
 
-    def __init__(self, access: Access, name: str, conditions: Conditions, scan: SearchReport | None = None) -> None:
-        super().__init__(conditions, scan)
+    def __init__(self, access: Access, name: str, conditions: Conditions) -> None:
+        super().__init__(conditions)
         celery_queues_of(access)
         self._app, self._name = access.app, name
         self._contents: QueueContents
@@ -264,7 +260,7 @@ class Messages(Listing[WaitingMessage, MessageCursor]):
 
     def match(self, item: WaitingMessage) -> bool:
         """Tell whether the message matches, and count it."""
-        self.scan.add(item.task)
+        self.report.add(item.task)
         return self.conditions.match(item)
 
 

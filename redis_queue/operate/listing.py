@@ -6,7 +6,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from redis_queue.basics.options import nearest
@@ -16,7 +16,8 @@ from redis_queue.model import Quarantined, Unread
 from redis_queue.operate.queue_row import Faults
 from redis_queue.store.chunks import CHUNK
 
-__all__ = ["Chunk", "Conditions", "InQueue", "Listing", "Page", "first", "items_within_budget", "quarantined", "sized"]
+# The dashboard may not import it from redis_queue.celery.
+__all__ = ["Conditions"]
 
 T = TypeVar("T")
 Cursor = TypeVar("Cursor")
@@ -47,10 +48,11 @@ MOST_BYTES_TO_ACT: Final = 32 * LOOK_BYTES
 
 
 class SearchReport:
-    """Statistics of a search: number of entries, and their task names."""
+    """Statistics of a search: number of entries, their task names, and the queues that cannot be read."""
 
     def __init__(self) -> None:
         self.looked = 0
+        self.faults = Faults()
         self._names: set[str] = set()
 
     def add(self, task: str) -> None:
@@ -107,8 +109,17 @@ class Page(Generic[T, Cursor]):
     spent: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Selection(Generic[T]):
+    """The items for an action, what was searched for them, and whether there may be *more* that match."""
+
+    items: Sequence[T]
+    more: bool = False
+    report: SearchReport = field(default_factory=SearchReport)
+
+
 class Listing(ABC, Generic[T, Cursor]):
-    """Items that meet *conditions*, in an order that lasts; *scan* counts those that were looked at.
+    """Items that meet *conditions*, in an order that lasts; *report* counts those that were looked at.
 
     *reads*: bodies have to be read to know which match.
     """
@@ -116,9 +127,9 @@ class Listing(ABC, Generic[T, Cursor]):
     noun: ClassVar[str]
     """The word for several."""
 
-    def __init__(self, conditions: Conditions, scan: SearchReport | None = None) -> None:
+    def __init__(self, conditions: Conditions) -> None:
         self.conditions = conditions
-        self.scan = scan or SearchReport()
+        self.report = SearchReport()
 
     @property
     def reads(self) -> bool:
@@ -146,7 +157,7 @@ class Listing(ABC, Generic[T, Cursor]):
         """Return what to tell if no item was found, and a hint: how many were searched, or *otherwise*."""
         if not self.conditions:
             return otherwise, ""
-        return self.scan.no_match(self.noun), self.scan.hint(self.conditions.task_part or self.conditions.task)
+        return self.report.no_match(self.noun), self.report.hint(self.conditions.task_part or self.conditions.task)
 
     def opened(self) -> AbstractContextManager[Any]:
         """Return a context in which items can be read."""
@@ -177,13 +188,14 @@ class Listing(ABC, Generic[T, Cursor]):
         """Return the first *limit* of all items that match, and whether there are more."""
         return first(self.all(), limit)
 
-    def gather(self, most: int | None, key: Callable[[T], Key | None]) -> tuple[list[Key], bool]:
-        """Return the *key* of the first *most* items that match, or of all, and whether there may be more.
+    def gather(self, most: int | None, key: Callable[[T], Key | None]) -> Selection[Key]:
+        """Return the *key* of the first *most* items that match, or of all.
 
         Items themselves, which may have large bodies, are not kept; those with the key None are left out.
         """
         if most is None:
-            return [row for item in self.all() if (row := key(item)) is not None], False
+            rows = [row for item in self.all() if (row := key(item)) is not None]
+            return Selection(rows, report=self.report)
         found: list[Key] = []
         cursor, looked, unread, spent = None, 0, 0, 0
         with self.opened():
@@ -193,8 +205,8 @@ class Listing(ABC, Generic[T, Cursor]):
                 cursor, looked = page.next, looked + page.looked
                 unread, spent = unread + page.unread, spent + page.spent
                 if cursor is None:
-                    return found, unread > 0
-        return found, True
+                    return Selection(found, unread > 0, self.report)
+        return Selection(found, True, self.report)
 
     def _page(self, start: Cursor | None, limit: int) -> Page[T, Cursor]:
         found: list[T] = []

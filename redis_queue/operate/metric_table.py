@@ -33,7 +33,7 @@ class Definition:
     value: Value
 
 
-class Group:
+class MetricGroup:
     """Metrics with the same *labels*, whose values come from the same reads."""
 
     def __init__(self, *metrics: Definition, labels: Sequence[str] = ()) -> None:
@@ -86,8 +86,8 @@ def _itself(value: int) -> int:
     return value
 
 
-METRICS: Final[Mapping[str, Group]] = {
-    "scrape": Group(
+METRICS: Final[Mapping[str, MetricGroup]] = {
+    "scrape": MetricGroup(
         _gauge(
             "up",
             "1 if Redis could be read for this scrape; 0 if not, and then there are no other metrics of queues.",
@@ -104,7 +104,7 @@ METRICS: Final[Mapping[str, Group]] = {
             lambda look: look and look.left_out,
         ),
     ),
-    "queues": Group(
+    "queues": MetricGroup(
         _gauge("ready", "Messages that can be claimed now; of a DelayQueue, entries that are due."),
         _gauge("delayed", "Messages or entries that are not due yet."),
         _gauge("in_flight", "Messages or entries that are claimed and not acknowledged."),
@@ -118,7 +118,7 @@ METRICS: Final[Mapping[str, Group]] = {
         ),
         labels=("kind", "queue"),
     ),
-    "totals": Group(
+    "totals": MetricGroup(
         _counter("put", "Messages or entries that were put."),
         _counter(
             "acked",
@@ -129,13 +129,13 @@ METRICS: Final[Mapping[str, Group]] = {
         _counter("put_back", "Expired leases: a consumer or dispatcher died, or was slower than its lease."),
         labels=("kind", "queue"),
     ),
-    "dispatches": Group(
+    "dispatches": MetricGroup(
         _counter("dispatched", "Entries sent into Celery queues.", "sent"),
         _counter("dispatch_failed", "Entries that could not be sent: given back, or dead letters.", "failed"),
         _times("dispatch_lateness", "How long after its due time an entry was sent.", attrgetter("lateness")),
         labels=("queue",),
     ),
-    "dispatchers": Group(
+    "dispatchers": MetricGroup(
         _gauge(
             "dispatchers",
             "Dispatchers seen within the last minute, including the periodic task in each process.",
@@ -143,7 +143,7 @@ METRICS: Final[Mapping[str, Group]] = {
         ),
         labels=("queue",),
     ),
-    "flows": Group(
+    "flows": MetricGroup(
         _gauge("flow_running", "Messages of a flow that are in flight: they have a place.", "running"),
         _gauge("flow_waiting", "Messages of a flow that wait for a place.", "waiting"),
         _gauge(
@@ -165,8 +165,8 @@ METRICS: Final[Mapping[str, Group]] = {
         ),
         labels=("flow",),
     ),
-    "unique tasks": Group(_gauge("unique_keys", "Keys that unique tasks own.", _itself)),
-    "leases": Group(
+    "unique tasks": MetricGroup(_gauge("unique_keys", "Keys that unique tasks own.", _itself)),
+    "leases": MetricGroup(
         _counter("leases_lost", "Leases that Celery workers lost while they held the message.", "lost"),
         _counter(
             "leases_restored", "Messages that went back into their queues after their leases had expired.", "restored"
@@ -174,7 +174,7 @@ METRICS: Final[Mapping[str, Group]] = {
         _counter("tasks_dead", "Tasks that became dead letters because they killed their workers too often.", "dead"),
         _counter("starts_dropped", "Tasks that a worker did not start because another worker has them.", "dropped"),
     ),
-    "workers": Group(
+    "workers": MetricGroup(
         _gauge("workers", "Workers that reported within the last minute.", len),
         _gauge("running_tasks", "Tasks that workers run.", lambda rows: sum(row.busy for row in rows)),
         _gauge(
@@ -194,8 +194,8 @@ METRICS: Final[Mapping[str, Group]] = {
             lambda rows: sum(row.keeper is False for row in rows),
         ),
     ),
-    "failures": Group(_gauge("failures_kept", "Failed tasks that are kept.", _itself)),
-    "tasks": Group(
+    "failures": MetricGroup(_gauge("failures_kept", "Failed tasks that are kept.", _itself)),
+    "tasks": MetricGroup(
         _counter("task_executed", "Runs that ended, whatever their outcome.", "executed"),
         _counter("task_failed", "Runs that failed.", "failed"),
         _counter("task_retried", "Runs that ended with a retry.", "retried"),
@@ -209,7 +209,7 @@ METRICS: Final[Mapping[str, Group]] = {
         _times("task_lateness", "Time from when a delayed task was due until it started.", _if_any("lateness")),
         labels=("task", "queue"),
     ),
-    "Celery's queues": Group(
+    "Celery's queues": MetricGroup(
         _gauge("celery_ready", "Messages that wait in a Celery queue, also for a place in a flow.", "ready"),
         _gauge("celery_in_flight", "Messages of a Celery queue that workers hold.", "in_flight"),
         _gauge("celery_consumers", "Workers that consume a Celery queue.", "consumers"),

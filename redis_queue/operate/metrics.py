@@ -19,7 +19,7 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.metric_table import METRICS, Samples
 from redis_queue.operate.queue_row import BROKEN, SIZES, CeleryQueueRow, QueueRow
-from redis_queue.store.registry import RegistryEntry
+from redis_queue.store.registry import RegistryRow
 from redis_queue.store.scripts import Scripts
 
 logger = logger_of(__name__)
@@ -55,9 +55,8 @@ class Collector:
     most *most_read* queues are read; ``redis_queue_left_out_queues`` counts the others. Of flows, those with most
     messages are exported. Series of tasks are limited by the history: 200 pairs of task and queue.
 
-    *leases* returns the lease counters of Celery workers, or None (:func:`redis_queue.celery.leases.leases.read`),
-    *celery_queues* the rows of Celery's queues, and *due* how many tasks fall due for each of them within 300
-    seconds.
+    *leases* returns the lease counters of Celery workers, or None, *celery_queues* the rows of Celery's queues, and
+    *due* how many tasks fall due for each of them within 300 seconds.
     """
 
     def __init__(
@@ -149,7 +148,7 @@ class Collector:
         return kept
 
     def _dispatching(
-        self, known: Iterable[RegistryEntry], kept: set[str]
+        self, known: Iterable[RegistryRow], kept: set[str]
     ) -> tuple[dict[str, tuple[Dispatched, int]], set[tuple[str, str]]]:
         """Return the dispatch counts of the DelayQueues in *kept* and of all others together, and unreadable queues."""
         found: dict[str, tuple[Dispatched, int]] = {}

@@ -22,7 +22,7 @@ Count = Literal["ready", "delayed", "in_flight", "dead", "quarantined", "put", "
 BROKEN: Final = (WrongTypeError, SchemaError, ValueError, OverflowError)
 """Errors raised for a queue whose keys another tool has overwritten; ConfigurationError is a ValueError."""
 
-MOST_QUEUES: Final = 5
+MOST_FAULTS: Final = 5
 """Most queues that a text names."""
 
 
@@ -177,8 +177,8 @@ class Faults:
 
     def text(self) -> str:
         """Return all errors in one line; "" if there are none."""
-        named = [f"{row.kind} {row.name}: {row.error}" for row in self.rows[:MOST_QUEUES]]
-        more = len(self.rows) - MOST_QUEUES
+        named = [f"{row.kind} {row.name}: {row.error}" for row in self.rows[:MOST_FAULTS]]
+        more = len(self.rows) - MOST_FAULTS
         return "; ".join([*named, *([f"{more:,} more queues"] if more > 0 else [])])
 
     def add(self, row: QueueRow) -> None:

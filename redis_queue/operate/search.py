@@ -10,22 +10,22 @@ from redis_queue.errors import InvalidValueError
 from redis_queue.monitor.model import GroupRow, WorkerRow
 from redis_queue.monitor.report import OTHER
 from redis_queue.operate.access import Access
-from redis_queue.store.registry import RegistryEntry
+from redis_queue.store.registry import RegistryRow
 
-MOST: Final = 20
+MOST_RESULTS: Final = 20
 """Most results of each kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What matches, up to :data:`MOST` of each kind; *tasks* and *celery_queues* are names.
+    """What matches, up to :data:`MOST_RESULTS` of each kind; *tasks* and *celery_queues* are names.
 
     *more* names the kinds that have more.
     """
 
     tasks: Sequence[str]
     celery_queues: Sequence[str]
-    queues: Sequence[RegistryEntry]
+    queues: Sequence[RegistryRow]
     workers: Sequence[WorkerRow]
     failures: Sequence[GroupRow]
     more: Sequence[str]
@@ -55,8 +55,8 @@ def search(access: Access, text: str) -> Found:
     queues = [found.queue for found in series]
     if access.celery_queues is not None:
         queues += access.celery_queues.configured()
-    listing = access.catalog.listing(text, limit=MOST)
-    workers, number = monitor.workers.page(text, limit=MOST)
+    listing = access.catalog.listing(text, limit=MOST_RESULTS)
+    workers, number = monitor.workers.page(text, limit=MOST_RESULTS)
     groups = [row for row in monitor.failures.groups() if text in f"{row.group.task} {row.group.exception}"]
     tasks, celery_queues = _matching((found.task for found in series), text), _matching(queues, text)
     counts = {
@@ -67,12 +67,12 @@ def search(access: Access, text: str) -> Found:
         "failures": len(groups),
     }
     return Found(
-        tasks[:MOST],
-        celery_queues[:MOST],
+        tasks[:MOST_RESULTS],
+        celery_queues[:MOST_RESULTS],
         listing.known,
         workers,
-        groups[:MOST],
-        [kind for kind, count in counts.items() if count > MOST],
+        groups[:MOST_RESULTS],
+        [kind for kind, count in counts.items() if count > MOST_RESULTS],
     )
 
 

@@ -60,7 +60,7 @@ RESULT_STATES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class LifeEvent:
     """Something that happened to a task, or will happen. *at* is None if the time is unknown."""
 
     at: datetime | None
@@ -147,7 +147,7 @@ class TaskLife:
         return next(self._states())
 
     @property
-    def events(self) -> list[Event]:
+    def events(self) -> list[LifeEvent]:
         """The timeline."""
         found = [*self._of_runs(), *self._of_now(), *self._of_records()]
         unknown = [event for event in found if event.at is None]
@@ -178,43 +178,45 @@ class TaskLife:
         places = (self.running, *self.runs, stored, self.failure, self.result, waiting)
         return next((found for place in places if (found := getattr(place, name, ""))), "")
 
-    def _of_runs(self) -> Iterator[Event]:
+    def _of_runs(self) -> Iterator[LifeEvent]:
         for run in reversed(self.runs):
             attempt = f"retry {run.retries}" if run.retries else ""
             if run.sent_at is not None:
                 what = "sent" if run.due_at is None else "stored"
-                yield Event(run.sent_at, what, f"for {run.queue}" if run.queue else "")
+                yield LifeEvent(run.sent_at, what, f"for {run.queue}" if run.queue else "")
             if run.due_at is not None:
-                yield Event(run.due_at, "due", ", ".join(filter(None, (attempt, DISPATCHED))))
+                yield LifeEvent(run.due_at, "due", ", ".join(filter(None, (attempt, DISPATCHED))))
             if run.fetched_at is not None:
-                yield Event(run.fetched_at, "fetched", f"by {run.worker}")
+                yield LifeEvent(run.fetched_at, "fetched", f"by {run.worker}")
             if run.started_at is not None:
-                yield Event(run.started_at, "started", ", ".join(filter(None, (f"on {run.worker}", attempt))))
-            yield Event(run.ended_at, run.outcome, run.error or ("" if run.started_at is not None else "without a run"))
+                yield LifeEvent(run.started_at, "started", ", ".join(filter(None, (f"on {run.worker}", attempt))))
+            yield LifeEvent(
+                run.ended_at, run.outcome, run.error or ("" if run.started_at is not None else "without a run")
+            )
 
-    def _of_now(self) -> Iterator[Event]:
+    def _of_now(self) -> Iterator[LifeEvent]:
         if self.running is not None and self.state == "running":
             times = f", delivery {self.running.deliveries}" if self.running.deliveries > 1 else ""
-            yield Event(self.running.since, "started", f"on {self.running.worker}{times}")
+            yield LifeEvent(self.running.since, "started", f"on {self.running.worker}{times}")
         if self.stored is not None:
             queue, item, _ = self.stored
-            yield Event(item.put_at, "stored", f"in {queue.name}")
+            yield LifeEvent(item.put_at, "stored", f"in {queue.name}")
             what = {"delayed": "due", "in_flight": "its lease ends", "dead": "became a dead letter", "ready": "ready"}
-            yield Event(item.at, what[item.state], item.reason)
+            yield LifeEvent(item.at, what[item.state], item.reason)
         if self.waiting is not None:
-            yield Event(self.waiting[1].since, "waits", f"in {self.waiting[0]} for {self.waiting[1].waits_for}")
+            yield LifeEvent(self.waiting[1].since, "waits", f"in {self.waiting[0]} for {self.waiting[1].waits_for}")
 
-    def _of_records(self) -> Iterator[Event]:
+    def _of_records(self) -> Iterator[LifeEvent]:
         for action in self.actions:
-            yield Event(action.at, f"{action.verb} by {action.user}", action.detail)
+            yield LifeEvent(action.at, f"{action.verb} by {action.user}", action.detail)
         failed = self.failure
         if failed is not None:
             text = ": ".join(filter(None, (failed.exception, failed.message)))
             same = any(abs(run.ended_at - failed.failed_at) < SAME for run in self.runs)
-            yield Event(failed.failed_at, "failure kept" if same else failed.kind, text)
+            yield LifeEvent(failed.failed_at, "failure kept" if same else failed.kind, text)
         result = self.result
         if result is not None and result.done_at is not None:
-            yield Event(result.done_at, f"result {result.state}")
+            yield LifeEvent(result.done_at, f"result {result.state}")
 
 
 def task_life(access: Access, id_: str) -> TaskLife:

@@ -103,7 +103,7 @@ def slow_tasks(access: Access) -> Iterator[Finding]:
 
 
 def unread_queues(access: Access) -> Iterator[Finding]:
-    """Check that a worker consumes each Celery queue with messages."""
+    """Every Celery queue with messages is consumed."""
     if access.celery_queues is None:
         return
     overview = access.celery_queues.overview()
@@ -140,7 +140,7 @@ def _consumed(app: Any) -> set[str]:
 
 
 def flow_limits(access: Access) -> Iterator[Finding]:
-    """Check that all apps have the same limits for a flow."""
+    """All apps declare the same limits for a flow."""
     catalog = access.catalog
     found = Declarations(Scripts(catalog.client), access.flows.redis_keys, catalog.clock).read()
     different = {name: apps for name, apps in found.items() if len({(app.limits, app.kind) for app in apps}) > 1}
@@ -156,7 +156,7 @@ def flow_limits(access: Access) -> Iterator[Finding]:
 
 
 def flow_workers(access: Access) -> Iterator[Finding]:
-    """Check that a worker with redis_queue consumes each queue in which tasks wait for a place."""
+    """A worker with redis_queue consumes every queue in which tasks wait for a place."""
     backlog = Backlog(Scripts(access.catalog.client), access.flows.redis_keys).all()
     waiting = {flow.removeprefix(OF_QUEUE): count for flow, count in backlog.items() if flow.startswith(OF_QUEUE)}
     if not waiting:
@@ -180,7 +180,7 @@ def flow_workers(access: Access) -> Iterator[Finding]:
 
 
 def flow_stops(access: Access) -> Iterator[Finding]:
-    """Check that no flow with waiting tasks is paused, or has a limit of 0."""
+    """No flow with waiting tasks is paused, or has a limit of 0."""
     stops = [state for state in access.flows.list() if _stop(state)]
     listed = _listed(access) if any(state.paused for state in stops) else {}
     waiting = {state: state.waiting + (listed.get(state.name, 0) if state.paused else 0) for state in stops}
@@ -194,7 +194,7 @@ def flow_stops(access: Access) -> Iterator[Finding]:
 
 
 def flow_places(access: Access) -> Iterator[Finding]:
-    """Check that the places of dead workers are freed."""
+    """The places of dead workers are freed."""
     catalog = access.catalog
     if _leased(access) != [] or not Scripts(catalog.client).command("HLEN", access.flows.redis_keys.held):
         # Workers with leases free them.
@@ -212,7 +212,7 @@ def flow_places(access: Access) -> Iterator[Finding]:
 
 
 def flow_keys(access: Access) -> Iterator[Finding]:
-    """Check that the keys of flows have the expected types."""
+    """The keys of flows have the expected types."""
     return foreign_keys(Scripts(access.catalog.client), access.flows.redis_keys.types(), "flows do not work")
 
 

@@ -322,15 +322,20 @@ class BaseQueue(Generic[Held]):
         """
         return self._shards.page(partial(Records.quarantined, max_bytes=self._shards.share(max_bytes)), offset, limit)
 
-    def redrive(self, ids: Iterable[str] | None = None, *, rate: float | None = None, after: Seconds = 0.0) -> int:
+    def redrive(self, ids: Iterable[str] | None = None, *, rate: float | None = None) -> int:
         """Redrive dead letters (default: all), with deliveries reset to zero; return their number.
 
-        *rate* (per second) spreads them over time, the first one *after* seconds: this call makes all of them delayed,
-        and does not wait. Without a *rate* all are due at once.
+        *rate* (per second) spreads them over time: this call makes all but the first one delayed, and does not wait.
+        Without a *rate* all are due at once.
         """
-        gap, first = gap_ms(rate), duration_ms(after, name="after")
+        return sum(map(sum, self.redrive_batches(ids, rate=rate)))
+
+    def redrive_batches(self, ids: Iterable[str] | None = None, *, rate: float | None = None) -> Iterator[list[bool]]:
+        """Redrive as :meth:`redrive` does, up to 500 at a time, and yield for each of a batch whether it was dead."""
+        gap = gap_ms(rate)
         found = [(shard, None) for shard in self._shards] if ids is None else self._shards.of_ids(ids)
-        return sum(shard.redrive(names, gap * len(found), first) for shard, names in found)
+        for shard, names in found:
+            yield from shard.redrive(names, gap * len(found))
 
     def delete_dead(self, ids: Iterable[str], *, until: datetime | None = None) -> int:
         """Delete the dead letters *ids*; return their number. With *until*, only those that died at or before it.

@@ -94,11 +94,10 @@ def gap_ms(rate: float | None) -> float:
 
 
 class Pace:
-    """Spread items over time, those of several calls too: the first one *first* ms from now, then one each *gap* ms."""
+    """Spread items over time, those of several calls too: the first one now, then one each *gap* ms."""
 
-    def __init__(self, gap: float, first: float = 0.0) -> None:
-        self._gap, self._before = gap, first
-        self._started = 0.0
+    def __init__(self, gap: float) -> None:
+        self._gap, self._before, self._started = gap, 0.0, 0.0
 
     def delay(self) -> float:
         """Return the milliseconds until the next item."""

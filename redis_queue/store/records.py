@@ -196,14 +196,11 @@ class Records:
         rows = zip(reply, reply, reply, strict=True)
         return [InFlight(id_text(raw), from_ms(ends), deliveries) for raw, ends, deliveries in rows]
 
-    def redrive(self, ids: Iterable[str] | None, gap: float, first: float = 0.0) -> int:
-        """Redrive dead letters (None: all that are dead now), one each *gap* ms, the first one in *first* ms.
-
-        Return their number.
-        """
-        pace, moved = Pace(gap, first), 0
+    def redrive(self, ids: Iterable[str] | None, gap: float) -> Iterator[list[bool]]:
+        """Redrive dead letters (None: all that are dead now), one each *gap* ms; yield the flags of each batch."""
+        pace = Pace(gap)
         for chunk in self._dead_ids() if ids is None else chunks(ids):
-            flags = self.call(
+            reply = self.call(
                 "records/redrive",
                 now=self.clock(),
                 after=pace.delay(),
@@ -211,10 +208,9 @@ class Records:
                 listed=self._listed,
                 more=map(id_bytes, chunk),
             )
-            count = flags.count(_YES_BYTE)
-            pace.add(count)
-            moved += count
-        return moved
+            flags = read_flags(reply)
+            pace.add(sum(flags))
+            yield flags
 
     def delete_dead(self, ids: Iterable[str], latest: int) -> int:
         """Delete dead letters that died by *latest* (ms; 0: at any time); return their number."""

@@ -20,7 +20,7 @@ MOST_FIELDS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class RegistryEntry:
+class RegistryRow:
     """A queue in the registry, with its settings for put-back."""
 
     kind: Kind
@@ -58,7 +58,7 @@ class Registry:
         """Remove a queue from the registry; its keys stay."""
         self._scripts.command("HDEL", self._key, f"{kind}:{name}")
 
-    def find(self, kind: Kind, name: str) -> RegistryEntry | None:
+    def find(self, kind: Kind, name: str) -> RegistryRow | None:
         """Return the registry entry of one queue; None if it is missing or unreadable."""
         field = f"{kind}:{name}".encode(errors="surrogateescape")
         value = self._scripts.command("HGET", self._key, field)
@@ -76,18 +76,18 @@ class Registry:
                 break
         return sorted(found)[:MOST_FIELDS], count
 
-    def read(self, fields: Sequence[bytes]) -> list[RegistryEntry]:
+    def read(self, fields: Sequence[bytes]) -> list[RegistryRow]:
         """Return the registry entries *fields*; unreadable ones are left out."""
         values = (self._scripts.command("HMGET", self._key, *chunk) for chunk in chunks(fields))
         found = map(read, fields, itertools.chain.from_iterable(values))
         return [known for known in found if known is not None]
 
-    def all(self) -> list[RegistryEntry]:
+    def all(self) -> list[RegistryRow]:
         """Return all queues by kind and name, a batch per round trip; unreadable ones are left out."""
         return self.read(sorted(self._scripts.command("HKEYS", self._key)))
 
 
-def _check_shards(name: str, known: RegistryEntry | None, shards: int) -> None:
+def _check_shards(name: str, known: RegistryRow | None, shards: int) -> None:
     # An invalid number was written by hand: no queue was ever opened with it.
     if known is not None and 1 <= known.shards <= MAX_SHARDS and known.shards != shards:
         raise ConfigurationError(
@@ -96,7 +96,7 @@ def _check_shards(name: str, known: RegistryEntry | None, shards: int) -> None:
         )
 
 
-def read(field: bytes, value: bytes | None) -> RegistryEntry | None:
+def read(field: bytes, value: bytes | None) -> RegistryRow | None:
     """Return the queue in a field of the registry, or None if it is unreadable."""
     try:
         kind, _, name = field.decode().partition(":")
@@ -106,5 +106,5 @@ def read(field: bytes, value: bytes | None) -> RegistryEntry | None:
     except (ValueError, KeyError, TypeError):
         return None
     if kind == "queue":
-        return RegistryEntry("queue", name, **limits)
-    return RegistryEntry("delay", name, **limits) if kind == "delay" else None
+        return RegistryRow("queue", name, **limits)
+    return RegistryRow("delay", name, **limits) if kind == "delay" else None

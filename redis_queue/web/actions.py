@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from werkzeug.wrappers import Response
 
 from redis_queue.admission.flows import OF_QUEUE
 from redis_queue.errors import WorkerRefusedError
-from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Total, perform
+from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Result, perform
 from redis_queue.operate.actions.registry import action_of
 from redis_queue.operate.actions.rows import Rows
 from redis_queue.store.chunks import MANY
@@ -36,14 +36,9 @@ _OPERATION: Final = re.compile(r"[\w-]{22}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The form of a target: the fields of its *scope*, those that are *required*, the conditions of its search.
-
-    *back* returns the address of the page that the user came from.
-    """
+    """The form of a target: the address of the page that the user came from, and the conditions of its search."""
 
     back: Callable[[Mapping[str, Any]], str]
-    scope: Sequence[str] = ()
-    required: Sequence[str] = ()
     conditions: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -58,19 +53,15 @@ def _back_to_flow(scope: Mapping[str, Any]) -> str:
 
 
 FORMS: Final = {
-    "scheduled": Form(lambda scope: url_for("entries.show", **scope), ("queue",), (), entries.CONDITIONS),
-    "dead": Form(lambda scope: url_for("dead_letters.show", **scope), ("name",), (), dead_letters.CONDITIONS),
-    "failures": Form(lambda scope: url_for("failures.show", **scope), (), (), failures.CONDITIONS),
-    "messages": Form(
-        lambda scope: url_for("celery_queue.show", **scope), ("name",), ("name",), celery_queue.CONDITIONS
-    ),
+    "scheduled": Form(lambda scope: url_for("entries.show", **scope), entries.CONDITIONS),
+    "dead": Form(lambda scope: url_for("dead_letters.show", **scope), dead_letters.CONDITIONS),
+    "failures": Form(lambda scope: url_for("failures.show", **scope), failures.CONDITIONS),
+    "messages": Form(lambda scope: url_for("celery_queue.show", **scope), celery_queue.CONDITIONS),
     "running": Form(lambda _: url_for("workers.running")),
-    "queue": Form(
-        lambda scope: url_for("queues.one", kind=scope["kind"], name=scope["name"]), ("kind", "name"), ("kind", "name")
-    ),
-    "flow": Form(_back_to_flow, ("name",), ("name",)),
-    "unique": Form(lambda _: url_for("flows.unique"), ("task", "key", "id"), ("task",)),
-    "worker": Form(lambda _: url_for("workers.show"), ("name", "pid"), ("name",)),
+    "queue": Form(lambda scope: url_for("queues.one", kind=scope["kind"], name=scope["name"])),
+    "flow": Form(_back_to_flow),
+    "unique": Form(lambda _: url_for("flows.unique")),
+    "worker": Form(lambda _: url_for("workers.show")),
 }
 """The forms, by the names of targets."""
 
@@ -85,10 +76,10 @@ def preview(target: str) -> str:
         "action.html",
         action=action,
         plan=plan,
-        at=getattr(action.target, "at", ""),
+        at=action.target.at,
         hidden=_hidden(action, form, plan),
         operation=secrets.token_urlsafe(16),
-        back=form.back(_search(form)),
+        back=form.back(_search(action, form)),
     )
 
 
@@ -106,17 +97,17 @@ def act(target: str) -> Response:
     if plan.count != confirmed:
         abort(400, NOT_CONFIRMED)
     _begin()
-    total = Total()
+    total = Result()
     try:
         perform(context().access, action, plan, g.user, total)
-        told = _told(action, choice, plan, total)
+        told = _told(action, plan, total)
     except WorkerRefusedError as error:
         told = [f"{error}."]
     if total.unwritten:
         flash(f"Not written to the audit: {total.unwritten}")
     for text in told:
         flash(text)
-    return redirect(form.back(_search(form)), 303)
+    return redirect(form.back(_search(action, form)), 303)
 
 
 def _action(target: str) -> tuple[Action, Form]:
@@ -132,9 +123,9 @@ def _action(target: str) -> tuple[Action, Form]:
 
 def _choice(action: Action, form: Form, target: str) -> Choice:
     """Return what the form chooses: rows, those that match its search, or the one thing that it names."""
-    scope: dict[str, Any] = {name: request_args.text(name, exact=True) for name in form.scope}
-    for name in form.required:
-        if scope[name] is None:
+    scope: dict[str, Any] = {name: request_args.text(name, exact=True) for name in action.target.scope}
+    for name, required in action.target.scope.items():
+        if required and scope[name] is None:
             abort(400, f"Which {target}? Choose one from the list.")
     if "pid" in scope:
         scope["pid"] = request_args.number("pid", 0, 0, 1 << 31) or None
@@ -168,14 +159,14 @@ def _hidden(action: Action, form: Form, plan: Plan) -> list[tuple[str, str]]:
 
     Conditions could match other rows by the time the form is confirmed.
     """
-    names = [*(argument.name for argument in action.arguments), *form.scope, *form.conditions]
+    names = [*(argument.name for argument in action.arguments), *action.target.scope, *form.conditions]
     sent = {name: request.form[name] for name in names if request.form.get(name)}
     rows = [("row", reference) for reference in plan.references]
     return [("verb", action.verb), *{**sent, **plan.fields}.items(), *rows]
 
 
-def _search(form: Form) -> dict[str, Any]:
-    return {name: request.form[name] for name in (*form.scope, *form.conditions) if request.form.get(name)}
+def _search(action: Action, form: Form) -> dict[str, Any]:
+    return {name: request.form[name] for name in (*action.target.scope, *form.conditions) if request.form.get(name)}
 
 
 def _begin() -> None:
@@ -187,13 +178,13 @@ def _begin() -> None:
         abort(409, "This form was sent before; the audit shows its effect. For more, start with a new preview.")
 
 
-def _told(action: Action, choice: Choice, plan: Plan, total: Total) -> list[str]:
+def _told(action: Action, plan: Plan, total: Result) -> list[str]:
     """Return the result in sentences."""
     told = [f"{reason}." for reason in total.reasons]
-    if choice.faults.rows:
-        told.append(f"Skipped: {choice.faults.text()}.")
+    if plan.report.faults.rows:
+        told.append(f"Skipped: {plan.report.faults.text()}.")
     if total.maybe_sent:
-        told.append(f"{total.maybe_sent:,} of them were claimed before and may have been sent: revoke them as well.")
+        told.append(f"{total.maybe_sent_text}.")
     left = total.left(plan)
     if total.text:
         told.append(f"{total.text}.")

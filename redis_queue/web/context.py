@@ -1,4 +1,4 @@
-"""State of one dashboard: access, reports, audit, findings of the doctor; and the queues that a request names."""
+"""State of one dashboard: access, audit, findings of the doctor; and the DelayQueue of a request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 from flask import current_app, render_template
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.catalog import AnyQueue, open_as
+from redis_queue.catalog import open_as
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.doctor.finding import ORDER, Finding
 from redis_queue.errors import RedisQueueError
@@ -19,7 +19,7 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit
 from redis_queue.operate.diagnosis import examine
 from redis_queue.store.redis_errors import redact
-from redis_queue.store.registry import RegistryEntry
+from redis_queue.store.registry import RegistryRow
 from redis_queue.store.settings import Settings
 
 CHECK_EVERY: Final = 60.0
@@ -39,12 +39,9 @@ EXTENSION: Final = "redis_queue"
 MOST_NAMES: Final = 200
 """Most queue names in a form."""
 
-MOST_QUEUES: Final = 200
-"""Most queues that one page reads."""
-
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class HealthSummary:
     """The result of a check that ended *seconds* ago: numbers of errors and warnings, and the worst finding.
 
     *failure* says why the check could not be done.
@@ -68,7 +65,7 @@ class Health:
         self._checked_at: float | None = None
         self._thread: threading.Thread | None = None
 
-    def checked(self, queues: int) -> Checked | None:
+    def checked(self, queues: int) -> HealthSummary | None:
         """Return the last result; None if there is none yet.
 
         Starts a check if the last one is older than :data:`CHECK_EVERY`; only if there is none, it waits for the result
@@ -86,7 +83,7 @@ class Health:
             )
             errors = sum(finding.severity == "error" for finding in problems)
             warnings = sum(finding.severity == "warning" for finding in problems)
-            return Checked(age, errors, warnings, problems[0] if problems else None, self._failure)
+            return HealthSummary(age, errors, warnings, problems[0] if problems else None, self._failure)
 
     def note(self, findings: Sequence[Finding], failure: str = "") -> None:
         """Keep the result of a check."""
@@ -117,14 +114,11 @@ class Health:
 
 
 class Context:
-    """Access to the queues of one dashboard, the reports of workers, its audit log, and the findings of the doctor."""
+    """Access to the queues of one dashboard, its audit log, and the findings of the doctor."""
 
     def __init__(self, access: Access) -> None:
         self.access = access
-        self.catalog = access.catalog
-        self.inspector = access.inspector
         self.audit = Audit(access.catalog.client, access.catalog.prefix)
-        self.monitor = access.monitor
         self.health = Health(access)
 
 
@@ -136,28 +130,20 @@ def context() -> Context:
 
 def page(template: str, **values: Any) -> str:
     """Return a page from *template*, with the time of Redis as *now*."""
-    return render_template(template, now=context().inspector.now(), **values)
+    return render_template(template, now=context().access.inspector.now(), **values)
 
 
 def delay_queues(name: str | None) -> tuple[DelayQueue, list[str]]:
     """Return the DelayQueue *name* and the names for a form; by default that of Celery tasks, or else the first."""
     access = context().access
-    names = [known.name for known in context().catalog.listing(kind="delay", limit=MOST_NAMES).known]
+    names = [known.name for known in access.catalog.listing(kind="delay", limit=MOST_NAMES).known]
     if name is None and names and access.app is None and access.default_delay_queue not in names:
         name = names[0]
     if name is None and not names and access.app is None:
         # There is no queue yet: an empty page is better than an error.
         known = Settings()
-        first = RegistryEntry("delay", access.default_delay_queue, known.max_deliveries, known.shards)
-        queue = open_as(DelayQueue, first, context().catalog)
+        first = RegistryRow("delay", access.default_delay_queue, known.max_deliveries, known.shards)
+        queue = open_as(DelayQueue, first, access.catalog)
     else:
         queue = access.delay_queue(name)
     return queue, sorted({*names, queue.name})
-
-
-def queue_of(kind: str, name: str) -> AnyQueue:
-    """Return the queue *name* of *kind*; raises InvalidNameError for an unknown name."""
-    inspector = context().inspector
-    if kind == "queue":
-        return inspector.catalog.queue(name)
-    return context().access.delay_queue(name)

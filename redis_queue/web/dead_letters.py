@@ -9,7 +9,6 @@ from flask import Blueprint
 from redis_queue.catalog import kind_of
 from redis_queue.operate.actions.entries import reference
 from redis_queue.operate.items import Letters
-from redis_queue.operate.queue_row import Faults
 from redis_queue.web import request_args
 from redis_queue.web.context import MOST_NAMES, context, page
 
@@ -24,11 +23,10 @@ def show() -> str:
     """Show dead letters that match the search, oldest first in each queue."""
     request_args.allow("name", *CONDITIONS, "after", "limit", "body")
     name = request_args.text("name", exact=True)
-    faults = Faults()
     conditions = request_args.conditions(CONDITIONS)
-    letters = Letters(context().access, name, conditions, faults)
+    letters = Letters(context().access, name, conditions)
     found = request_args.searched(letters, CONDITIONS, request_args.place(), "no dead letters", request_args.place_mark)
-    listing = context().catalog.listing(limit=MOST_NAMES)
+    listing = context().access.catalog.listing(limit=MOST_NAMES)
     return page(
         "dead_letters.html",
         name=name,
@@ -40,5 +38,5 @@ def show() -> str:
         **found,
         total=None if conditions or letters.rows is None else sum(row.dead for row in letters.rows),
         more_names=listing.next is not None,
-        broken=faults.rows,
+        broken=letters.report.faults.rows,
     )

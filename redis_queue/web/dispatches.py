@@ -11,7 +11,7 @@ from redis_queue.catalog import open_as
 from redis_queue.delay.model import Dispatched
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate.queue_row import BROKEN
-from redis_queue.store.registry import RegistryEntry
+from redis_queue.store.registry import RegistryRow
 from redis_queue.store.settings import Settings
 from redis_queue.web.context import context
 
@@ -37,7 +37,7 @@ def plot_of(name: str) -> Plot | None:
     """Return the plot of a DelayQueue; None if nothing was ever dispatched, or its counts cannot be read."""
     try:
         # The counts of dispatchers are stored with the first shard.
-        queue = open_as(DelayQueue, RegistryEntry("delay", name, Settings().max_deliveries, 1), context().catalog)
+        queue = open_as(DelayQueue, RegistryRow("delay", name, Settings().max_deliveries, 1), context().access.catalog)
         minutes, total = queue.dispatch_log.minutes(MINUTES), queue.dispatch_log.totals()
     except BROKEN:
         # A broken queue must not hide the others; its row shows the error.

@@ -15,7 +15,7 @@ from redis_queue.operate.actions.entries import reference
 from redis_queue.operate.items import Entries, task_of
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.web import formatting, request_args
-from redis_queue.web.context import context, delay_queues, page, queue_of
+from redis_queue.web.context import context, delay_queues, page
 
 pages = Blueprint("entries", __name__)
 
@@ -63,7 +63,7 @@ def one() -> str:
     """Show one message or entry."""
     request_args.allow("kind", "queue", "id", "body")
     name = request_args.text("queue", exact=True) or context().access.default_delay_queue
-    queue = queue_of(request_args.choice("kind", KINDS, "delay"), name)
+    queue = context().access.queue(request_args.choice("kind", KINDS, "delay"), name)
     id_ = request.args.get("id", "")
     item = queue.look(id_, max_bytes=MOST_BYTES)
     if item is None:

@@ -33,7 +33,7 @@ MOST_CURSOR: Final = 280
 def show() -> str:
     """Show the groups of failures, and those that match the search, the last one first."""
     request_args.allow(*CONDITIONS, "after", "limit")
-    failures, conditions = context().monitor.failures, request_args.conditions(CONDITIONS)
+    failures, conditions = context().access.monitor.failures, request_args.conditions(CONDITIONS)
     after, listing = request_args.text("after", most=MOST_CURSOR), FailureList(context().access, conditions)
     found = request_args.searched(listing, CONDITIONS, after, "")
     groups = failures.groups() if not conditions and after is None else []
@@ -53,7 +53,7 @@ def one() -> str:
     """Show one failure."""
     request_args.allow("id", "body")
     id_ = request.args.get("id", "")
-    failure = context().monitor.failures.get(id_) if is_id(id_) else None
+    failure = context().access.monitor.failures.get(id_) if is_id(id_) else None
     if failure is None:
         abort(404, f"There is no failure {id_!r}: it was retried, deleted, is too old, or never existed.")
     return page(

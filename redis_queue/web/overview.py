@@ -13,11 +13,11 @@ from redis_queue.catalog import MOST_ROWS
 from redis_queue.operate.access import Access
 from redis_queue.operate.flows import paused_queues
 from redis_queue.operate.history import SPANS, Curves, curves
+from redis_queue.operate.items import MOST_QUEUES
 from redis_queue.operate.queue_row import BROKEN, CeleryOverview, Faults, Overview, QueueRow, fault_text
-from redis_queue.store.registry import RegistryEntry
+from redis_queue.store.registry import RegistryRow
 from redis_queue.web import request_args
-from redis_queue.web.context import MOST_QUEUES, context
-from redis_queue.web.context import MOST_QUEUES as MOST_CHECKED
+from redis_queue.web.context import MOST_CHECKED, context
 from redis_queue.web.dispatches import plot_of
 
 pages = Blueprint("overview", __name__)
@@ -50,7 +50,7 @@ class Oldest:
 
 
 @dataclass(frozen=True, slots=True)
-class Monitored:
+class ActivitySummary:
     """What workers reported: curves, runs of the last ten minutes, executed runs of each queue by minute, failures.
 
     *problem* says why the reports cannot be read.
@@ -71,9 +71,9 @@ def show() -> str:
     """Show the overview."""
     request_args.allow("span")
     span = request_args.choice("span", SPANS, DEFAULT_SPAN)
-    inspector, access = context().inspector, context().access
-    listing = inspector.catalog.listing(limit=MOST_QUEUES)
-    overview = inspector.overview(listing.known)
+    access = context().access
+    listing = access.catalog.listing(limit=MOST_QUEUES)
+    overview = access.inspector.overview(listing.known)
     rows = overview.queues
     celery = _celery(access, overview.at)
     dispatching = [row.name for row in rows if row.kind == "delay" and not row.error][:MOST_CURVES]
@@ -91,7 +91,7 @@ def show() -> str:
         in_flight=overview.total("in_flight") + (celery.in_flight or 0 if celery else 0),
         oldest=max(_oldest(overview, celery), key=lambda oldest: oldest.seconds, default=None),
         next_due=min((row.next_due for row in rows if row.next_due), default=None),
-        monitored=_monitored(access, span, celery),
+        monitored=_activity(access, span, celery),
         spans=[(name, one.title) for name, one in SPANS.items()],
         span=span,
         step=STEPS[span],
@@ -121,7 +121,7 @@ def _oldest(overview: Overview, celery: CeleryOverview | None) -> Iterator[Oldes
             yield Oldest(one.oldest_age, url_for("celery_queue.show", name=one.name))
 
 
-def _monitored(access: Access, span: str, celery: CeleryOverview | None) -> Monitored:
+def _activity(access: Access, span: str, celery: CeleryOverview | None) -> ActivitySummary:
     history = access.monitor.history
     try:
         if celery is None:
@@ -134,7 +134,7 @@ def _monitored(access: Access, span: str, celery: CeleryOverview | None) -> Moni
         for series, counts in history.executed(CURVE_MINUTES).items():
             before = by_queue.get(series.queue, [0] * CURVE_MINUTES)
             by_queue[series.queue] = [a + b for a, b in zip(before, counts, strict=True)]
-        return Monitored(
+        return ActivitySummary(
             curves(access, span),
             sum(tally.executed for tally in recent),
             sum(tally.failed for tally in recent),
@@ -145,10 +145,10 @@ def _monitored(access: Access, span: str, celery: CeleryOverview | None) -> Moni
         )
     except BROKEN as error:
         # Reports that cannot be read must not hide the queues.
-        return Monitored(problem=fault_text(error))
+        return ActivitySummary(problem=fault_text(error))
 
 
-def _recent(rows: Sequence[QueueRow], known: Sequence[RegistryEntry]) -> list[tuple[str, str, datetime, str, str]]:
+def _recent(rows: Sequence[QueueRow], known: Sequence[RegistryRow]) -> list[tuple[str, str, datetime, str, str]]:
     """Return the latest dead letters of the queues with the most: kind, queue, time, id, reason."""
     dead = [(row, one) for row, one in zip(rows, known, strict=True) if row.dead and not row.error]
     dead.sort(key=lambda pair: -pair[0].dead)
@@ -156,7 +156,7 @@ def _recent(rows: Sequence[QueueRow], known: Sequence[RegistryEntry]) -> list[tu
     for row, one in dead[:MOST_RECENT_OF]:
         # The page of dead letters shows the errors of unreadable queues.
         with Faults().of(one.kind, one.name):
-            queue = context().catalog.open(one)
+            queue = context().access.catalog.open(one)
             letters = queue.dead_letters(offset=max(0, row.dead - RECENT), limit=RECENT, max_bytes=0)
             found += [(row.kind, row.name, letter.died_at, letter.id, letter.reason) for letter in letters]
     return sorted(found, key=lambda letter: letter[2], reverse=True)[:RECENT]

@@ -12,7 +12,7 @@ from redis_queue.operate.flows import paused_queues
 from redis_queue.operate.queue_row import BROKEN
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.web import request_args
-from redis_queue.web.context import context, page, queue_of
+from redis_queue.web.context import context, page
 from redis_queue.web.dispatches import plot_of
 from redis_queue.web.request_args import ROWS
 
@@ -29,14 +29,15 @@ def show() -> str:
     request_args.allow("name", "offset", "celery")
     name, offset = request_args.text("name"), request_args.offset()
     celery_offset = request_args.number("celery", 0, 0, request_args.MOST_OFFSET)
-    inspector, celery = context().inspector, context().access.celery_queues
-    listing = inspector.catalog.listing(name or "", offset=offset, limit=ROWS)
+    access = context().access
+    celery = access.celery_queues
+    listing = access.catalog.listing(name or "", offset=offset, limit=ROWS)
     return render_template(
         "queues.html",
         celery=None if celery is None else celery.overview(name or "", offset=celery_offset, limit=ROWS),
         celery_offset=celery_offset,
-        paused=set() if celery is None else paused_queues(context().access),
-        overview=inspector.overview(listing.known),
+        paused=set() if celery is None else paused_queues(access),
+        overview=access.inspector.overview(listing.known),
         listing=listing,
         name=name,
     )
@@ -50,13 +51,13 @@ def one() -> str:
     if name is None:
         raise InvalidNameError("name is missing: choose a queue from the list of all queues")
     offset = request_args.offset()
-    inspector = context().inspector
-    known = inspector.catalog.find("queue" if kind == "queue" else "delay", name)
-    row = None if known is None else inspector.queues([known])[0]
+    access = context().access
+    known = access.catalog.find("queue" if kind == "queue" else "delay", name)
+    row = None if known is None else access.inspector.queues([known])[0]
     if row is not None and row.error:
         # Its settings in the registry may be invalid.
         return page("queue.html", queue=row, kind=kind, row=row)
-    queue = queue_of(kind, name)
+    queue = access.queue(kind, name)
     held = queue.in_flight(offset=offset, limit=ROWS + 1)
     return page(
         "queue.html",
@@ -70,7 +71,7 @@ def one() -> str:
         offset=offset,
         more=len(held) > ROWS,
         rows=ROWS,
-        expired=inspector.expired(queue),
+        expired=access.inspector.expired(queue),
         dispatched=_dispatched(queue),
         plot=plot_of(queue.name) if kind == "delay" else None,
         quarantined=queue.quarantined(limit=NEXT, max_bytes=0),

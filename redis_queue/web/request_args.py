@@ -39,9 +39,6 @@ def reject_repeated(values: MultiDict[str, str], *lists: str) -> None:
             abort(400, f"Parameter {_short(name)} is given {len(found)} times: must be given once.")
 
 
-INVALID_ROW: Final = "This form has an invalid row: reload the page."
-
-
 def check_rows(rows: Sequence[str], question: str, most: int) -> None:
     """Refuse a form without *rows*, with the *question* what they should be, and one with more than *most*."""
     if not rows:

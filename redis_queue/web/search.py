@@ -22,7 +22,7 @@ from redis_queue.web.request_args import MAX_TEXT
 
 pages = Blueprint("search", __name__)
 
-MOST: Final = 100
+MOST_SUGGESTIONS: Final = 100
 """Most names of one field."""
 
 
@@ -59,7 +59,7 @@ def queue_names(known: Iterable[str] = ()) -> list[str]:
 
 def _series() -> list[Series]:
     try:
-        found = context().monitor.history.series()
+        found = context().access.monitor.history.series()
     except BROKEN:
         # A page works without suggestions.
         return []
@@ -67,7 +67,7 @@ def _series() -> list[Series]:
 
 
 def _sorted(names: Iterable[str]) -> list[str]:
-    return sorted({name for name in names if 0 < len(name) <= MAX_TEXT and name.isprintable()})[:MOST]
+    return sorted({name for name in names if 0 < len(name) <= MAX_TEXT and name.isprintable()})[:MOST_SUGGESTIONS]
 
 
 @pages.get("/task", endpoint="task")

@@ -10,12 +10,12 @@ from flask import Blueprint, abort, render_template
 from redis_queue.delay.dispatch_log import DispatcherRow
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate.actions.workers import RESIZES, reference
-from redis_queue.operate.items import running
+from redis_queue.operate.items import MOST_QUEUES, running
 from redis_queue.operate.liveness import state_of
 from redis_queue.operate.queue_row import Faults
 from redis_queue.operate.work_checks import ANSWER_WITHIN
 from redis_queue.web import request_args
-from redis_queue.web.context import MOST_QUEUES, context, page
+from redis_queue.web.context import context, page
 from redis_queue.web.request_args import ROWS
 from redis_queue.web.search import task_names
 
@@ -51,15 +51,15 @@ def ask() -> str:
 def _page(workers: list[dict[str, Any]] | None) -> str:
     request_args.allow("name", "offset")
     name, offset = request_args.text("name"), request_args.number("offset", 0, 0, MOST_OFFSET)
-    rows: list[tuple[str, DispatcherRow]] = []
+    access, rows = context().access, list[tuple[str, DispatcherRow]]()
     faults = Faults()
-    for known in context().catalog.listing(kind="delay", limit=MOST_QUEUES).known:
+    for known in access.catalog.listing(kind="delay", limit=MOST_QUEUES).known:
         with faults.of(known.kind, known.name):
-            queue = context().catalog.open(known)
+            queue = access.catalog.open(known)
             if isinstance(queue, DelayQueue):
                 rows += [(queue.name, row) for row in queue.dispatch_log.dispatchers()]
-    now = context().inspector.now()
-    reports, count = context().monitor.workers.page(name or "", offset, ROWS)
+    now = access.inspector.now()
+    reports, count = access.monitor.workers.page(name or "", offset, ROWS)
     return render_template(
         "workers.html",
         reports=[(row, *state_of(row, (now - row.seen_at).total_seconds())) for row in reports],

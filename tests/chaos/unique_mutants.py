@@ -317,7 +317,7 @@ FOUND_BY_UNIQUE_TESTS: Final = {
             "behind_another_call_frees",
         ),
         "cancel without an app and keep the key": py(
-            "operate/access.py", "if removal.has_keys() else", "if False else", "without_the_app"
+            "celery/message_store.py", "if self._has_keys() else self", "if False else self", "without_the_app"
         ),
         "let a retry be replaced for which others wait": py(
             CALLS,
@@ -370,7 +370,7 @@ FOUND_BY_UNIQUE_TESTS: Final = {
     },
     "tests/celery/admission/test_unique_store.py": {
         "delete a dead letter and keep its key": py(
-            "celery/entries.py", "if self.has_keys() else {}", "if False else {}", "its_key_is_free"
+            "celery/entries.py", "if self._has_keys() else {}", "if False else {}", "its_key_is_free"
         ),
         "delete dead letters that died later": lua(
             "admission/cancel", "(died and died <= latest)", "died", "one_that_stays_keeps"

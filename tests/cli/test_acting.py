@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -736,22 +737,20 @@ def test_a_redrive_at_a_rate_ends_between_batches_and_keeps_the_rate(
     queue.put_many(range(1200))
     for _ in range(3):
         queue.nack_many(queue.get_many(400), dead=True, reason="Timeout")
-    redrive: Callable[..., int] = RedisQueue.redrive
-    calls: list[float] = []
+    redrive: Callable[..., Iterator[Sequence[bool]]] = RedisQueue.redrive_batches
 
-    def interrupted(self: RedisQueue, ids: Sequence[str], *, rate: float, after: float) -> int:
-        calls.append(after)
-        if len(calls) > 2:
-            raise KeyboardInterrupt
-        return redrive(self, ids, rate=rate, after=after)
+    def interrupted(self: RedisQueue, ids: Sequence[str], *, rate: float) -> Iterator[Sequence[bool]]:
+        yield from itertools.islice(redrive(self, ids, rate=rate), 2)
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(RedisQueue, "redrive", interrupted)
+    monkeypatch.setattr(RedisQueue, "redrive_batches", interrupted)
 
     done = run("dead", "redrive", "--name", "many", "--all", "--rate", "10", "--yes", "--json")
 
     assert (done.exit_code, json.loads(done.stdout)["redriven"]) == (1, 1000)
     assert (queue.stats().dead, queue.stats().ready + queue.stats().delayed) == (200, 1000)
-    assert [round(after) for after in calls] == [0, 50, 100]
+    [(_, last)] = client.zrange(Keys("redis_queue", "queue", "many").waiting, -1, -1, withscores=True)
+    assert last - clock.now == pytest.approx(99_900, abs=5000)
     [line] = [line for line in Audit(client, "redis_queue").last() if line.verb == "redrive"]
     assert line.count == 1000
 

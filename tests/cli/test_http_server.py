@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from waitress import wasyncore
 
-from redis_queue.cli.http_server import Connection, Limits, create
+from redis_queue.cli.http_server import ClientLimits, Connection, create
 from redis_queue.operate.addresses import is_own_host, network
 from tests.support.ports import HOST
 from tests.support.wait import wait_until
@@ -36,7 +36,7 @@ def hello(environment: dict[str, Any], start_response: Any) -> list[bytes]:
 class Site:
     """A server in a thread of this process."""
 
-    def __init__(self, limits: Limits, app: Any = hello) -> None:
+    def __init__(self, limits: ClientLimits, app: Any = hello) -> None:
         self.server = create(app, HOST, 0, limits)
         self.port = int(self.server.effective_port)
         self.over = threading.Event()
@@ -60,7 +60,7 @@ class Site:
 
 
 @contextlib.contextmanager
-def serving(limits: Limits, app: Any = hello) -> Iterator[Site]:
+def serving(limits: ClientLimits, app: Any = hello) -> Iterator[Site]:
     site = Site(limits, app)
     try:
         yield site
@@ -96,7 +96,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 def test_unfinished_requests_do_not_block_other_clients() -> None:
     """More unfinished requests than allowed from one address: other addresses and the same one are still served."""
-    limits = Limits(head=LONG, request=LONG, connections=40, per_address=20)
+    limits = ClientLimits(head=LONG, request=LONG, connections=40, per_address=20)
     with serving(limits) as site, contextlib.ExitStack() as ends:
         parts = list(UNFINISHED.values())
         opened = [ends.enter_context(site.open()) for _ in range(100)]
@@ -110,7 +110,7 @@ def test_unfinished_requests_do_not_block_other_clients() -> None:
 
 
 def test_many_addresses_do_not_block_other_clients() -> None:
-    limits = Limits(head=LONG, request=LONG, connections=20, per_address=5)
+    limits = ClientLimits(head=LONG, request=LONG, connections=20, per_address=5)
     with serving(limits) as site, contextlib.ExitStack() as ends:
         for number in range(80):
             ends.enter_context(site.open(f"127.0.1.{number // 5 + 1}"))
@@ -120,7 +120,7 @@ def test_many_addresses_do_not_block_other_clients() -> None:
 
 @pytest.mark.parametrize("start", UNFINISHED.values(), ids=UNFINISHED)
 def test_single_bytes_do_not_keep_a_connection_open(start: bytes) -> None:
-    with serving(Limits(head=0.2, request=0.2)) as site, site.open() as slow:
+    with serving(ClientLimits(head=0.2, request=0.2)) as site, site.open() as slow:
         slow.sendall(start)
 
         def is_cut() -> bool:
@@ -135,7 +135,7 @@ def test_single_bytes_do_not_keep_a_connection_open(start: bytes) -> None:
 
 
 def test_empty_lines_do_not_keep_a_connection_open() -> None:
-    with serving(Limits(head=0.2)) as site, site.open() as slow:
+    with serving(ClientLimits(head=0.2)) as site, site.open() as slow:
 
         def is_cut() -> bool:
             with contextlib.suppress(ConnectionError):
@@ -151,7 +151,7 @@ def test_a_client_that_does_not_read_its_answer_is_disconnected() -> None:
         start_response("200 OK", [("Content-Type", "text/plain")])
         return [b"x" * 8_000_000]
 
-    with serving(Limits(head=LONG, answer=0.2), much) as site, socket.socket() as deaf:
+    with serving(ClientLimits(head=LONG, answer=0.2), much) as site, socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         deaf.connect((HOST, site.port))
         deaf.sendall(REQUEST)
@@ -168,7 +168,7 @@ def test_a_request_in_progress_is_not_cut() -> None:
         assert go_on.wait(20)
         return hello(environment, start_response)
 
-    limits = Limits(head=0.2, request=0.2, answer=0.2, per_address=1)
+    limits = ClientLimits(head=0.2, request=0.2, answer=0.2, per_address=1)
     with serving(limits, patient) as site, site.open() as connection:
         connection.sendall(REQUEST)
         assert entered.wait(20)
@@ -180,7 +180,7 @@ def test_a_request_in_progress_is_not_cut() -> None:
 
 
 def test_a_connection_can_be_reused() -> None:
-    with serving(Limits(per_address=1)) as site, site.open() as connection:
+    with serving(ClientLimits(per_address=1)) as site, site.open() as connection:
         for _ in range(3):
             assert answered(connection)
 

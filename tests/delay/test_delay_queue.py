@@ -14,7 +14,7 @@ from redis_queue import CancelOutcome, DelayQueue, Entry, EntryExistsError, Inva
 from redis_queue.delay.model import MAX_LISTS, Delivery, Push
 from redis_queue.store.chunks import CHUNK, MAX_CALL_BYTES
 from redis_queue.store.keys import Keys
-from redis_queue.store.registry import Registry, RegistryEntry
+from redis_queue.store.registry import Registry, RegistryRow
 from redis_queue.store.scripts import Scripts
 from tests.support.clock import Clock, when
 from tests.support.recording import record_reads
@@ -577,7 +577,7 @@ class TestShards:
 
     def test_the_registry_has_the_number_of_shards(self, make: Callable[..., DelayQueue], client: redis.Redis) -> None:
         make(shards=3, max_deliveries=7).push("a")
-        assert Registry(Scripts(client), "redis_queue").all() == [RegistryEntry("delay", "timed", 7, 3)]
+        assert Registry(Scripts(client), "redis_queue").all() == [RegistryRow("delay", "timed", 7, 3)]
 
 
 @pytest.mark.parametrize("hours", [-1, 0, 1])

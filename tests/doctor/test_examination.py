@@ -96,7 +96,7 @@ def test_workers_are_asked_for_their_tasks(fleet: Fleet) -> None:
 
 def unread(delayed: DurableTasks, *, ask: bool = True) -> list[Finding]:
     """Return the findings about queues that nobody consumes."""
-    return [finding for finding in examine(AppAccess(delayed.app), ask=ask) if finding.check == "queue_unread"]
+    return [finding for finding in examine(AppAccess(delayed.app), ask=ask) if finding.check == "unread queues"]
 
 
 def test_a_queue_with_messages_that_nobody_consumes_is_named(fleet: Fleet) -> None:

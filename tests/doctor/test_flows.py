@@ -123,9 +123,9 @@ class TestWorkers:
 
     def test_they_are_not_reported_twice(self, app: Celery, client: redis.Redis) -> None:
         send(app, 2)
-        assert found_by(app, "queue_unread", ask=True) == []
+        assert found_by(app, "unread queues", ask=True) == []
         client.lpush("mail", "of a stock producer")
-        [(text, _)] = found_by(app, "queue_unread", ask=True)
+        [(text, _)] = found_by(app, "unread queues", ask=True)
         assert text == "Celery queue mail: 1 message waits, and no worker consumes it"
 
     def test_unreadable_reports_are_a_finding(self, app: Celery, client: redis.Redis) -> None:

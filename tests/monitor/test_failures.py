@@ -15,7 +15,7 @@ import redis
 from redis_queue.errors import InvalidValueError, StoreError
 from redis_queue.monitor.failure_rows import MAX_FAILURE, MAX_FAILURE_TEXT, MAX_MESSAGE, MAX_TRACEBACK, cut, cut_middle
 from redis_queue.monitor.failures import MOST_GROUPS, Failures
-from redis_queue.monitor.model import Failure, Group
+from redis_queue.monitor.model import Failure, FailureGroup
 from redis_queue.store.keys import MonitorKeys
 from tests.support.clock import Clock, when
 from tests.support.servers import RedisServer
@@ -60,7 +60,7 @@ def ids(failures: Failures) -> list[str]:
     return [row.id for row in failures.list()[0]]
 
 
-def counts(failures: Failures) -> dict[Group, int]:
+def counts(failures: Failures) -> dict[FailureGroup, int]:
     return {row.group: row.count for row in failures.groups()}
 
 
@@ -71,7 +71,7 @@ def test_a_failure_is_read_as_it_was_kept(failures: Failures) -> None:
     assert failures.summaries(["id1", "unknown"]) == [replace(FAILURE, traceback="", body=None)]
     assert failures.get("unknown") is None
     (row,) = failures.groups()
-    assert (row.group, row.count) == (Group("shop.mail", "smtplib.SMTPException"), 1)
+    assert (row.group, row.count) == (FailureGroup("shop.mail", "smtplib.SMTPException"), 1)
     assert (row.first_at, row.last_at, row.last_id) == (when(-5), when(-5), "id1")
 
 
@@ -81,7 +81,7 @@ def test_a_later_failure_of_the_same_id_replaces_an_earlier_one(failures: Failur
     keep(failures, later)
     keep(failures, FAILURE)
     assert failures.get("id1") == later
-    assert counts(failures) == {Group("shop.mail", "KeyError"): 1}
+    assert counts(failures) == {FailureGroup("shop.mail", "KeyError"): 1}
     assert [client.hlen(KEYS.failures), client.zcard(KEYS.failed_at), client.hlen(KEYS.tracebacks)] == [1, 1, 1]
 
 
@@ -91,7 +91,7 @@ def test_only_the_last_ones_are_kept(failures: Failures, clock: Clock, client: r
         keep(failures, *(failure(start + number) for number in range(50)), most=20)
     assert ids(failures) == [f"id{number}" for number in range(249, 229, -1)]
     assert failures.count() == 20
-    assert counts(failures) == {Group("shop.mail", "smtplib.SMTPException"): 20}
+    assert counts(failures) == {FailureGroup("shop.mail", "smtplib.SMTPException"): 20}
     assert [client.hlen(KEYS.failures), client.hlen(KEYS.tracebacks)] == [20, 20]
 
 
@@ -202,7 +202,7 @@ def test_groups_beyond_the_limit_are_counted_together(failures: Failures, clock:
     # Two fields of the hash are not groups.
     for start in range(0, 600, 100):
         keep(failures, *(failure(start + n, task=f"task{start + n}") for n in range(100)), missed=1)
-    other = Group("(other)", "(other)")
+    other = FailureGroup("(other)", "(other)")
     found = counts(failures)
     assert len(found) <= MOST_GROUPS
     assert found[other] == 600 - (len(found) - 1)

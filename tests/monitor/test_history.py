@@ -9,7 +9,7 @@ import redis
 
 from redis_queue import InvalidValueError
 from redis_queue.basics.histogram import Histogram
-from redis_queue.monitor.history import History
+from redis_queue.monitor.history import RunHistory
 from redis_queue.monitor.model import Series, Tally
 from redis_queue.monitor.report import MOST_SERIES as IN_A_REPORT
 from redis_queue.monitor.report import OTHER, Reports
@@ -35,8 +35,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def history(client: redis.Redis, clock: Clock) -> History:
-    return History(client, "redis_queue", clock)
+def history(client: redis.Redis, clock: Clock) -> RunHistory:
+    return RunHistory(client, "redis_queue", clock)
 
 
 def tally(executed: int, *, failed: int = 0, took_ms: float = 30) -> Tally:
@@ -65,7 +65,7 @@ class TestCounts:
 
 
 class TestMinutes:
-    def test_the_current_minute_is_the_last_one(self, reports: Reports, history: History, clock: Clock) -> None:
+    def test_the_current_minute_is_the_last_one(self, reports: Reports, history: RunHistory, clock: Clock) -> None:
         reports.write(tallies={MAIL: tally(2)})
         reports.write(tallies={MAIL: tally(1), BILL: tally(4, failed=1)})
         assert executed(history.minutes(3)) == [0, 0, 7]
@@ -73,20 +73,20 @@ class TestMinutes:
         assert history.minutes(1, BILL)[0].tally == tally(4, failed=1)
         assert history.minutes(1)[0].at == when((clock.now - Clock().now) / 1000)
 
-    def test_each_minute_keeps_its_counts(self, reports: Reports, history: History, clock: Clock) -> None:
+    def test_each_minute_keeps_its_counts(self, reports: Reports, history: RunHistory, clock: Clock) -> None:
         for number in range(1, 131):
             reports.write(tallies={MAIL: tally(number)})
             clock.forward(MINUTE)
         assert executed(history.minutes(131)) == [*range(1, 131), 0]
 
-    def test_two_days_are_kept(self, reports: Reports, history: History, clock: Clock) -> None:
+    def test_two_days_are_kept(self, reports: Reports, history: RunHistory, clock: Clock) -> None:
         reports.write(tallies={MAIL: tally(1)})
         clock.forward(2 * DAY - MINUTE)
         reports.write(tallies={MAIL: tally(2)})
         assert executed(history.minutes(2880)) == [1, *[0] * 2878, 2]
 
     def test_a_day_takes_the_place_of_one_three_days_before(
-        self, reports: Reports, history: History, clock: Clock, client: redis.Redis
+        self, reports: Reports, history: RunHistory, clock: Clock, client: redis.Redis
     ) -> None:
         for _ in range(8):
             reports.write(tallies={MAIL: tally(1)})
@@ -95,20 +95,20 @@ class TestMinutes:
         assert sum(executed(history.minutes(2880))) == 2
         assert [client.hlen(key) for key in KEYS.minutes] == [3, 3, 3]
 
-    def test_nothing_is_counted_before_the_first_report(self, history: History) -> None:
+    def test_nothing_is_counted_before_the_first_report(self, history: RunHistory) -> None:
         assert executed(history.minutes(2)) == [0, 0]
         assert executed(history.minutes(2, MAIL)) == [0, 0]
 
-    def test_an_unknown_series_has_no_counts(self, reports: Reports, history: History) -> None:
+    def test_an_unknown_series_has_no_counts(self, reports: Reports, history: RunHistory) -> None:
         reports.write(tallies={MAIL: tally(1)})
         assert executed(history.minutes(1, Series("nobody", "mail"))) == [0]
 
     @pytest.mark.parametrize("limit", [0, 2881, -1, True, 1.5])
-    def test_an_invalid_limit_is_refused(self, history: History, limit: Any) -> None:
+    def test_an_invalid_limit_is_refused(self, history: RunHistory, limit: Any) -> None:
         with pytest.raises(InvalidValueError, match=r"limit=.*: must be"):
             history.minutes(limit)
 
-    def test_a_clock_that_goes_back_loses_nothing(self, reports: Reports, history: History, clock: Clock) -> None:
+    def test_a_clock_that_goes_back_loses_nothing(self, reports: Reports, history: RunHistory, clock: Clock) -> None:
         reports.write(tallies={MAIL: tally(1)})
         clock.forward(-90)
         reports.write(tallies={MAIL: tally(2)})
@@ -117,7 +117,7 @@ class TestMinutes:
         assert executed(history.minutes(3)) == [0, 3, 4]
 
     def test_a_clock_that_was_wrong_for_years_is_overcome(
-        self, reports: Reports, history: History, clock: Clock
+        self, reports: Reports, history: RunHistory, clock: Clock
     ) -> None:
         clock.forward(3 * 365 * DAY)
         reports.write(tallies={MAIL: tally(1)})
@@ -130,7 +130,7 @@ class TestMinutes:
 
 
 class TestHours:
-    def test_minutes_are_added_up(self, reports: Reports, history: History, clock: Clock) -> None:
+    def test_minutes_are_added_up(self, reports: Reports, history: RunHistory, clock: Clock) -> None:
         for _ in range(6):
             reports.write(tallies={MAIL: tally(5, failed=1)})
             clock.forward(HOUR / 2)
@@ -138,7 +138,7 @@ class TestHours:
         assert history.hours(4, MAIL)[0].tally == tally(10, failed=2)
 
     def test_the_current_hour_has_closed_minutes_and_the_open_one(
-        self, reports: Reports, history: History, clock: Clock
+        self, reports: Reports, history: RunHistory, clock: Clock
     ) -> None:
         for _ in range(3):
             reports.write(tallies={MAIL: tally(1)})
@@ -146,7 +146,7 @@ class TestHours:
         reports.write(tallies={MAIL: tally(1)})
         assert executed(history.hours(1)) == [4]
 
-    def test_ninety_days_are_kept(self, reports: Reports, history: History, clock: Clock) -> None:
+    def test_ninety_days_are_kept(self, reports: Reports, history: RunHistory, clock: Clock) -> None:
         reports.write(tallies={MAIL: tally(1)})
         clock.forward(90 * DAY - HOUR)
         reports.write(tallies={MAIL: tally(2)})
@@ -156,14 +156,14 @@ class TestHours:
 class TestTotals:
     @pytest.mark.parametrize("minutes", [60, 120, 600, 2880, 20_000, 129_600])
     def test_every_span_adds_up_what_is_in_it(
-        self, reports: Reports, history: History, clock: Clock, minutes: int
+        self, reports: Reports, history: RunHistory, clock: Clock, minutes: int
     ) -> None:
         for _ in range(4):
             reports.write(tallies={MAIL: tally(1), BILL: tally(2, failed=1)})
             clock.forward(10)
         assert history.totals(minutes) == {MAIL: tally(4), BILL: tally(8, failed=4)}
 
-    def test_older_runs_are_left_out(self, reports: Reports, history: History, clock: Clock) -> None:
+    def test_older_runs_are_left_out(self, reports: Reports, history: RunHistory, clock: Clock) -> None:
         reports.write(tallies={BILL: tally(3)})
         clock.forward(30 * MINUTE)
         reports.write(tallies={MAIL: tally(1)})
@@ -171,7 +171,7 @@ class TestTotals:
         assert history.totals(10, before=25) == {BILL: tally(3)}
 
     def test_all_time_counts_do_not_decrease_when_a_minute_is_closed(
-        self, reports: Reports, history: History, clock: Clock
+        self, reports: Reports, history: RunHistory, clock: Clock
     ) -> None:
         seen = []
         for _ in range(4):
@@ -183,19 +183,19 @@ class TestTotals:
         assert [*seen, history.all_time()[MAIL].executed] == [1, 2, 3, 4, 5]
 
     @pytest.mark.parametrize("minutes", [0, -1, 129_601, True, 1.0])
-    def test_an_invalid_span_is_refused(self, history: History, minutes: Any) -> None:
+    def test_an_invalid_span_is_refused(self, history: RunHistory, minutes: Any) -> None:
         with pytest.raises(InvalidValueError, match=r"minutes=.*: must be 1 to 129600"):
             history.totals(minutes)
 
 
 class TestExecuted:
-    def test_each_series_has_a_count_for_each_minute(self, reports: Reports, history: History, clock: Clock) -> None:
+    def test_each_series_has_a_count_for_each_minute(self, reports: Reports, history: RunHistory, clock: Clock) -> None:
         reports.write(tallies={MAIL: tally(2)})
         clock.forward(2 * MINUTE)
         reports.write(tallies={MAIL: tally(1), BILL: tally(4, failed=1)})
         assert history.executed(4) == {MAIL: [0, 2, 0, 1], BILL: [0, 0, 0, 4]}
 
-    def test_across_hours(self, reports: Reports, history: History, clock: Clock) -> None:
+    def test_across_hours(self, reports: Reports, history: RunHistory, clock: Clock) -> None:
         clock.forward(HOUR - MINUTE)
         reports.write(tallies={MAIL: tally(2)})
         clock.forward(MINUTE)
@@ -203,7 +203,7 @@ class TestExecuted:
         assert history.executed(2) == {MAIL: [2, 3]}
 
     def test_series_without_runs_in_this_time_are_left_out(
-        self, reports: Reports, history: History, clock: Clock
+        self, reports: Reports, history: RunHistory, clock: Clock
     ) -> None:
         reports.write(tallies={MAIL: tally(2)})
         clock.forward(10 * MINUTE)
@@ -211,17 +211,17 @@ class TestExecuted:
         assert history.executed(10) == {BILL: [*[0] * 9, 1]}
 
     @pytest.mark.parametrize("minutes", [0, 121, -1, True, 1.5, "60"])
-    def test_an_invalid_number_of_minutes_is_refused(self, history: History, minutes: Any) -> None:
+    def test_an_invalid_number_of_minutes_is_refused(self, history: RunHistory, minutes: Any) -> None:
         with pytest.raises(InvalidValueError, match="minutes="):
             history.executed(minutes)
 
 
 class TestSeries:
-    def test_they_are_listed_by_name(self, reports: Reports, history: History) -> None:
+    def test_they_are_listed_by_name(self, reports: Reports, history: RunHistory) -> None:
         reports.write(tallies={MAIL: tally(1), BILL: tally(1)})
         assert history.series() == [BILL, MAIL]
 
-    def test_beyond_the_limit_they_are_counted_together(self, reports: Reports, history: History) -> None:
+    def test_beyond_the_limit_they_are_counted_together(self, reports: Reports, history: RunHistory) -> None:
         for start in range(0, MOST_SERIES, IN_A_REPORT):
             reports.write(tallies={Series(f"t{start + number}", "q"): tally(1) for number in range(IN_A_REPORT)})
         reports.write(tallies={Series(f"u{number}", "q"): tally(2) for number in range(3)})
@@ -232,13 +232,13 @@ class TestSeries:
         assert executed(history.minutes(1)) == [MOST_SERIES + 16]
         assert executed(history.minutes(1, OTHER)) == [6]
 
-    def test_a_report_may_have_more_series_than_one_call(self, reports: Reports, history: History) -> None:
+    def test_a_report_may_have_more_series_than_one_call(self, reports: Reports, history: RunHistory) -> None:
         many = {Series(f"t{number}", "q"): tally(1) for number in range(IN_A_REPORT + 5)}
         reports.write(tallies=many)
         assert history.totals(1) == many
 
     def test_one_that_was_not_used_for_90_days_makes_room(
-        self, reports: Reports, history: History, clock: Clock
+        self, reports: Reports, history: RunHistory, clock: Clock
     ) -> None:
         for start in range(0, MOST_SERIES, IN_A_REPORT):
             reports.write(tallies={Series(f"t{start + number}", "q"): tally(1) for number in range(IN_A_REPORT)})
@@ -249,7 +249,7 @@ class TestSeries:
         assert history.totals(129_600) == {MAIL: tally(1)}
 
     def test_one_that_made_room_leaves_nothing_in_the_totals(
-        self, reports: Reports, history: History, clock: Clock, client: redis.Redis
+        self, reports: Reports, history: RunHistory, clock: Clock, client: redis.Redis
     ) -> None:
         for part in range(3):
             reports.write(tallies={Series(f"t{part}.{number}", "q"): tally(1) for number in range(MOST_SERIES)})
@@ -275,10 +275,10 @@ def test_a_report_whose_reply_was_lost_counts_once(redis_server: RedisServer, cl
     with FaultProxy(redis_server.address) as proxy, redis.Redis.from_url(proxy.url, **client_options()) as through:
         proxy.cut_next_reply()
         Reports(through, "redis_queue").write(tallies={MAIL: tally(3)})
-    assert sum(executed(History(client, "redis_queue").minutes(2))) == 3
+    assert sum(executed(RunHistory(client, "redis_queue").minutes(2))) == 3
 
 
-def test_a_count_that_is_repeated_counts_once(reports: Reports, history: History) -> None:
+def test_a_count_that_is_repeated_counts_once(reports: Reports, history: RunHistory) -> None:
     (count,) = reports.count_calls({MAIL: tally(3)})
     count()
     reports.write()
@@ -292,7 +292,7 @@ def test_a_count_can_be_repeated_after_a_long_outage(client: redis.Redis, report
 
 
 def test_a_minute_with_many_series_is_closed_in_short_steps(
-    client: redis.Redis, reports: Reports, history: History, clock: Clock
+    client: redis.Redis, reports: Reports, history: RunHistory, clock: Clock
 ) -> None:
     many = [Series("shop.mail", f"queue{number:03}") for number in range(IN_A_REPORT)]
     reports.write(tallies={series: tally(1) for series in many})
@@ -305,7 +305,9 @@ def test_a_minute_with_many_series_is_closed_in_short_steps(
     assert sum(of.executed for of in history.all_time().values()) == IN_A_REPORT + 5
 
 
-def test_a_minute_that_is_closed_in_part_is_read_in_full(client: redis.Redis, history: History, clock: Clock) -> None:
+def test_a_minute_that_is_closed_in_part_is_read_in_full(
+    client: redis.Redis, history: RunHistory, clock: Clock
+) -> None:
     many = [Series("shop.mail", f"queue{number:03}") for number in range(IN_A_REPORT)]
     Reports(client, "redis_queue", clock).write(tallies={series: tally(1) for series in many})
     clock.forward(MINUTE)
@@ -324,7 +326,7 @@ def test_a_key_of_another_type_is_named(client: redis.Redis, reports: Reports, k
         reports.write(tallies={MAIL: tally(1)})
 
 
-def test_hostile_counts_are_ignored(reports: Reports, history: History, client: redis.Redis, clock: Clock) -> None:
+def test_hostile_counts_are_ignored(reports: Reports, history: RunHistory, client: redis.Redis, clock: Clock) -> None:
     reports.write(tallies={MAIL: tally(1)})
     clock.forward(MINUTE)
     reports.write(tallies={MAIL: tally(1)})

@@ -23,7 +23,7 @@ from redis_queue.errors import ConfigurationError, InvalidNameError, InvalidValu
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.actions.messages import check_target, remove
 from redis_queue.operate.items import Messages
-from redis_queue.operate.listing import LOOK_BYTES, Conditions, SearchReport
+from redis_queue.operate.listing import LOOK_BYTES, Conditions, Selection
 from tests.support.actions import references_of
 from tests.support.celery.brokers import Broker
 from tests.support.paths import ROOT
@@ -147,15 +147,15 @@ class TestLook:
         monkeypatch.setattr("redis_queue.operate.listing.MOST_BYTES_TO_ACT", 8 * LOOK_BYTES)
         client.lpush("mail", *["x" * 60_000] * 600)
         messages = Messages(access, "mail", Conditions(task_part="never"))
-        assert messages.gather(10_000, lambda found: found) == ([], True)
+        assert messages.gather(10_000, lambda found: found) == Selection([], True, messages.report)
         # Two pages of 8 MiB.
-        assert 200 < messages.scan.looked < 400
+        assert 200 < messages.report.looked < 400
 
     def test_nothing_beyond_the_reach_is_read(self, access: AppAccess, client: redis.Redis) -> None:
         client.lpush("mail", *["x"] * (REACH + 5))
-        scan = SearchReport()
-        assert list(Messages(access, "mail", Conditions(task_part="never"), scan).all()) == []
-        assert scan.looked == REACH
+        messages = Messages(access, "mail", Conditions(task_part="never"))
+        assert list(messages.all()) == []
+        assert messages.report.looked == REACH
 
     @pytest.mark.parametrize(
         "element",

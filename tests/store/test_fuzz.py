@@ -20,7 +20,7 @@ from redis_queue.store.codec import JSON, Codec, Record, UnreadableError
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import check_name
 from redis_queue.store.records import _read_quarantined
-from redis_queue.store.registry import Registry, RegistryEntry
+from redis_queue.store.registry import Registry, RegistryRow
 from tests.support.mutations import as_json, damaged_bytes, framed_records, fuzzed, json_values, objects_with, outcome
 
 CODEC = Codec(JSON, 2**20)
@@ -111,7 +111,7 @@ fields = st.binary(max_size=20) | st.builds(
 def test_a_row_of_the_registry_is_a_queue_or_ignored(field: bytes, value: bytes | None) -> None:
     scripts: Any = Row(field, value)
     for known in Registry(scripts, "redis_queue").all():
-        assert isinstance(known, RegistryEntry)
+        assert isinstance(known, RegistryRow)
         assert check_name(known.name)
         made = outcome(
             lambda known=known: Settings("p", 60, known.max_deliveries, shards=known.shards), ConfigurationError

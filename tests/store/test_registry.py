@@ -11,7 +11,7 @@ from redis_queue import ConfigurationError, DelayQueue
 from redis_queue.delay.model import ForeignMessage, Push
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.keys import PrefixKeys
-from redis_queue.store.registry import Registry, RegistryEntry
+from redis_queue.store.registry import Registry, RegistryRow
 from redis_queue.store.scripts import Scripts
 from redis_queue.store.settings import Settings
 
@@ -46,7 +46,7 @@ def test_a_queue_removed_during_the_read_is_left_out(client: redis.Redis, monkey
 
     monkeypatch.setattr(scripts, "command", forgetting)
 
-    assert found.all() == [RegistryEntry("delay", name, Settings().max_deliveries, 1) for name in ("first", "last")]
+    assert found.all() == [RegistryRow("delay", name, Settings().max_deliveries, 1) for name in ("first", "last")]
 
 
 def test_a_delay_queue_keeps_its_first_number_of_shards(client: redis.Redis) -> None:
@@ -64,18 +64,18 @@ def test_a_delay_queue_keeps_its_first_number_of_shards(client: redis.Redis) -> 
                 other.foreign.adopt(
                     [(Push("new", id="new", due_at=datetime.now(timezone.utc)), ForeignMessage(b"x", "list", -1))]
                 )
-    assert Registry(Scripts(client), "redis_queue").all() == [RegistryEntry("delay", "timed", 20, 4)]
+    assert Registry(Scripts(client), "redis_queue").all() == [RegistryRow("delay", "timed", 20, 4)]
     assert len(first) == 8
 
     first.destroy()
     DelayQueue("timed", client, shards=2).push("new")
-    assert Registry(Scripts(client), "redis_queue").all() == [RegistryEntry("delay", "timed", 20, 2)]
+    assert Registry(Scripts(client), "redis_queue").all() == [RegistryRow("delay", "timed", 20, 2)]
 
 
 def test_the_last_max_deliveries_is_stored(client: redis.Redis) -> None:
     for most in (3, 7):
         DelayQueue("timed", client, shards=2, max_deliveries=most).push("a")
-    assert Registry(Scripts(client), "redis_queue").all() == [RegistryEntry("delay", "timed", 7, 2)]
+    assert Registry(Scripts(client), "redis_queue").all() == [RegistryRow("delay", "timed", 7, 2)]
 
 
 def test_a_concurrent_registration_wins(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_a_concurrent_registration_wins(client: redis.Redis, monkeypatch: pytest
 def test_an_invalid_row_is_replaced(client: redis.Redis, value: bytes) -> None:
     client.hset(PrefixKeys("redis_queue").registry, "delay:timed", value)
     DelayQueue("timed", client, shards=2).push("a")
-    assert Registry(Scripts(client), "redis_queue").all() == [RegistryEntry("delay", "timed", 20, 2)]
+    assert Registry(Scripts(client), "redis_queue").all() == [RegistryRow("delay", "timed", 20, 2)]
 
 
 def test_a_push_asks_the_registry_once(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:

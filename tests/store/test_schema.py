@@ -15,7 +15,7 @@ import redis
 from redis_queue import DelayQueue, Lease, PutBack, RedisQueue
 from redis_queue.basics.times import from_ms
 from redis_queue.store.keys import Keys
-from redis_queue.store.registry import Registry, RegistryEntry
+from redis_queue.store.registry import Registry, RegistryRow
 from redis_queue.store.scripts import Scripts
 from tests.support.paths import ROOT
 from tests.support.store.schema import MOMENT, write_schema_1
@@ -90,9 +90,9 @@ class TestFirstRelease:
 
     def test_the_registry_is_read(self, client: redis.Redis) -> None:
         assert Registry(Scripts(client), "redis_queue").all() == [
-            RegistryEntry("delay", "celery", max_deliveries=20, shards=1),
-            RegistryEntry("delay", "orders", max_deliveries=3, shards=1),
-            RegistryEntry("queue", "orders", max_deliveries=3, shards=1),
+            RegistryRow("delay", "celery", max_deliveries=20, shards=1),
+            RegistryRow("delay", "orders", max_deliveries=3, shards=1),
+            RegistryRow("queue", "orders", max_deliveries=3, shards=1),
         ]
 
 

@@ -20,7 +20,7 @@ from redis_queue.delay.dispatch_log import DispatcherRow
 from redis_queue.delay.model import Dispatched
 from redis_queue.doctor.roles import ROLES
 from redis_queue.monitor.failures import Failures
-from redis_queue.monitor.history import History
+from redis_queue.monitor.history import RunHistory
 from redis_queue.monitor.model import Failure, Run, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.monitor import Runs, Workers
 from redis_queue.monitor.report import Reports
@@ -161,7 +161,7 @@ def watch(queue: RedisQueue, delayed: DelayQueue) -> None:
     inspector.expired(queue)
     inspector.expired(delayed)
     Audit(queue.client, "redis_queue").last()
-    history = History(queue.client, "redis_queue")
+    history = RunHistory(queue.client, "redis_queue")
     history.minutes(60, SERIES)
     history.hours(24, SERIES)
     history.totals(60)

@@ -8,14 +8,14 @@ from typing import Any
 from redis_queue.celery.queues.message import WaitingMessage
 from redis_queue.monitor.model import RunningTask
 from redis_queue.operate.access import Access
-from redis_queue.operate.actions.action import Choice, Total, perform
+from redis_queue.operate.actions.action import Choice, Result, perform
 from redis_queue.operate.actions.registry import action_of
 from redis_queue.operate.actions.workers import reference
 
 
-def act(access: Access, target: str, verb: str, *, arguments: dict[str, Any] | None = None, **choice: Any) -> Total:
+def act(access: Access, target: str, verb: str, *, arguments: dict[str, Any] | None = None, **choice: Any) -> Result:
     """Plan an action on *choice*, the fields of a Choice, and do it; return its result."""
-    action, total = action_of(target, verb), Total()
+    action, total = action_of(target, verb), Result()
     plan = action.plan(access, Choice(arguments=arguments or {}, **choice))
     perform(access, action, plan, "a test", total)
     return total
@@ -26,7 +26,7 @@ def references_of(messages: Iterable[WaitingMessage]) -> list[str]:
     return [message.element.reference for message in messages]
 
 
-def stop(access: Access, task: RunningTask, *, soft: bool = False) -> Total:
+def stop(access: Access, task: RunningTask, *, soft: bool = False) -> Result:
     """Terminate one run, as a form of the dashboard does once it is confirmed."""
     return act(access, "running", "terminate", arguments={"soft": soft}, references=[reference(task)], confirmed=1)
 

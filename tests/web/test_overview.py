@@ -136,7 +136,7 @@ class TestHealth:
     def state(self, client: redis.Redis) -> Health:
         return Health(Access(Inspector(client)))
 
-    def settled(self, state: Health) -> health.Checked:
+    def settled(self, state: Health) -> health.HealthSummary:
         return wait_until(lambda: state.checked(1), description="the first check")
 
     def test_the_worst_finding_is_shown(self, state: Health, checks: list[Any]) -> None:

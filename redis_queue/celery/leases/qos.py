@@ -273,7 +273,7 @@ class _Pushes:
 def running_tags() -> set[str]:
     """Return the delivery tags of tasks that this worker runs and will finish.
 
-    None if the worker terminates, or if Celery cancels running tasks when a connection is lost.
+    Empty if the worker terminates, or if Celery cancels running tasks when a connection is lost.
     """
     # An exit code, which may be 0.
     if state.should_terminate is not None and state.should_terminate is not False:

@@ -20,7 +20,6 @@ from redis_queue.errors import RedisQueueError
 from redis_queue.monitor.failure_rows import (
     MAX_FAILURE_TEXT,
     MAX_MESSAGE,
-    MAX_NAME,
     cut,
     cut_middle,
     failure_id,
@@ -28,6 +27,7 @@ from redis_queue.monitor.failure_rows import (
 )
 from redis_queue.monitor.failures import MOST_AT_ONCE, Failures
 from redis_queue.monitor.model import Failure, FailureKind
+from redis_queue.monitor.rows import MAX_TEXT
 
 logger = logger_of(__name__)
 
@@ -176,4 +176,4 @@ def _run_time(request: Any, seconds: float | None) -> float | None:
 
 
 def _text(found: Any) -> str:
-    return found[: MAX_FAILURE_TEXT + MAX_NAME] if isinstance(found, str) else ""
+    return found[: MAX_FAILURE_TEXT + MAX_TEXT] if isinstance(found, str) else ""

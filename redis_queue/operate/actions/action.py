@@ -14,11 +14,10 @@ from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueEr
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import MOST_SUBJECTS, Audit, AuditLine, Subject
 from redis_queue.operate.listing import SearchReport
-from redis_queue.operate.queue_row import Faults
 from redis_queue.store.chunks import ANY_SIZE
 from redis_queue.store.redis_errors import redact
 
-MOST_QUEUES: Final = 3
+MOST_QUEUE_NAMES: Final = 3
 """Most queues that a line of the audit names."""
 
 MOST_REASONS: Final = 5
@@ -48,75 +47,114 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a person chose: the *scope* (a queue, a flow …), the *arguments* of the action, and the items.
+    """What a person chose. Items are chosen by *references*, by *ids*, or else by *conditions*."""
 
-    Items are chosen by *references* (rows of a form, each in one version), by *ids*, or else by *conditions*: up to
-    *most* of them. *exact*: ids of items that do not exist are left out. With *pinned* the plan has the references of
-    the items as they are now, as many as have *room* bytes in a form, so that exactly these are confirmed. *confirmed*
-    is the count that was confirmed; None before. *at*: what came later is left alone. *scan* counts what was searched,
-    *faults* has the queues that cannot be read.
-    """
-
+    #: Values of the fields in the scope of the target, such as the name of a queue.
     scope: Mapping[str, Any] = field(default_factory=dict)
+    #: Values of the arguments of the action.
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    #: Rows of a form, each in one version.
     references: Sequence[str] = ()
     ids: Sequence[str] | None = None
     conditions: Any = None
+    #: Most items that the conditions choose; None for all.
     most: int | None = None
+    #: Leave out ids of items that do not exist.
     exact: bool = False
+    #: Put references to the items as they are now into the plan, so that exactly these are confirmed.
     pinned: bool = False
+    #: Most bytes of these references in a form.
     room: int = ANY_SIZE
+    #: The count that was confirmed; None before.
     confirmed: int | None = None
+    #: Leave alone what came later.
     at: datetime | None = None
-    scan: SearchReport = field(default_factory=SearchReport)
-    faults: Faults = field(default_factory=Faults)
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Result of a batch of *tried* items: *count* were changed; *maybe_sent* of them may have been sent before.
+@dataclass(slots=True)
+class Result:
+    """The result of one batch of items, or of all batches so far."""
 
-    *skipped* maps reasons to numbers of items that were not changed; the other ones were gone. *subjects* are the
-    changed items, if they are not those of the plan. *text* tells the result in words, without a full stop, *counts*
-    tells it in numbers if one is not enough.
-    """
-
-    count: int
+    #: Number of changed items.
+    count: int = 0
+    #: Number of those that may have been sent before.
     maybe_sent: int = 0
     tried: int = 0
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    subjects: Sequence[Subject] = ()
+    #: Numbers of items that were not changed, by reason; the other ones were gone.
+    skipped: Counter[str] = field(default_factory=Counter)
+    #: The changed items, if they are not those of the plan.
+    subjects: list[Subject] = field(default_factory=list)
+    #: The result in words, without a full stop.
     text: str = ""
+    #: The result in numbers, if one is not enough.
     counts: Mapping[str, int] = field(default_factory=dict)
+    #: Why the line of the audit could not be written.
+    unwritten: str = ""
+
+    def add(self, batch: Result) -> None:
+        """Add the result of a batch."""
+        self.count += batch.count
+        self.maybe_sent += batch.maybe_sent
+        self.tried += batch.tried
+        self.skipped.update(batch.skipped)
+        self.subjects += batch.subjects[: MOST_SUBJECTS - len(self.subjects)]
+        self.text, self.counts = batch.text or self.text, batch.counts or self.counts
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why items were skipped, the most frequent reason first."""
+        return [f"{number:,} skipped: {reason}" for reason, number in self.skipped.most_common(MOST_REASONS)]
+
+    @property
+    def maybe_sent_text(self) -> str:
+        """What to tell about items that may have been sent before; "" without any."""
+        if not self.maybe_sent:
+            return ""
+        return f"{self.maybe_sent:,} of them were claimed before and may have been sent: revoke them as well"
+
+    def refused(self, error: BaseException) -> bool:
+        """Tell whether *error* refused the input before anything was tried."""
+        return isinstance(error, (InvalidNameError, InvalidValueError)) and not self.tried
+
+    def left(self, plan: Plan) -> int:
+        """Return the number of items of *plan* that were gone."""
+        return max(0, plan.count - self.count - self.skipped.total())
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an action would do to *count* items, of which *subjects* are the first; *run* does it, batch by batch.
+    """What an action would do to *count* items; *run* does it, batch by batch."""
 
-    *question* names action and items, *text* tells the effect, *warnings* what speaks against it. *nothing* tells why
-    there is nothing to do. *more*: there may be more items that match. *references* are those of the items, *fields*
-    what else a form must send again. *facts* are the given arguments, *changes* labels and values before and after.
-    *queues* and *detail* are for the audit. *gone* tells why items may have been left out. *tries* is the number of
-    items that the batches try, if it is not *count*.
-    """
-
+    #: Names the action and the items.
     question: str
     count: int
-    run: Callable[[], Iterator[Done]]
+    run: Callable[[], Iterator[Result]]
+    #: Queues and arguments, for the audit.
     queues: Sequence[str] = ()
     detail: str = ""
+    #: The first items.
     subjects: Sequence[Subject] = ()
+    #: The effect.
     text: str = ""
+    #: What speaks against it.
     warnings: Sequence[str] = ()
+    #: Why there is nothing to do.
     nothing: str = ""
+    #: Whether there may be more items that match.
     more: bool = False
+    #: References to the items, and what else a form must send again.
     references: Sequence[str] = ()
     fields: Mapping[str, str] = field(default_factory=dict)
+    #: The given arguments, for the preview.
     facts: Sequence[str] = ()
+    #: Labels, and their values before and after.
     changes: Sequence[tuple[str, Any, Any]] = ()
+    #: Why items may have been left out.
     gone: str = ""
+    #: Number of items that the batches try, if it is not *count*.
     tries: int = 0
+    #: What was searched, and the queues that cannot be read.
+    report: SearchReport = field(default_factory=SearchReport)
 
 
 class Target(Protocol):
@@ -125,6 +163,14 @@ class Target(Protocol):
     @property
     def name(self) -> str:
         """The name in addresses; target and verb name an action."""
+
+    @property
+    def at(self) -> str:
+        """What the times of its items are, such as "due"; "" if it shows none."""
+
+    @property
+    def scope(self) -> Mapping[str, bool]:
+        """The fields that name a thing, or the queue of its items, and whether each is required."""
 
     def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
         """Return what *action* would do. Raises InvalidValueError, InvalidNameError and StoreError."""
@@ -163,49 +209,13 @@ class Action:
         return inspect.getdoc(self.function) or ""
 
 
-@dataclass(slots=True)
-class Total:
-    """The results of all batches so far; *unwritten* tells why the line of the audit could not be written."""
-
-    count: int = 0
-    maybe_sent: int = 0
-    tried: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
-    subjects: list[Subject] = field(default_factory=list)
-    text: str = ""
-    counts: Mapping[str, int] = field(default_factory=dict)
-    unwritten: str = ""
-
-    def add(self, done: Done) -> None:
-        """Add the result of a batch."""
-        self.count += done.count
-        self.maybe_sent += done.maybe_sent
-        self.tried += done.tried
-        self.skipped.update(done.skipped)
-        self.subjects += done.subjects[: MOST_SUBJECTS - len(self.subjects)]
-        self.text, self.counts = done.text or self.text, done.counts or self.counts
-
-    @property
-    def reasons(self) -> list[str]:
-        """Why items were skipped, the most frequent reason first."""
-        return [f"{number:,} skipped: {reason}" for reason, number in self.skipped.most_common(MOST_REASONS)]
-
-    def refused(self, error: BaseException) -> bool:
-        """Tell whether *error* refused the input before anything was tried."""
-        return isinstance(error, (InvalidNameError, InvalidValueError)) and not self.tried
-
-    def left(self, plan: Plan) -> int:
-        """Return the number of items of *plan* that were gone."""
-        return max(0, plan.count - self.count - self.skipped.total())
-
-
 def perform(  # noqa: PLR0917 - each is another thing
     access: Access,
     action: Action,
     plan: Plan,
     user: str,
-    total: Total,
-    each: Callable[[Done], bool] = lambda _: True,
+    total: Result,
+    each: Callable[[Result], bool] = lambda _: True,
 ) -> None:
     """Do what *plan* says, add each batch to *total*, and go on while *each* returns True for it.
 
@@ -214,9 +224,9 @@ def perform(  # noqa: PLR0917 - each is another thing
     """
     at, failed = access.inspector.now(), ""
     try:
-        for done in plan.run():
-            total.add(done)
-            if not each(done):
+        for batch in plan.run():
+            total.add(batch)
+            if not each(batch):
                 break
     except BaseException as error:
         failed = "" if total.refused(error) else redact(f"{type(error).__name__}: {error}")
@@ -225,7 +235,7 @@ def perform(  # noqa: PLR0917 - each is another thing
         if total.count or total.skipped or failed:
             detail = "; ".join(filter(None, (plan.detail, *total.reasons, failed)))
             subjects = total.subjects or plan.subjects
-            queues = some_of(list(dict.fromkeys(plan.queues)), MOST_QUEUES)
+            queues = some_of(list(dict.fromkeys(plan.queues)), MOST_QUEUE_NAMES)
             line = AuditLine(at, user, action.verb, queues, total.count, detail, subjects)
             total.unwritten = _write(access, line)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import quote, unquote
@@ -16,12 +15,13 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidDelayError, InvalidValueError
 from redis_queue.model import CancelOutcome, State
 from redis_queue.operate.access import Access
-from redis_queue.operate.actions.action import Action, Argument, Choice, Done
+from redis_queue.operate.actions.action import Action, Argument, Choice, Result
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows
 from redis_queue.operate.audit import MOST_SUBJECTS, Subject
 from redis_queue.operate.items import Entries, Letter, Letters, task_of
-from redis_queue.operate.queue_row import BROKEN
-from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE, Pace, chunks, gap_ms
+from redis_queue.operate.listing import SearchReport, Selection
+from redis_queue.operate.queue_row import BROKEN, Faults
+from redis_queue.store.chunks import CHUNK, chunks, gap_ms
 from redis_queue.store.ids import is_id
 
 MOST_LOOKS: Final = 100
@@ -65,7 +65,7 @@ class StoredRows(Rows[Row]):
             if kind not in KINDS or not name or not is_id(id_):
                 raise InvalidValueError(INVALID_ROW)
             if (kind, name) not in queues:
-                queues[kind, name] = access.catalog.queue(name) if kind == "queue" else access.delay_queue(name)
+                queues[kind, name] = access.queue(kind, name)
                 self.check(queues[kind, name])
             found.setdefault((kind, name, id_), Row(queues[kind, name], id_, version))
         return list(found.values())
@@ -87,22 +87,24 @@ class StoredRows(Rows[Row]):
         """Return the names of the queues; given ids may be in some of them only."""
         return [row.queue.name for row in items] if choice.ids is None else super().queues(choice, items, subjects)
 
-    def run(self, action: Action, access: Access, choice: Choice, items: Sequence[Row]) -> Iterator[Done]:
+    def run(
+        self, action: Action, access: Access, choice: Choice, items: Sequence[Row], faults: Faults
+    ) -> Iterator[Result]:
         """Apply *action* queue by queue to the rows whose version is the same."""
         for queue, versions in _by_queue(items):
             left = len(versions)
-            with choice.faults.of_queue(queue) if self.isolated else nullcontext():
+            with faults.of_queue(queue) if self.isolated else nullcontext():
                 pinned = any(versions.values())
                 now = queue.versions(list(versions)) if pinned else versions
                 ids = [id_ for id_, version in versions.items() if now.get(id_) == version]
                 # Read before the action: they may be gone afterwards. The plan has also those that were replaced.
-                found = subjects(((queue, id_) for id_ in ids), self.states) if pinned else ()
+                found = subjects(((queue, id_) for id_ in ids), self.states) if pinned else []
                 for done in action.function(access, queue, ids, choice):
                     left -= done.tried
-                    yield replace(done, subjects=found)
-                    found = ()
+                    done.subjects, found = found, []
+                    yield done
             if left:
-                yield Done(0, tried=left)
+                yield Result(0, tried=left)
 
     def check(self, queue: AnyQueue) -> None:
         """Raise InvalidValueError if *queue* has no such items."""
@@ -112,43 +114,44 @@ class EntryRows(StoredRows):
     """Entries that wait in a DelayQueue: that of *scope*, by default the one for Celery tasks."""
 
     name, noun, plural, at = "scheduled", "waiting entry", "entries", "due"
+    scope: ClassVar = {"queue": False}
 
     def check(self, queue: AnyQueue) -> None:
         """Raise InvalidValueError for a RedisQueue."""
         as_delay_queue(queue)
 
-    def find(self, access: Access, choice: Choice) -> tuple[list[Row], bool]:
+    def find(self, access: Access, choice: Choice) -> Selection[Row]:
         """Return the entries with the ids of *choice*, or those that match."""
-        queue, more = access.delay_queue(choice.scope.get("queue")), False
+        queue = access.delay_queue(choice.scope.get("queue"))
         if choice.ids is not None:
-            ids = [id_ for id_ in choice.ids if not choice.exact or queue.get(id_) is not None]
-        else:
-            listing = Entries(access, queue, choice.conditions, choice.scan)
-            # Ids written by other tools may be invalid for any call.
-            ids, more = listing.gather(choice.most, lambda found: found[0].id if is_id(found[0].id) else None)
-        return [Row(queue, id_) for id_ in ids], more
+            return Selection([Row(queue, id_) for id_ in choice.ids if not choice.exact or queue.get(id_) is not None])
+        listing = Entries(access, queue, choice.conditions)
+        # Ids written by other tools may be invalid for any call.
+        return listing.gather(choice.most, lambda found: Row(queue, found[0].id) if is_id(found[0].id) else None)
 
 
 class LetterRows(StoredRows):
     """Dead letters of the queues with the name of *scope*, or of all."""
 
     name, noun, plural, at = "dead", "dead letter", "dead letters", "died"
+    scope: ClassVar = {"name": False}
     states, isolated = DEAD, True
 
-    def find(self, access: Access, choice: Choice) -> tuple[list[Row], bool]:
+    def find(self, access: Access, choice: Choice) -> Selection[Row]:
         """Return the letters with the ids of *choice*, or those that match."""
         name = choice.scope.get("name")
         if choice.ids is not None and not choice.exact:
             # The action itself checks whether they are dead.
-            return [Row(queue, id_) for queue in access.queues(name, choice.faults) for id_ in choice.ids], False
+            report = SearchReport()
+            rows = [Row(queue, id_) for queue in access.queues(name, report.faults) for id_ in choice.ids]
+            return Selection(rows, report=report)
         wanted = None if choice.ids is None else frozenset(choice.ids)
 
         def row_of(letter: Letter) -> Row | None:
             is_meant = is_id(letter.id) and (wanted is None or letter.id in wanted)
             return Row(letter.queue, letter.id) if is_meant else None
 
-        listing = Letters(access, name, choice.conditions, choice.faults, choice.scan)
-        return listing.gather(choice.most, row_of)
+        return Letters(access, name, choice.conditions).gather(choice.most, row_of)
 
 
 def subjects(pairs: Iterable[tuple[AnyQueue, str]], states: Sequence[State] = ANY) -> list[Subject]:
@@ -174,7 +177,7 @@ def as_delay_queue(queue: AnyQueue) -> DelayQueue:
     return queue
 
 
-def cancel(access: Access, queue: AnyQueue, ids: Sequence[str], _: Choice) -> Iterator[Done]:
+def cancel(access: Access, queue: AnyQueue, ids: Sequence[str], _: Choice) -> Iterator[Result]:
     """Cancel entries. They never run, except those that were claimed before and may have been sent.
 
     With a Celery app, their tasks become REVOKED in its result backend, too.
@@ -184,43 +187,39 @@ def cancel(access: Access, queue: AnyQueue, ids: Sequence[str], _: Choice) -> It
     for chunk in chunks(ids, CHUNK):
         outcomes = access.cancel(as_delay_queue(queue), chunk)
         maybe_sent = outcomes.count(CancelOutcome.MAYBE_SENT)
-        yield Done(sum(outcome.taken_out for outcome in outcomes), maybe_sent, len(chunk))
+        yield Result(sum(outcome.taken_out for outcome in outcomes), maybe_sent, len(chunk))
 
 
-def reschedule(access: Access, queue: AnyQueue, ids: Sequence[str], choice: Choice) -> Iterator[Done]:
+def reschedule(access: Access, queue: AnyQueue, ids: Sequence[str], choice: Choice) -> Iterator[Result]:
     """Change when entries are due.
 
     Example: redis-queue scheduled reschedule order-42 --to 2h
     """
     for id_ in ids:
-        yield Done(access.reschedule(as_delay_queue(queue), id_, choice.arguments["when"]), tried=1)
+        yield Result(access.reschedule(as_delay_queue(queue), id_, choice.arguments["when"]), tried=1)
 
 
-def run_now(access: Access, queue: AnyQueue, ids: Sequence[str], _: Choice) -> Iterator[Done]:
+def run_now(access: Access, queue: AnyQueue, ids: Sequence[str], _: Choice) -> Iterator[Result]:
     """Make entries due at once.
 
     Example: redis-queue scheduled run-now order-42
     """
     for id_ in ids:
-        yield Done(access.reschedule(as_delay_queue(queue), id_, None), tried=1)
+        yield Result(access.reschedule(as_delay_queue(queue), id_, None), tried=1)
 
 
-def redrive(_: Access, queue: AnyQueue, ids: Sequence[str], choice: Choice) -> Iterator[Done]:
+def redrive(_: Access, queue: AnyQueue, ids: Sequence[str], choice: Choice) -> Iterator[Result]:
     """Make dead letters ready again, with their deliveries counted from zero.
 
     With --rate the dead letters of each queue are delayed, one after the other, and the command does not wait.
 
     Example: redis-queue dead redrive --reason Timeout --rate 50
     """
-    rate = choice.arguments.get("rate")
-    pace = Pace(gap_ms(rate))
-    for chunk in chunks(ids, CHUNK):
-        count = queue.redrive(chunk, rate=rate, after=pace.delay() / 1000)
-        pace.add(count)
-        yield Done(count, tried=len(chunk))
+    for flags in queue.redrive_batches(ids, rate=choice.arguments.get("rate")):
+        yield Result(sum(flags), tried=len(flags))
 
 
-def delete(access: Access, queue: AnyQueue, ids: Sequence[str], choice: Choice) -> Iterator[Done]:
+def delete(access: Access, queue: AnyQueue, ids: Sequence[str], choice: Choice) -> Iterator[Result]:
     """Delete dead letters by id, or those that match.
 
     Messages that die after the command began stay, even under the same id. To delete all: redis-queue dead purge.
@@ -229,7 +228,7 @@ def delete(access: Access, queue: AnyQueue, ids: Sequence[str], choice: Choice) 
     """
     until = choice.at or access.inspector.now()
     for chunk in chunks(ids, CHUNK):
-        yield Done(access.delete_dead(queue, chunk, until), tried=len(chunk))
+        yield Result(access.delete_dead(queue, chunk, until), tried=len(chunk))
 
 
 def _by_queue(rows: Sequence[Row]) -> list[tuple[AnyQueue, dict[str, str]]]:
@@ -264,9 +263,8 @@ def read_rate(text: str) -> float:
     try:
         rate = float(text)
     except ValueError:
-        rate = 0.0
-    if not MIN_RATE <= rate <= MAX_RATE:
-        raise InvalidValueError(f"rate={text[:60]!r}: must be {MIN_RATE} to {MAX_RATE:.0f} per second")
+        raise InvalidValueError(f"rate={text[:60]!r}: must be a number") from None
+    gap_ms(rate)
     return rate
 
 

@@ -20,11 +20,12 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidNameError, InvalidValueError
 from redis_queue.monitor.model import Failure
 from redis_queue.operate.access import Access
-from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan
+from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Result
 from redis_queue.operate.actions.entries import RATE
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows
 from redis_queue.operate.audit import MOST_SUBJECTS, Subject
 from redis_queue.operate.items import FailureList
+from redis_queue.operate.listing import Selection
 from redis_queue.store.chunks import Pace, chunks, gap_ms
 from redis_queue.store.codec import read_document
 from redis_queue.store.ids import is_id
@@ -57,11 +58,11 @@ class FailureRows(Rows[Failure]):
     name, noun, plural, at = "failures", "failure", "failures", "failed"
     gone = "gone, or failed again"
 
-    def find(self, access: Access, choice: Choice) -> tuple[Sequence[Failure], bool]:
+    def find(self, access: Access, choice: Choice) -> Selection[Failure]:
         """Return the failures with the ids of *choice*, or those that match."""
         if choice.ids is not None:
-            return access.monitor.failures.full(choice.ids), False
-        listing = FailureList(access, choice.conditions, choice.scan)
+            return Selection(access.monitor.failures.full(choice.ids))
+        listing = FailureList(access, choice.conditions)
         return listing.gather(choice.most, lambda failure: failure if is_id(failure.id) else None)
 
     def read(self, access: Access, choice: Choice) -> list[Failure]:  # noqa: ARG002
@@ -95,20 +96,22 @@ class FailureRows(Rows[Failure]):
         """Return what stands in place of a queue."""
         return [PLACE]
 
-    def accepts(self, action: Action, choice: Choice, item: Failure) -> bool:
-        """Tell whether *item* counts: in a dry run of a retry, not those without a message."""
-        return bool(item.size) or not (choice.exact and action.verb == "retry")
+
+class RetryRows(FailureRows):
+    """Failures to retry."""
+
+    def accepts(self, choice: Choice, item: Failure) -> bool:
+        """Tell whether *item* counts: in a dry run, not those without a message."""
+        return bool(item.size) or not choice.exact
 
     def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
-        """Return the plan, with the arguments of a retry, and a warning if no process sends what is retried."""
-        if action.verb != "retry":
-            return super().plan(action, access, choice)
+        """Return the plan, with the given arguments, and a warning if no process sends what is retried."""
         delay_queue_of(access)
         plan = replace(super().plan(action, access, choice), facts=action.given(choice))
         return plan if not plan.count or is_dispatched(access) else replace(plan, warnings=[WAITS])
 
 
-def retry(access: Access, found: Sequence[Failure], choice: Choice) -> Iterator[Done]:
+def retry(access: Access, found: Sequence[Failure], choice: Choice) -> Iterator[Result]:
     """Send failed tasks again, under the same ids, with their retries counted from zero.
 
     Their messages wait in the DelayQueue, and a dispatcher sends them: with --rate one after the other, and the command
@@ -140,17 +143,17 @@ def retry(access: Access, found: Sequence[Failure], choice: Choice) -> Iterator[
         sent = [failure for failure, _ in ready]
         store.delete(sent, token)
         reasons = Counter(reason for _, reason in skipped)
-        yield Done(len(sent), tried=len(sent) + len(skipped), skipped=reasons, subjects=_subjects(sent))
+        yield Result(len(sent), tried=len(sent) + len(skipped), skipped=reasons, subjects=_subjects(sent))
 
 
-def delete(access: Access, found: Sequence[Failure], _: Choice) -> Iterator[Done]:
+def delete(access: Access, found: Sequence[Failure], _: Choice) -> Iterator[Result]:
     """Delete failed tasks. Those that fail again after the command began stay.
 
     Example: redis-queue failures delete --task shop.mail --dry-run
     """
     for chunk in chunks(found):
         deleted = access.monitor.failures.delete(chunk)
-        yield Done(len(deleted), tried=len(deleted), subjects=_subjects(deleted))
+        yield Result(len(deleted), tried=len(deleted), subjects=_subjects(deleted))
 
 
 def is_dispatched(access: Access) -> bool:
@@ -237,9 +240,7 @@ KWARGS: Final = Argument(
     most=MOST_ARGUMENTS,
 )
 
-_failures = FailureRows()
-
 ACTIONS: Final = (
-    Action(_failures, "retry", "Retry", "retried", retry, (ARGS, KWARGS, RATE)),
-    Action(_failures, "delete", "Delete", "deleted", delete, destroys=True),
+    Action(RetryRows(), "retry", "Retry", "retried", retry, (ARGS, KWARGS, RATE)),
+    Action(FailureRows(), "delete", "Delete", "deleted", delete, destroys=True),
 )

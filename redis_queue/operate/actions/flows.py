@@ -9,7 +9,7 @@ from redis_queue.admission.flow_rules import FlowState
 from redis_queue.errors import InvalidValueError
 from redis_queue.operate import flows
 from redis_queue.operate.access import Access
-from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan
+from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Result
 from redis_queue.operate.actions.queues import One, one_step
 from redis_queue.operate.audit import Subject
 from redis_queue.operate.flows import LimitsRow
@@ -110,12 +110,12 @@ def release(access: Access, choice: Choice) -> Plan:
         return Plan(f"Free {name}", 0, lambda: iter(()), nothing=f"no task owns {name}")
     owned_by = seen or owner.task_id
 
-    def run() -> Iterator[Done]:
+    def run() -> Iterator[Result]:
         # False if that task does not own it any more.
         if access.unique.release(task, key, task_id=owned_by):
-            yield Done(1, tried=1, text=f"{name} is free; the task {owned_by} goes on")
+            yield Result(1, tried=1, text=f"{name} is free; the task {owned_by} goes on")
         else:
-            yield Done(0, tried=1)
+            yield Result(0, tried=1)
 
     text = (
         f"The next call with this key is sent. The task {owned_by} ({owner.state}) goes on, so two tasks with this key "
@@ -142,7 +142,8 @@ def _with_limits(access: Access, choice: Choice) -> FlowState:
     return state
 
 
-_flow, _key = One("flow"), One("unique")
+_flow = One("flow", {"name": True})
+_key = One("unique", {"task": True, "key": False, "id": False})
 
 ACTIONS: Final = (
     Action(_flow, "flow-pause", "Pause", "paused", pause),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from kombu.exceptions import OperationalError
 
@@ -14,12 +14,12 @@ from redis_queue.celery.queues.open import on_redis, queue_contents
 from redis_queue.celery.queues.open import purge as purge_messages
 from redis_queue.errors import ConfigurationError, InvalidNameError, InvalidValueError
 from redis_queue.operate.access import Access
-from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan
+from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Result
 from redis_queue.operate.actions.queues import One
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows
 from redis_queue.operate.audit import MOST_SUBJECTS, Subject
 from redis_queue.operate.items import Messages, celery_queues_of
-from redis_queue.operate.listing import Conditions
+from redis_queue.operate.listing import Conditions, Selection
 
 _REFERENCE: Final = re.compile(r"\d{1,3}\.[0-9a-f]{32}", re.ASCII)
 
@@ -35,13 +35,14 @@ class MessageRows(Rows[Message]):
     """Messages that wait in the queue *name* of the scope."""
 
     name, noun, plural, at = "messages", "message", "messages", "sent"
+    scope: ClassVar = {"name": True}
     gone = "taken by a worker, changed, larger than 1 MiB, or of another program"
     complete = True
 
-    def find(self, access: Access, choice: Choice) -> tuple[Sequence[Message], bool]:
+    def find(self, access: Access, choice: Choice) -> Selection[Message]:
         """Return the messages with the ids of *choice*, or those that match."""
         wanted = None if choice.ids is None else frozenset(choice.ids)
-        listing = Messages(access, choice.scope["name"], choice.conditions, choice.scan)
+        listing = Messages(access, choice.scope["name"], choice.conditions)
         return listing.gather(choice.most, lambda row: row if wanted is None or row.id in wanted else None)
 
     def read(self, access: Access, choice: Choice) -> list[Message]:  # noqa: ARG002
@@ -78,14 +79,17 @@ class MessageRows(Rows[Message]):
         """Return the queue."""
         return f" of {choice.scope['name']}"
 
+
+class MoveRows(MessageRows):
+    """Messages to move to another queue."""
+
     def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
-        """Return the plan. Raises ConfigurationError without an app, or if the broker is not Redis."""
-        if action.verb == "move":
-            check_target(access, choice.scope["name"], choice.arguments["to"])
+        """Return the plan. Raises InvalidNameError and ForbiddenDestinationError for the other queue."""
+        check_target(access, choice.scope["name"], choice.arguments["to"])
         return super().plan(action, access, choice)
 
 
-def move(access: Access, found: Sequence[Message], choice: Choice) -> Iterator[Done]:
+def move(access: Access, found: Sequence[Message], choice: Choice) -> Iterator[Result]:
     """Move messages to another queue, by id, by conditions, or all; they keep order and priority.
 
     Those that wait for a place in a flow stay. It reaches the 10,000 oldest messages of each priority; run it again for
@@ -96,7 +100,7 @@ def move(access: Access, found: Sequence[Message], choice: Choice) -> Iterator[D
     return remove(access, choice.scope["name"], map(_messages.reference, found), choice.arguments["to"])
 
 
-def delete(access: Access, found: Sequence[Message], choice: Choice) -> Iterator[Done]:
+def delete(access: Access, found: Sequence[Message], choice: Choice) -> Iterator[Result]:
     """Delete messages, by id or by conditions, also those that wait for a place in a flow: their tasks never run.
 
     It reaches the 10,000 oldest messages of each priority. To delete all: celery-queue NAME purge.
@@ -127,7 +131,7 @@ def purge(access: Access, choice: Choice) -> Plan:
     return Plan(
         question=f"Delete {_messages.counted(count)} of {name}",
         count=count,
-        run=lambda: (Done(deleted, tried=deleted) for deleted in purge_messages(access.app, name, max(1, count))),
+        run=lambda: (Result(deleted, tried=deleted) for deleted in purge_messages(access.app, name, max(1, count))),
         queues=[name],
         text=text,
     )
@@ -143,7 +147,7 @@ def check_target(access: Access, name: str, target: str) -> None:
     Destinations(access.app).check_queue(celery_queues_of(access).check(target))
 
 
-def remove(access: Access, name: str, references: Iterable[str], target: str | None = None) -> Iterator[Done]:
+def remove(access: Access, name: str, references: Iterable[str], target: str | None = None) -> Iterator[Result]:
     """Delete the messages with these *references*, or move them to the queue *target*, batch by batch.
 
     A message that a worker has taken meanwhile is left out, as is one that cannot be moved: messages of other
@@ -156,19 +160,20 @@ def remove(access: Access, name: str, references: Iterable[str], target: str | N
         for removed, refused in contents.remove(chosen, target):
             left -= len(removed) + refused
             subjects = [_subject(name, WaitingMessage.of(element)) for element in removed[:MOST_SUBJECTS]]
-            yield Done(len(removed), tried=len(removed) + refused, subjects=subjects)
+            yield Result(len(removed), tried=len(removed) + refused, subjects=subjects)
     if left > 0:
-        yield Done(0, tried=left)
+        yield Result(0, tried=left)
 
 
 def _subject(name: str, message: WaitingMessage) -> Subject:
     return Subject(message.id, name, message.task, message.since)
 
 
-_messages, _queue = MessageRows(), One("messages")
+_messages = MessageRows()
+_queue = One("messages", _messages.scope)
 
 ACTIONS: Final = (
-    Action(_messages, "move", "Move", "moved", move, (TO,), phrase=lambda given: f" to {given['to']}"),
+    Action(MoveRows(), "move", "Move", "moved", move, (TO,), phrase=lambda given: f" to {given['to']}"),
     Action(_messages, "delete", "Delete", "deleted", delete, destroys=True, takes_all=False),
     Action(_queue, "purge", "Delete all messages", "deleted", purge, destroys=True),
 )

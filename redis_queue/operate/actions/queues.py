@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from redis_queue.catalog import AnyQueue
 from redis_queue.errors import InvalidValueError
 from redis_queue.operate.access import Access
-from redis_queue.operate.actions.action import Action, Choice, Done, Plan
+from redis_queue.operate.actions.action import Action, Choice, Plan, Result
+from redis_queue.operate.listing import SearchReport, sized
 from redis_queue.operate.queue_row import Faults
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.chunks import CHUNK
@@ -20,6 +21,8 @@ class One:
     """A single thing that the scope names: the function of an action returns the plan itself."""
 
     name: str
+    scope: Mapping[str, bool] = field(default_factory=dict)
+    at: str = ""
 
     def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
         """Return what *action* would do to it."""
@@ -35,9 +38,9 @@ def one_step(
     The result in words is *told*, or what *change* returns.
     """
 
-    def run() -> Iterator[Done]:
+    def run() -> Iterator[Result]:
         found = change()
-        yield Done(1, tried=1, text=told or str(found))
+        yield Result(1, tried=1, text=told or str(found))
 
     return Plan(question, 1, run, [name], text=text, **known)
 
@@ -70,11 +73,11 @@ def put_back(access: Access, choice: Choice) -> Plan:
     queue = _queue(access, choice)
     count = access.inspector.expired(queue) if choice.confirmed is None else choice.confirmed
 
-    def run() -> Iterator[Done]:
+    def run() -> Iterator[Result]:
         back = queue.put_back(count) if count else queue.put_back()
         counts = {"returned": back.returned, "dead": back.dead}
         text = f"{back.returned:,} returned, {back.dead:,} dead"
-        yield Done(back.returned + back.dead, tried=count, text=text, counts=counts)
+        yield Result(back.returned + back.dead, tried=count, text=text, counts=counts)
 
     text = (
         f"{count:,} leases have expired. Their messages can be claimed again, or become dead letters if their "
@@ -85,21 +88,40 @@ def put_back(access: Access, choice: Choice) -> Plan:
     return Plan(question, count, run, [queue.name], text=text, nothing=nothing)
 
 
-def purge_plan(
-    access: Access, sizes: Sequence[tuple[AnyQueue, int]], places: Sequence[Any], noun: str, faults: Faults
-) -> Plan:
-    """Return the plan to delete as many items of each queue as *sizes* says from *places*; errors go to *faults*."""
-    total = sum(size for _, size in sizes)
-    names = [queue.name for queue, size in sizes if size]
+def purge_plan(access: Access, choice: Choice) -> Plan:
+    """Delete as many items as the *places* of queues have now: of the queue of a *kind*, or of all with a *name*.
 
-    def run() -> Iterator[Done]:
+    *noun* is the word for several items. Without a *kind*, errors of a queue do not end the work on the others.
+    """
+    kind, name, places = choice.scope.get("kind"), choice.scope["name"], choice.scope["places"]
+    report = SearchReport()
+
+    def size(queue: AnyQueue) -> int:
+        stats = queue.stats()
+        return sum(getattr(stats, "quarantined" if place == "quarantine" else place) for place in places)
+
+    if kind is None:
+        sizes = sized(access.queues(name, report.faults), size, report.faults)
+    else:
+        queue = access.queue(kind, name)
+        sizes = [(queue, size(queue))]
+
+    def run() -> Iterator[Result]:
         for queue, size in sizes:
-            yield from _purge(access, queue, places, size, faults)
+            yield from _purge(access, queue, places, size, report.faults)
 
-    return Plan(f"Delete {total:,} {noun}", total, run, names, detail=", ".join(map(str, places)))
+    total = sum(size for _, size in sizes)
+    return Plan(
+        question=f"Delete {total:,} {choice.scope['noun']}",
+        count=total,
+        run=run,
+        queues=[queue.name for queue, size in sizes if size],
+        detail=", ".join(places),
+        report=report,
+    )
 
 
-def _purge(access: Access, queue: AnyQueue, places: Sequence[Any], size: int, faults: Faults) -> Iterator[Done]:
+def _purge(access: Access, queue: AnyQueue, places: Sequence[Any], size: int, faults: Faults) -> Iterator[Result]:
     left = size
     while left > 0:
         count = 0
@@ -108,12 +130,11 @@ def _purge(access: Access, queue: AnyQueue, places: Sequence[Any], size: int, fa
         # Another process may have taken the rest.
         tried = count or left
         left -= tried
-        yield Done(count, tried=tried)
+        yield Result(count, tried=tried)
 
 
 def _queue(access: Access, choice: Choice) -> AnyQueue:
-    kind, name = choice.scope.get("kind", "queue"), choice.scope["name"]
-    return access.delay_queue(name) if kind == "delay" else access.catalog.queue(name)
+    return access.queue(choice.scope.get("kind", "queue"), choice.scope["name"])
 
 
 def _redis_queue(access: Access, choice: Choice) -> RedisQueue:
@@ -123,7 +144,7 @@ def _redis_queue(access: Access, choice: Choice) -> RedisQueue:
     return queue
 
 
-_target = One("queue")
+_target = One("queue", {"kind": True, "name": True})
 
 PURGE: Final = Action(One("purge"), "purge", "Delete", "deleted", purge_plan, destroys=True)
 """Deletes all items of queues in one state: a command only."""

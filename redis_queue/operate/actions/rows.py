@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Final, Generic, TypeVar
 from urllib.parse import quote
 
 from redis_queue.operate.access import Access
-from redis_queue.operate.actions.action import Action, Choice, Done, Plan
+from redis_queue.operate.actions.action import Action, Choice, Plan, Result
 from redis_queue.operate.audit import Subject
+from redis_queue.operate.listing import SearchReport, Selection
+from redis_queue.operate.queue_row import Faults
 
 T = TypeVar("T")
 
@@ -27,12 +29,13 @@ class Rows(ABC, Generic[T]):
     noun: ClassVar[str]
     plural: ClassVar[str]
     at: ClassVar[str]
+    scope: ClassVar[Mapping[str, bool]] = {}
     gone: ClassVar[str]
     complete: ClassVar[bool] = False
 
     @abstractmethod
-    def find(self, access: Access, choice: Choice) -> tuple[Sequence[T], bool]:
-        """Return the items with the ids of *choice*, or those that match; and whether there may be more."""
+    def find(self, access: Access, choice: Choice) -> Selection[T]:
+        """Return the items with the ids of *choice*, or those that match."""
 
     @abstractmethod
     def read(self, access: Access, choice: Choice) -> Sequence[T]:
@@ -50,16 +53,23 @@ class Rows(ABC, Generic[T]):
     def subjects(self, choice: Choice, items: Sequence[T]) -> list[Subject]:
         """Return the first of *items*, for preview and audit."""
 
-    def run(self, action: Action, access: Access, choice: Choice, items: Sequence[T]) -> Iterator[Done]:
-        """Apply *action* to *items*, batch by batch."""
-        found: Iterator[Done] = action.function(access, items, choice)
+    def run(
+        self,
+        action: Action,
+        access: Access,
+        choice: Choice,
+        items: Sequence[T],
+        faults: Faults,  # noqa: ARG002
+    ) -> Iterator[Result]:
+        """Apply *action* to *items*, batch by batch; errors of a queue go to *faults*."""
+        found: Iterator[Result] = action.function(access, items, choice)
         return found
 
     def queues(self, choice: Choice, items: Sequence[T], subjects: Sequence[Subject]) -> Sequence[str]:  # noqa: ARG002
         """Return what the audit names as queues."""
         return [subject.queue for subject in subjects]
 
-    def accepts(self, action: Action, choice: Choice, item: T) -> bool:  # noqa: ARG002
+    def accepts(self, choice: Choice, item: T) -> bool:  # noqa: ARG002
         """Tell whether *item* counts."""
         return True
 
@@ -73,13 +83,14 @@ class Rows(ABC, Generic[T]):
 
     def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
         """Return what *action* would do to the items of *choice*."""
-        found, more = (self.read(access, choice), False) if choice.references else self.find(access, choice)
-        return self.planned(action, access, choice, found, more=more)
+        selection = Selection(self.read(access, choice)) if choice.references else self.find(access, choice)
+        return self.planned(action, access, choice, selection)
 
-    def planned(self, action: Action, access: Access, choice: Choice, found: Sequence[T], *, more: bool) -> Plan:
-        """Return what *action* would do to the items that were *found*; *more*: there may be others."""
-        items = self.current(access, choice, found) if choice.pinned else found
-        items = [item for item in items if self.accepts(action, choice, item)]
+    def planned(self, action: Action, access: Access, choice: Choice, selection: Selection[T]) -> Plan:
+        """Return what *action* would do to the items of *selection*."""
+        more, report = selection.more, selection.report
+        items = self.current(access, choice, selection.items) if choice.pinned else selection.items
+        items = [item for item in items if self.accepts(choice, item)]
         references = [self.reference(item) for item in items] if choice.pinned else []
         sizes = itertools.accumulate(len(quote(reference, safe="")) + len("&row=") for reference in references)
         fitting = sum(1 for size in sizes if size <= choice.room)
@@ -92,16 +103,17 @@ class Rows(ABC, Generic[T]):
             question=f"{action.label} {self.counted(count)}{self.place(choice)}{action.phrase(choice.arguments)}",
             count=count,
             tries=len(items),
-            run=lambda: self.run(action, access, choice, items),
+            run=lambda: self.run(action, access, choice, items, report.faults),
             queues=self.queues(choice, items, subjects),
             detail=", ".join(action.given(choice)),
             subjects=subjects,
-            nothing="" if items or not more else _nothing(choice),
+            nothing="" if items or not more else _nothing(report),
             more=more,
             references=references,
             gone=self.gone,
+            report=report,
         )
 
 
-def _nothing(choice: Choice) -> str:
-    return f"No match among the first {choice.scan.looked:,}; the command line searches all"
+def _nothing(report: SearchReport) -> str:
+    return f"No match among the first {report.looked:,}; the command line searches all"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -15,10 +16,11 @@ from redis_queue.celery.monitor import remote
 from redis_queue.errors import ConfigurationError, InvalidNameError, InvalidValueError, WorkerRefusedError
 from redis_queue.monitor.model import RunningTask, WorkerRow
 from redis_queue.operate.access import Access
-from redis_queue.operate.actions.action import Action, Argument, Choice, Done, Plan
+from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Result
 from redis_queue.operate.actions.queues import One, one_step
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows
 from redis_queue.operate.audit import MOST_SUBJECTS, Subject
+from redis_queue.operate.listing import Selection
 from redis_queue.store.ids import is_id
 
 MOST_SIZE: Final = remote.MOST_SIZE
@@ -52,20 +54,20 @@ def reference(task: RunningTask) -> str:
     return ":".join((str(to_ms(task.since)), *parts))
 
 
-class Runs(Rows[RunningTask]):
+class RunningRows(Rows[RunningTask]):
     """Running tasks, each in one run."""
 
     name, noun, plural, at = "running", "running task", "running tasks", "since"
     gone = "had ended"
     complete = True
 
-    def find(self, access: Access, choice: Choice) -> tuple[list[RunningTask], bool]:
+    def find(self, access: Access, choice: Choice) -> Selection[RunningTask]:
         """Return the runs of the tasks with these ids. Raises InvalidNameError for one that no worker reports."""
         found = [access.monitor.workers.find_running(id_) for id_ in choice.ids or ()]
         for id_, task in zip(choice.ids or (), found, strict=True):
             if task is None:
                 raise InvalidNameError(f"id={id_!r}: no worker reports that it runs; workers report it after a second")
-        return [task for task in found if task is not None], False
+        return Selection([task for task in found if task is not None])
 
     def read(self, access: Access, choice: Choice) -> list[RunningTask]:
         """Return the runs as they were when the references were made, with the names that workers still report."""
@@ -100,23 +102,21 @@ class Runs(Rows[RunningTask]):
         app_of(access)
         return super().plan(action, access, choice)
 
-    def planned(
-        self, action: Action, access: Access, choice: Choice, found: Sequence[RunningTask], *, more: bool
-    ) -> Plan:
+    def planned(self, action: Action, access: Access, choice: Choice, selection: Selection[RunningTask]) -> Plan:
         """Return the plan; before it is confirmed, with what speaks against it: pools that cannot end a task."""
-        plan, soft = super().planned(action, access, choice, found, more=more), bool(choice.arguments.get("soft"))
+        plan, soft = super().planned(action, access, choice, selection), bool(choice.arguments.get("soft"))
         if choice.confirmed is not None:
             return plan
-        running = self.current(access, choice, found)
+        running = self.current(access, choice, selection.items)
         rows = [worker_of(access, name) for name in sorted({task.worker for task in running})]
         problems = [problem for row in rows if (problem := stoppable(row, soft=soft))]
-        ended = len(found) - len(running)
+        ended = len(selection.items) - len(running)
         warnings = [f"{ended:,} of the ticked tasks have ended since the page was made."] if ended else ()
         text = SOFTLY if soft else AT_ONCE
         return replace(plan, text=text, warnings=warnings, nothing="; ".join(problems))
 
 
-def terminate(access: Access, tasks: Sequence[RunningTask], choice: Choice) -> Iterator[Done]:
+def terminate(access: Access, tasks: Sequence[RunningTask], choice: Choice) -> Iterator[Result]:
     """Stop running tasks: each ends at once, is not run again, and its result is REVOKED.
 
     It needs a Celery app, and workers with the prefork, gevent or eventlet pool; --soft needs prefork. A task that has
@@ -138,8 +138,8 @@ def terminate(access: Access, tasks: Sequence[RunningTask], choice: Choice) -> I
                     # It does not answer to the others either.
                     problem = str(error)
             stopped = [_subject(task) for task in part if task.id in found]
-            skipped = {problem: len(part) - len(stopped)} if problem else {}
-            yield Done(len(stopped), tried=len(part), skipped=skipped, subjects=stopped)
+            skipped = Counter({problem: len(part) - len(stopped)} if problem else {})
+            yield Result(len(stopped), tried=len(part), skipped=skipped, subjects=stopped)
 
 
 def shut_down(access: Access, choice: Choice) -> Plan:
@@ -257,7 +257,7 @@ SIZE: Final = Argument(
     is_positional=True,
 )
 
-_runs, _worker = Runs(), One("worker")
+_runs, _worker = RunningRows(), One("worker", {"name": True, "pid": False})
 
 ACTIONS: Final = (
     Action(

@@ -10,8 +10,8 @@ from celery import Celery
 
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.operate.access import AppAccess
+from redis_queue.operate.actions.action import Choice
 from redis_queue.operate.actions.queues import purge_plan
-from redis_queue.operate.queue_row import Faults
 from tests.support.actions import act
 from tests.support.celery.uniques import app_of, owned, owners, send, traces
 from tests.support.servers import RedisServer
@@ -90,7 +90,7 @@ class TestDeletedDeadLetter:
             first, access = send(app, "end", 7, countdown=60), AppAccess(app)
             bury(app, first)
             if all_of_them:
-                plan = purge_plan(access, [(access.delay_queue(), 1)], ["dead"], "dead letters", Faults())
+                plan = purge_plan(access, Choice({"name": None, "places": ["dead"], "noun": "dead letters"}))
                 assert [done.count for done in plan.run()] == [1]
             else:
                 assert act(access, "dead", "delete", ids=[first]).count == 1

@@ -16,7 +16,7 @@ from redis_queue.errors import InvalidValueError
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure
 from redis_queue.operate.access import AppAccess
-from redis_queue.operate.actions.action import Argument, Total
+from redis_queue.operate.actions.action import Argument, Result
 from redis_queue.operate.actions.failures import ARGS, KWARGS, NO_MESSAGE, is_dispatched
 from redis_queue.operate.listing import Conditions
 from tests.support.actions import act
@@ -45,7 +45,7 @@ def wait_for_failures(observed: Observed, count: int) -> list[Failure]:
     return wait_until(kept, timeout=60, description=f"{count} failures")
 
 
-def retried(observed: Observed, only: Conditions, **arguments: Any) -> Total:
+def retried(observed: Observed, only: Conditions, **arguments: Any) -> Result:
     """Retry the failures that match *only*; return what became of them."""
     return act(AppAccess(observed.app), "failures", "retry", conditions=only, arguments=arguments)
 

@@ -14,7 +14,7 @@ from redis_queue.celery.monitor.activity import Activity
 from redis_queue.celery.monitor.failure_log import FailureLog
 from redis_queue.celery.monitor.step import Reporter
 from redis_queue.celery.settings import KeepFailures
-from redis_queue.monitor.history import History
+from redis_queue.monitor.history import RunHistory
 from redis_queue.monitor.model import WorkerRow
 from redis_queue.store.keys import MonitorKeys
 from tests.support.clock import when
@@ -62,7 +62,7 @@ def test_a_part_that_cannot_be_written_stops_no_other(
                 wait_until(lambda part=part: client.exists(part), description=part.decode())
         client.delete(key)
         reporter.stop()
-    assert sum(period.tally.executed for period in History(client, PREFIX).minutes(2)) == 1
+    assert sum(period.tally.executed for period in RunHistory(client, PREFIX).minutes(2)) == 1
     assert client.hlen(KEYS.runs) == 1
 
 
@@ -80,4 +80,4 @@ def test_counts_are_not_repeated_if_the_state_cannot_be_written(redis_server: Re
         client.delete(KEYS.workers)
         reporter.stop()
     assert client.hexists(KEYS.workers, "one@host") is False
-    assert sum(period.tally.executed for period in History(client, PREFIX).minutes(2)) == 3
+    assert sum(period.tally.executed for period in RunHistory(client, PREFIX).minutes(2)) == 3

@@ -12,7 +12,7 @@ import redis
 from celery import Celery
 
 from redis_queue.celery import DurableTasks
-from redis_queue.monitor.history import History
+from redis_queue.monitor.history import RunHistory
 from redis_queue.monitor.model import Tally
 from redis_queue.monitor.monitor import Runs, Workers
 from tests.support.celery.processes import CeleryProcess
@@ -34,7 +34,7 @@ class Observed:
 
     def __post_init__(self) -> None:
         self.workers = Workers(self.client, PREFIX)
-        self.history = History(self.client, PREFIX)
+        self.history = RunHistory(self.client, PREFIX)
         self.runs = Runs(self.client, PREFIX)
         self.app = Celery("observed", broker=self.broker_url, set_as_current=False)
         self.app.conf.update(redis_queue_url=self.store.url, **self.settings)
