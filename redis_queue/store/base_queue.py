@@ -16,7 +16,7 @@ from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import Seconds, duration_ms, point_ms
 from redis_queue.errors import ConfigurationError, InvalidValueError, Reason, StoreError, StoreUnavailableError
 from redis_queue.model import DeadLetter, InFlight, Item, PutBack, Quarantined
-from redis_queue.store.chunks import CHUNK, MANY, check_budget, check_limit, check_many, check_offset, gap_ms
+from redis_queue.store.chunks import CHUNK, MANY, Pace, check_budget, check_limit, check_many, check_offset, gap_ms
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.ids import check_id, id_bytes
 from redis_queue.store.keys import Keys, Kind, check_name
@@ -332,10 +332,10 @@ class BaseQueue(Generic[Held]):
 
     def redrive_batches(self, ids: Iterable[str] | None = None, *, rate: float | None = None) -> Iterator[list[bool]]:
         """Redrive as :meth:`redrive` does, up to 500 at a time, and yield for each of a batch whether it was dead."""
-        gap = gap_ms(rate)
+        pace = Pace(gap_ms(rate))
         found = [(shard, None) for shard in self._shards] if ids is None else self._shards.of_ids(ids)
         for shard, names in found:
-            yield from shard.redrive(names, gap * len(found))
+            yield from shard.redrive(names, pace)
 
     def delete_dead(self, ids: Iterable[str], *, until: datetime | None = None) -> int:
         """Delete the dead letters *ids*; return their number. With *until*, only those that died at or before it.

@@ -97,7 +97,7 @@ class Pace:
     """Spread items over time, those of several calls too: the first one now, then one each *gap* ms."""
 
     def __init__(self, gap: float) -> None:
-        self._gap, self._before, self._started = gap, 0.0, 0.0
+        self.gap, self._before, self._started = gap, 0.0, 0.0
 
     def delay(self) -> float:
         """Return the milliseconds until the next item."""
@@ -107,4 +107,4 @@ class Pace:
 
     def add(self, count: int) -> None:
         """Count items; the next one comes after them."""
-        self._before += count * self._gap
+        self._before += count * self.gap

@@ -196,15 +196,14 @@ class Records:
         rows = zip(reply, reply, reply, strict=True)
         return [InFlight(id_text(raw), from_ms(ends), deliveries) for raw, ends, deliveries in rows]
 
-    def redrive(self, ids: Iterable[str] | None, gap: float) -> Iterator[list[bool]]:
-        """Redrive dead letters (None: all that are dead now), one each *gap* ms; yield the flags of each batch."""
-        pace = Pace(gap)
+    def redrive(self, ids: Iterable[str] | None, pace: Pace) -> Iterator[list[bool]]:
+        """Redrive dead letters (None: all that are dead now) at *pace*; yield the flags of each batch."""
         for chunk in self._dead_ids() if ids is None else chunks(ids):
             reply = self.call(
                 "records/redrive",
                 now=self.clock(),
                 after=pace.delay(),
-                gap=gap,
+                gap=pace.gap,
                 listed=self._listed,
                 more=map(id_bytes, chunk),
             )

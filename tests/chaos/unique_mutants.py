@@ -317,7 +317,7 @@ FOUND_BY_UNIQUE_TESTS: Final = {
             "behind_another_call_frees",
         ),
         "cancel without an app and keep the key": py(
-            "celery/message_store.py", "if self._has_keys() else self", "if False else self", "without_the_app"
+            "celery/entries.py", "if self._has_keys() else self", "if False else self", "without_the_app"
         ),
         "let a retry be replaced for which others wait": py(
             CALLS,
