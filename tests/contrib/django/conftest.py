@@ -55,7 +55,7 @@ def outbox(tables: Any) -> Any:
 def delayed(tables: Any) -> Any:
     """The DurableTasks of the shop, without entries."""
     from examples.shop.celery import app
-    from redis_queue.celery import DurableTasks
+    from redis_queue.celery.stored_tasks import StoredTasks
 
     del tables
-    return DurableTasks(app, leases=False)
+    return StoredTasks.of(app)
