@@ -18,6 +18,7 @@ from kombu.exceptions import OperationalError
 from chaos.kill_points import Dice
 from chaos.workload import PRODUCER, Post, Progress, Step, Workload, note_cancel
 from redis_queue.celery import DurableTasks
+from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import StoreError
 from redis_queue.validation.history import Event, History
 
@@ -73,8 +74,8 @@ class CeleryWorkload(Workload):
             yield f"{letter.id} is dead: {letter.reason}"
 
     @cached_property
-    def _delayed(self) -> DurableTasks:
-        return DurableTasks(self._app(), leases=False)
+    def _delayed(self) -> StoredTasks:
+        return StoredTasks.of(self._app())
 
     def _app(self, **settings: Any) -> Celery:
         app = Celery("chaos", broker=self._broker, set_as_current=False)
