@@ -1,4 +1,4 @@
-"""The extension of Celery. No package below it imports Celery or kombu."""
+"""The extension of Celery. No package that it imports knows Celery or kombu."""
 
 from redis_queue.celery.dispatch.beat import add_beat_entries, beat_schedule, register_delay_dispatch, register_putback
 from redis_queue.celery.dispatch.dispatcher import Dispatcher

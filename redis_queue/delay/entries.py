@@ -48,6 +48,8 @@ class PushFlag(IntEnum):
     REPLACED = ord("2")
     #: It was stored after its id had been revoked.
     RENEWED = ord("3")
+    #: It was stored instead of another one with its id, which was claimed before: that one may have been sent.
+    REPLACED_CLAIMED = ord("4")
 
 
 class HasDueTime(Protocol):

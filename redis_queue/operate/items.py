@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cached_property
 from operator import attrgetter
 from typing import Any, Final
 
+from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.times import When, from_ms
 from redis_queue.catalog import AnyQueue
 from redis_queue.celery.message.task_entry import Conditions, TaskEntry
@@ -112,7 +112,7 @@ class Letter:
         self.queue, self.letter = queue, letter
         self.id, self.reason = letter.id, letter.reason
 
-    @cached_property
+    @LazyProperty
     def called(self) -> TaskEntry:
         """The letter as a task."""
         letter = self.letter

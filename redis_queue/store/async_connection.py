@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import redis
 
 from redis_queue.store.links import Argument, Command, new_connection
+from redis_queue.store.redis_errors import as_unavailable
 from redis_queue.store.script_files import Script
 
 TIMEOUT: Final = 10.0
@@ -25,6 +26,16 @@ class AsyncCall(NamedTuple):
 
     command: Command
     on_reply: OnReply
+
+
+def value_of(reply: Any) -> Any:
+    """Return *reply*; raises it if it is an error: as a lost connection if Redis takes no commands for now."""
+    if isinstance(reply, Exception):
+        away = as_unavailable(reply)
+        if away is None:
+            raise reply
+        raise away from reply
+    return reply
 
 
 class AsyncConnection:

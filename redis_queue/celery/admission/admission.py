@@ -17,7 +17,7 @@ from celery.worker import state
 from redis_queue.admission.flows import route_of
 from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.message.headers import FlowHeader
-from redis_queue.store.async_connection import AsyncCall, AsyncConnection
+from redis_queue.store.async_connection import AsyncCall, AsyncConnection, value_of
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.links import Argument
 from redis_queue.store.script_files import Script, load
@@ -262,19 +262,19 @@ class Admission:
         request.on_settled(found.missing)
         on_reply(found)
 
-    def put_behind(self, connection: AsyncConnection, move: Move, on_reply: Callable[[Any], None]) -> AsyncCall:
+    def put_behind(self, connection: AsyncConnection, move: Move) -> AsyncCall:
         """Return the call that moves a message, which was fetched from a list, to those that wait."""
         self.in_use = True
         record = b"[" + move.item + b", " + route_of(move.queue).encode() + b"]"
         keys, named = self.keys.of(self._restore), move.arguments(record, last=True)
         arguments = (len(keys), *keys, *(named[name] for name in self._restore.arguments))
-        return connection.script(self._restore, arguments, on_reply)
+        return connection.script(self._restore, arguments, value_of)
 
-    def watch(self, queues: Sequence[str], on_change: Callable[[], None], check: Callable[[Any], Any]) -> AsyncCall:
+    def watch(self, queues: Sequence[str], on_change: Callable[[], None]) -> AsyncCall:
         """Return the call that lets Redis track the signals of *queues*; *on_change* is called if they have changed."""
 
         def compared(reply: Any) -> None:
-            found = b" ".join(value or b"" for value in check(reply))
+            found = b" ".join(value or b"" for value in value_of(reply))
             # Before the first flow there are no signals.
             if found != self.signals and (self.signals or found.strip()):
                 on_change()

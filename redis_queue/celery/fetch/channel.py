@@ -25,7 +25,7 @@ from kombu.utils.scheduling import priority_cycle
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
 from redis_queue.celery.admission.admission import Admission, Capacity, FlowRequest, Move, has_place, task_id_of
-from redis_queue.celery.fetch.fetch import Fetch, FetchReply, ListRequest, MessageList, check
+from redis_queue.celery.fetch.fetch import Fetch, FetchReply, ListRequest, MessageList
 from redis_queue.celery.fetch.poller import FetchingPoller
 from redis_queue.celery.fetch.settlement import DELAY, Settlement
 from redis_queue.celery.kombu.connection import client_of
@@ -440,7 +440,7 @@ class FetchingChannel(Channel):
             return
         step = self.priority(self._get_message_priority(message._raw))
         move = Move(message.delivery_tag, task_id_of(message._raw), item, message.queue, step, header)
-        fetch.commands.send([self._admission.put_behind(fetch.commands, move, check)])
+        fetch.commands.send([self._admission.put_behind(fetch.commands, move)])
 
     def _return_foreign(self) -> None:
         """Return the messages of queues that are not consumed any longer."""

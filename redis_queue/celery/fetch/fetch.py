@@ -23,9 +23,8 @@ import redis
 
 from redis_queue.admission.flows import route_of
 from redis_queue.celery.admission.admission import Admission, FlowReply, FlowRequest, tag_of
-from redis_queue.store.async_connection import AsyncCall, AsyncConnection
+from redis_queue.store.async_connection import AsyncCall, AsyncConnection, value_of
 from redis_queue.store.keys import BrokerKeys
-from redis_queue.store.redis_errors import as_unavailable
 from redis_queue.store.script_files import load
 
 INVALIDATED: Final = "__redis__:invalidate"
@@ -136,7 +135,7 @@ class Fetch:
         if self._looks_into_lists(flow_request):
             calls.append(self._take_of_lists(line, request))
         if flow_request is not None:
-            # Afterwards: with what it takes here, this worker is not idle any more.
+            # After the lists: a worker that has taken messages of flows is not idle any more.
             calls.append(self._take_of_flows(line, request.queues, flow_request))
         self.is_due = False
         self.look_at = math.inf
@@ -149,7 +148,7 @@ class Fetch:
         self._line = line
         if self._tracking:
             self._tracking = False
-            yield AsyncCall(("CLIENT", "TRACKING", "OFF"), check)
+            yield AsyncCall(("CLIENT", "TRACKING", "OFF"), value_of)
 
     def _looks_into_lists(self, flow_request: FlowRequest | None) -> bool:
         if flow_request is None or self.lists_had_messages or not self._admission.competes:
@@ -170,7 +169,7 @@ class Fetch:
 
     def _read_lists(self, request: ListRequest, tag: str, since: float, reply: Any) -> None:
         self.pending = None
-        score, idle, listens, flags, *found = check(reply)
+        score, idle, listens, flags, *found = value_of(reply)
         had_flows = self._admission.in_use
         self._admission.in_use = had_flows or bool(flags and self._admission.here)
         rows = enumerate(zip(found[::2], found[1::2], strict=True), 1)
@@ -196,7 +195,7 @@ class Fetch:
         def taken(reply: FlowReply | Exception) -> None:
             self.pending_flows = None
             if isinstance(reply, Exception):
-                check(reply)
+                value_of(reply)
             elif not reply.messages and alone:
                 # There may be some in lists.
                 self._lists_at = -math.inf
@@ -222,7 +221,7 @@ class Fetch:
     def wake_up(self) -> None:
         """Read all wake-ups that have arrived; a fetch is due then."""
         while (push := self.wakeups.next_push()) is not None:
-            if check(push)[0] == b"pong":
+            if value_of(push)[0] == b"pong":
                 self._pinged = False
             else:
                 self._become_due()
@@ -276,14 +275,14 @@ class Fetch:
         """Let Redis notify this worker when one of *lists*, or a message of a flow in one of *queues* may be taken."""
 
         def exists(reply: Any) -> None:
-            if check(reply):
+            if value_of(reply):
                 self._become_due()
 
         self._tracking = True
         self._look_in(self._longest_look)
         # EXISTS makes Redis track the lists, and finds messages that arrived after the script.
         tracking = ("CLIENT", "TRACKING", "ON", "REDIRECT", self._id, "NOLOOP")
-        calls = [AsyncCall(tracking, _check_tracking), self._admission.watch(queues, self._become_due, check)]
+        calls = [AsyncCall(tracking, _check_tracking), self._admission.watch(queues, self._become_due)]
         if lists:
             calls.append(AsyncCall(("EXISTS", *(row.key for row in lists)), exists))
         self.commands.send(calls)
@@ -297,20 +296,10 @@ class Fetch:
         return self._keys.line(name), self._keys.listener(name)
 
     def _leaving(self, line: tuple[bytes, bytes]) -> AsyncCall:
-        return self.commands.script(self._leave, (2, *line, self._channel), check)
-
-
-def check(reply: Any) -> Any:
-    """Return *reply*; raises it if it is an error: as a lost connection if Redis takes no commands for now."""
-    if isinstance(reply, Exception):
-        away = as_unavailable(reply)
-        if away is None:
-            raise reply
-        raise away from reply
-    return reply
+        return self.commands.script(self._leave, (2, *line, self._channel), value_of)
 
 
 def _check_tracking(reply: Any) -> None:
     if isinstance(reply, Exception) and "redirect" in str(reply):
         raise redis.ConnectionError(f"the connection of wake-ups was closed ({reply})") from reply
-    check(reply)
+    value_of(reply)

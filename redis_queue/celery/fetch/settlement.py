@@ -206,9 +206,10 @@ class InFlightRecords:
         return found
 
     def expired(self, visibility_timeout: float, limit: int) -> list[str]:
-        """Return up to *limit* (at most 500) tags of each kind, the oldest first: those whose leases ended.
+        """Return up to *limit* (at most 500) tags of each of two kinds, the oldest first.
 
-        And those without a lease, whose workers took them longer ago than the *visibility_timeout* of kombu.
+        The leases of the one kind have ended. The others have no lease, and their workers took them longer ago than
+        the *visibility_timeout* of kombu.
         """
         try:
             found = _call(self._expired, now=0, timeout=round(visibility_timeout * 1000), limit=limit)

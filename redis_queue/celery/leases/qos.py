@@ -196,9 +196,10 @@ class LeasedQoS(QoS):
         self._records.add(tag, dumps([message._raw, "", message.queue]))
 
     def restore_visible(self, start: int = 0, num: int | None = 10, interval: int = 10) -> None:  # noqa: ARG002
-        """Return up to *num* messages whose leases ended by the clock of Redis; may be called often.
+        """Return up to *num* messages to their queues; may be called often.
 
-        And those that workers without leases hold for longer than the visibility timeout.
+        Those are messages whose leases ended by the clock of Redis, and messages that workers without leases hold for
+        longer than the visibility timeout.
         """
         now = time.monotonic()
         if now - self._swept_at >= min(SWEEP, self.leases.lease / SWEEPS):
