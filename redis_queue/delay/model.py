@@ -12,7 +12,7 @@ from redis_queue.basics.histogram import NO_TIMES, Histogram
 from redis_queue.basics.times import Seconds, from_ms
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import DelayStats, Entry
-from redis_queue.store.records import pairs
+from redis_queue.store.records import id_tokens
 
 OnConflict = Literal["replace", "keep", "error"]
 """What a push does if its id exists."""
@@ -58,7 +58,7 @@ class Delivery:
         """Return the arguments of the script. Raises InvalidValueError for too many lists and expiring keys."""
         if len(self.lists) + len(self.expiring) > MAX_LISTS:
             raise InvalidValueError(f"{self.entry.id!r} goes to {len(self.lists)} lists: must be at most {MAX_LISTS}")
-        id_, token = pairs([self.entry])
+        id_, token = id_tokens([self.entry])
         return [id_, token, self.element, self.ttl_ms, len(self.lists), *self.lists, len(self.expiring), *self.expiring]
 
 

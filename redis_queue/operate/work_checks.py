@@ -15,7 +15,7 @@ from redis_queue.admission.flow_rules import FlowState
 from redis_queue.admission.flows import OF_QUEUE
 from redis_queue.basics.options import nearest, some_of
 from redis_queue.basics.times import span_text
-from redis_queue.celery.admission.admission import AdmissionKeys, orphans
+from redis_queue.celery.admission.admission import AdmissionKeys, places_without_message
 from redis_queue.celery.brokers.redis import is_same_database
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import InFlightKeys
@@ -230,10 +230,10 @@ def _places_in_vain(access: Access) -> int:
             channel = connection.default_channel
             if _shares_store(access.app, channel):
                 keys = AdmissionKeys(InFlightKeys.of(channel), flows)
-                return len(orphans(keys, client_of(channel)))
+                return len(places_without_message(keys, client_of(channel)))
     ends = BrokerKeys(flows.taken).lease_ends("unacked_index").decode()
     keys = AdmissionKeys(InFlightKeys(flows.indexes[1], f"{flows.taken}unacked", ends), flows)
-    return len(orphans(keys, client)) if isinstance(client, redis.Redis) else 0
+    return len(places_without_message(keys, client)) if isinstance(client, redis.Redis) else 0
 
 
 def _shares_store(app: Any, channel: Any) -> bool:

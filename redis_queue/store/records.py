@@ -37,7 +37,7 @@ class LeasedItem(Protocol):
         ...
 
 
-def pairs(held: Sequence[LeasedItem]) -> list[bytes]:
+def id_tokens(held: Sequence[LeasedItem]) -> list[bytes]:
     """Return id and token of each. Raises InvalidValueError for an item without a lease."""
     found: list[bytes] = []
     for item in held:
@@ -66,7 +66,7 @@ class Records:
 
     def prepare(self, name: str, held: Sequence[LeasedItem], **arguments: Any) -> Callable[[], Any]:
         """Return a call of script *name* with *held*; it may be repeated, as :meth:`NumberedCalls.prepare` says."""
-        return self._numbered.prepare(name, more=pairs(held), **arguments)
+        return self._numbered.prepare(name, more=id_tokens(held), **arguments)
 
     def run(self, name: str, **arguments: Any) -> Any:
         """Call script *name*, which is safe to repeat at any time."""
@@ -77,7 +77,7 @@ class Records:
 
     def ack(self, held: Sequence[LeasedItem]) -> list[bool]:
         """Ack *held*; False for each whose lease was lost."""
-        return [kept for chunk in chunks(held) for kept in read_flags(self.call("records/ack", more=pairs(chunk)))]
+        return [kept for chunk in chunks(held) for kept in read_flags(self.call("records/ack", more=id_tokens(chunk)))]
 
     def release(
         self, held: Sequence[LeasedItem], *, delay: int, reason: object, counted: bool, dead: bool
@@ -94,7 +94,7 @@ class Records:
                 max_deliveries=1 if dead else self._settings.max_deliveries,
                 counted=int(counted),
                 listed=self._listed,
-                more=pairs(chunk),
+                more=id_tokens(chunk),
             )
         ]
 
@@ -103,7 +103,9 @@ class Records:
         return [
             kept
             for chunk in chunks(held)
-            for kept in read_flags(self.run("records/extend", now=self.clock(), lease=lease_ms, more=pairs(chunk))[1])
+            for kept in read_flags(
+                self.run("records/extend", now=self.clock(), lease=lease_ms, more=id_tokens(chunk))[1]
+            )
         ]
 
     def put_back(self, limit: int) -> PutBack:
@@ -126,7 +128,7 @@ class Records:
 
     def quarantine(self, held: LeasedItem, reason: str) -> bool:
         """Move an unreadable record to quarantine; False if the lease was lost."""
-        id_, token = pairs([held])
+        id_, token = id_tokens([held])
         return bool(self.run("records/quarantine", now=self.clock(), id=id_, token=token, reason=reason_bytes(reason)))
 
     def set_aside(self, held: LeasedItem, reason: str) -> None:

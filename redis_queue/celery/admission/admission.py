@@ -282,7 +282,7 @@ class Admission:
         return AsyncCall(("MGET", *(self.keys.flows.signal(queue) for queue in queues)), compared)
 
 
-def orphans(keys: AdmissionKeys, client: redis.Redis) -> list[str]:
+def places_without_message(keys: AdmissionKeys, client: redis.Redis) -> list[str]:
     """Return the delivery tags that have a place, but are not in flight: a stock worker returned their messages.
 
     While the broker of an app changes, its flows have workers of both kinds.

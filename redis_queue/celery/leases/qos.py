@@ -15,7 +15,7 @@ from kombu.utils.json import dumps, loads
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
-from redis_queue.celery.admission.admission import Move, orphans, tag_of, task_id_of
+from redis_queue.celery.admission.admission import Move, places_without_message, tag_of, task_id_of
 from redis_queue.celery.fetch.channel import FetchingChannel
 from redis_queue.celery.fetch.fetch import PendingFetch
 from redis_queue.celery.fetch.poller import FetchingPoller
@@ -241,7 +241,7 @@ class LeasedQoS(QoS):
             self.leases.settle_waiting()
         if self.leases.admission.in_use:
             with self.channel.conn_or_acquire() as client:
-                tags = orphans(self.leases.admission.keys, client)
+                tags = places_without_message(self.leases.admission.keys, client)
             self._records.free(tags)
         if restored:
             self.leases.counters.add("restored", restored)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from redis_queue.celery.admission.admission import AdmissionKeys, orphans
+from redis_queue.celery.admission.admission import AdmissionKeys, places_without_message
 from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.store.keys import FlowKeys
@@ -185,7 +185,7 @@ def test_workers_of_another_broker_keep_their_places(server: RedisServer, client
         client.hset(KEYS.held.decode(), mapping={"flow-there-001": "0\0flows\0\0\0", "flow-gone-001": "0\0flows\0\0\0"})
         client.zadd(f"{KEYS.taken}unacked_index", {"flow-there-001": 1})
         assert app
-        assert orphans(taker.leases.admission.keys, client) == ["flow-gone-001"]
+        assert places_without_message(taker.leases.admission.keys, client) == ["flow-gone-001"]
 
 
 def test_who_may_not_read_another_index_frees_no_place(server: RedisServer, client: redis.Redis) -> None:
@@ -194,7 +194,7 @@ def test_who_may_not_read_another_index_frees_no_place(server: RedisServer, clie
     client.zadd("unacked_index", {"flow-there-001": 1})
     client.acl_setuser("flows", True, nopass=True, keys=[KEYS.pattern], commands=["+hscan", "+zmscore"])
     with redis.Redis(unix_socket_path=str(server.socket), username="flows", password="any") as user:
-        assert orphans(keys, user) == []
+        assert places_without_message(keys, user) == []
 
 
 def test_a_place_that_many_cannot_use_goes_to_one_that_can(server: RedisServer, client: redis.Redis) -> None:
