@@ -14,7 +14,7 @@ from redis_queue.admission.owners import field_of
 from redis_queue.admission.unique_rules import Unique
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.options import did_you_mean
-from redis_queue.basics.times import Seconds, duration_ms
+from redis_queue.basics.times import Seconds, check_duration, duration_ms
 from redis_queue.errors import ConfigurationError, InvalidDelayError, InvalidValueError
 from redis_queue.keeper.renewal import DEFAULT_LEASE
 from redis_queue.monitor.failures import MOST_DAYS, MOST_KEPT
@@ -299,8 +299,6 @@ def _check_whole(name: str, value: object, high: int) -> None:
 
 def _check_seconds(name: str, value: Seconds, low: float, high: float) -> None:
     try:
-        seconds = duration_ms(value, name=name) / 1000
+        check_duration(f"{NAMESPACE}{name}", value, low, high)
     except InvalidDelayError as error:
-        raise ConfigurationError(f"{NAMESPACE}{error}") from None
-    if not low <= seconds <= high:
-        raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: must be {low:g} to {high:g} seconds")
+        raise ConfigurationError(str(error)) from None

@@ -121,9 +121,9 @@ def retry(access: Access, found: Sequence[Failure], choice: Choice) -> Iterator[
     """
     # A message is stored before its failure is removed, and a second call for it at the same time, or while it waits,
     # has no effect. If this process dies in between, the failure stays, and can be retried again after a minute.
-    args, kwargs, gap = _given(choice, "args"), _given(choice, "kwargs"), gap_ms(choice.arguments.get("rate"))
+    args, kwargs = _given(choice, "args"), _given(choice, "kwargs")
+    pace = Pace(gap_ms(choice.arguments.get("rate")))
     queue, store = delay_queue_of(access), access.monitor.failures
-    pace = Pace(gap)
     for chunk in chunks(found, BATCH):
         token, now = new_call(), access.inspector.now()
         claimed = store.claim(chunk, token)
@@ -137,7 +137,7 @@ def retry(access: Access, found: Sequence[Failure], choice: Choice) -> Iterator[
                 skipped.append((failure, str(error)))
         store.give_back([failure for failure, _ in skipped if failure.id in mine], token)
         after = pace.delay()
-        pushes = [_push(failure, message, after + gap * n) for n, (failure, message) in enumerate(ready)]
+        pushes = [_push(failure, message, after + pace.gap * n) for n, (failure, message) in enumerate(ready)]
         _store(queue, ready, pushes)
         pace.add(len(ready))
         sent = [failure for failure, _ in ready]
