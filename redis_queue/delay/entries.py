@@ -14,7 +14,7 @@ from redis_queue.delay.model import Conflict, Push
 from redis_queue.errors import EntryExistsError, InvalidDelayError, InvalidValueError
 from redis_queue.model import CancelOutcome, Entry, Lease, Unread
 from redis_queue.store.base_queue import Shards
-from redis_queue.store.chunks import CHUNK, by_size, chunks
+from redis_queue.store.chunks import CHUNK, by_size, chunks, rows_of
 from redis_queue.store.codec import UnreadableError
 from redis_queue.store.ids import check_id, id_bytes, id_text, is_id, new_ids
 from redis_queue.store.keys import FlowKeys, Keys
@@ -102,8 +102,7 @@ class EntryReader:
                 left = [id_bytes(chunk[index]) for index in group]
                 while left:
                     seen, *values = shard.run("delay/find", more=left)
-                    rows = iter(values)
-                    for *row, is_dead in zip(rows, rows, rows, rows, rows, strict=True):
+                    for *row, is_dead in rows_of(values, 5):
                         found[id_text(row[0])] = read_entry(shard, row, None), bool(is_dead)
                     left = left[seen:]
         return found
@@ -143,8 +142,7 @@ class EntryReader:
         ends: list[tuple[int, bytes]] = []
         for shard in self._shards:
             cut, *found = shard.run("delay/list", limit=limit, **window)
-            reply = iter(found)
-            rows += [(shard, row) for row in zip(reply, reply, reply, reply, strict=True)]
+            rows += [(shard, row) for row in rows_of(found, 4)]
             if cut:
                 ends.append(_order(rows[-1]))
         rows.sort(key=_order)

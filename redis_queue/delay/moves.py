@@ -27,7 +27,7 @@ from redis_queue.delay.model import (
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry, Lease
 from redis_queue.store.base_queue import Shards
-from redis_queue.store.chunks import CHUNK, MANY, MAX_CALL_BYTES, by_size, check_limit, chunks
+from redis_queue.store.chunks import CHUNK, MANY, MAX_CALL_BYTES, by_size, check_limit, chunks, rows_of
 from redis_queue.store.connection import Client
 from redis_queue.store.ids import id_bytes
 from redis_queue.store.records import Records, reason_bytes
@@ -194,8 +194,7 @@ class Moves:
         if not found:
             return [], token == b"+", bool(more)
         lease = Lease(token.decode(), from_ms(expires))
-        reply = iter(found)
-        read = [read_entry(shard, row, lease) for row in zip(reply, reply, reply, reply, strict=True)]
+        read = [read_entry(shard, row, lease) for row in rows_of(found, 4)]
         entries = [entry for entry in read if entry is not None]
         return entries, len(entries) < len(read), bool(more)
 

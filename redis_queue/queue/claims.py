@@ -14,7 +14,7 @@ from redis_queue.basics.waits import Backoff
 from redis_queue.errors import RedisQueueError, StoreError
 from redis_queue.model import Lease, Message, QueueStats, Unread
 from redis_queue.queue.heartbeat import Heartbeat
-from redis_queue.store.chunks import CHUNK
+from redis_queue.store.chunks import CHUNK, rows_of
 from redis_queue.store.codec import UnreadableError
 from redis_queue.store.ids import id_text
 from redis_queue.store.records import Records, read_flags
@@ -163,9 +163,7 @@ class QueueClaims:
         """Return the claimed messages, the seconds as :meth:`_claim` does, and whether all of them were unreadable."""
         token, expires, next_in, _, *found = reply
         lease = Lease(token.decode(), from_ms(expires))
-        fields = iter(found)
-        rows = zip(fields, fields, fields, strict=True)
-        read = [read_message(self._records, row, lease) for row in rows]
+        read = [read_message(self._records, row, lease) for row in rows_of(found, 3)]
         messages = [message for message in read if message is not None]
         again = not messages and (bool(found) or token == b"+")
         return messages, math.inf if next_in < 0 else next_in / 1000, again

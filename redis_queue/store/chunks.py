@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from redis_queue.errors import InvalidValueError
@@ -28,10 +28,10 @@ MIN_RATE: Final = 0.001
 MAX_RATE: Final = 1e6
 
 
-def rows_of(reply: Sequence[Any], width: int) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a flat reply, *width* values each."""
-    for first in range(0, len(reply), width):
-        yield tuple(reply[first : first + width])
+def rows_of(reply: Iterable[Any], width: int) -> Iterator[tuple[Any, ...]]:
+    """Return the rows of a flat reply, *width* values each. Raises ValueError at an incomplete one."""
+    # Each row takes the next values of one iterator.
+    return zip(*[iter(reply)] * width, strict=True)
 
 
 def chunks(items: Iterable[T], size: int = CHUNK) -> Iterator[list[T]]:

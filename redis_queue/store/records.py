@@ -194,8 +194,7 @@ class Records:
 
     def in_flight(self, offset: int, limit: int) -> list[InFlight]:
         """Return a page of the items in flight, by the end of their leases."""
-        reply = iter(self.run("records/in_flight", offset=offset, limit=limit))
-        rows = zip(reply, reply, reply, strict=True)
+        rows = rows_of(self.run("records/in_flight", offset=offset, limit=limit), 3)
         return [InFlight(id_text(raw), from_ms(ends), deliveries) for raw, ends, deliveries in rows]
 
     def redrive(self, ids: Iterable[str] | None, pace: Pace) -> Iterator[list[bool]]:

@@ -11,11 +11,11 @@ LONG: Final = 2400
 """For faults that appear only if a process was stopped while it held a lock."""
 
 RECORD: Final = "  redis.call('ZADD', in_flight, unpack(scores))\n  redis.call('HSET', leases, unpack(fields))\n"
-RECORD_BY_CLIENT: Final = """        rows = list(zip(fields, fields, fields, strict=True))
-        for id_, count, _ in rows:
+READ: Final = "        read = [read_message(self._records, row, lease) for row in rows_of(found, 3)]\n"
+RECORD_BY_CLIENT: Final = f"""        for id_, count, _ in rows_of(found, 3):
             self._scripts.command("ZADD", self._records.keys.in_flight, expires, id_)
             self._scripts.command("HSET", self._records.keys.leases, id_, b"%d %s" % (count, token))
-"""
+{READ}"""
 
 FOUND_BY_TESTS: Final = {
     "tests/delay/test_delay_queue.py": {
@@ -281,7 +281,7 @@ FOUND_BY_RUNS: Final = {
             "queue/get",
             RECORD,
             "",
-            also=py("queue/claims.py", "        rows = zip(fields, fields, fields, strict=True)\n", RECORD_BY_CLIENT),
+            also=py("queue/claims.py", READ, RECORD_BY_CLIENT),
         ),
         "ack without its token (M2)": lua("includes/fence", "string.sub(current[i], -#token) == token", "true"),
         "take what is due and record nothing (M3)": lua(
