@@ -35,8 +35,11 @@ Part = TypeVar("Part")
 
 def part_of(app: Celery, kind: Callable[[Celery], Part], name: str) -> Part:
     """Return what *app* keeps as *name*, made by *kind* at the first call."""
-    found: Part | None = vars(app).get(f"{NAMESPACE}{name}")
-    return found or vars(app).setdefault(f"{NAMESPACE}{name}", kind(app))
+    attribute = f"{NAMESPACE}{name}"
+    if attribute not in vars(app):
+        vars(app).setdefault(attribute, kind(app))
+    found: Part = vars(app)[attribute]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
