@@ -255,7 +255,7 @@ FOUND_BY_TESTS: Final = {
     "tests/celery/admission/test_workers.py": {
         "hand on what waits behind a task": py(
             "celery/fetch/channel.py",
-            "return bool(self._received) and not self._waits(self._received[0])",
+            "return bool(self._received) and not self._flow_turns.waits(self._received[0])",
             "return bool(self._received)",
             "behind_a_long_task",
         ),

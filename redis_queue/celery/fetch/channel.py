@@ -6,26 +6,23 @@ The lists and records are kombu's own, so stock workers may consume the same que
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import time
 from collections import deque
 from collections.abc import Iterator
-from decimal import Decimal
 from queue import Empty
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import redis
-from kombu.transport import virtual
 from kombu.transport.redis import Channel
-from kombu.utils.encoding import bytes_to_str
-from kombu.utils.json import loads
 from kombu.utils.scheduling import priority_cycle
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
 from redis_queue.celery.admission.admission import Admission, Capacity, FlowRequest, Move, has_place, task_id_of
-from redis_queue.celery.fetch.fetch import Fetch, FetchReply, ListRequest, MessageList
+from redis_queue.celery.fetch.fetch import Fetch, FetchReply, ListRequest, MessageList, PendingFetch
+from redis_queue.celery.fetch.flow_turns import FlowTurns
+from redis_queue.celery.fetch.message import Durations, FetchedMessage
 from redis_queue.celery.fetch.poller import FetchingPoller
 from redis_queue.celery.fetch.settlement import DELAY, Settlement
 from redis_queue.celery.kombu.connection import client_of
@@ -39,39 +36,25 @@ logger = logger_of(__name__)
 TURN: Final = 0.005
 """Seconds for which messages are handed on before the event loop gets a turn."""
 
-NAMES: Final = 1000
-"""Most names of tasks whose durations are remembered."""
-
-FREE_WITHIN: Final = 0.002
-"""Most seconds between an acknowledgement and the batch that frees its place in a flow."""
-
-GIVE_BACK: Final = 0.03
-"""Seconds after which a message of a flow that waits for a process returns to the store, where other workers find it.
-
-If the last task of its name ended sooner than that after it was handed on, it does not wait here.
-"""
-
 LOOKS: Final = 6
 """Looks of an idle worker for messages per lease, at least."""
 
 
-class FetchedMessage(virtual.Message):
-    """Message that is made when it is fetched; kombu makes it again when it is handed on, which returns the same."""
+class ChannelLeases(Protocol):
+    """The leases of the messages of a channel, and what its worker keeps from one connection to the next."""
 
-    #: The queue from which it was fetched.
-    queue: str
-    #: The tag that its sender gave it, which each of its deliveries has; None if it has none.
-    sent_as: str | None = None
-    #: When it was handed on, on the monotonic clock.
-    handed_at = math.inf
+    #: Seconds for which Redis keeps a message for its worker without a renewal.
+    lease: float
+    #: Fetches whose replies were lost with their connections.
+    unread: list[PendingFetch]
+    #: Whether nothing calls the channels of the worker any more but the ends of its tasks.
+    loop_has_ended: bool
+    settlement: Settlement
+    admission: Admission
 
-    def __new__(cls, payload: Any, channel: Any = None, **options: Any) -> FetchedMessage:  # noqa: ARG004
-        """Return *payload* if it is a message already."""
-        return payload if isinstance(payload, cls) else super().__new__(cls)
-
-    def __init__(self, payload: Any, channel: Any = None, **options: Any) -> None:
-        if payload is not self:
-            super().__init__(payload, channel=channel, **options)
+    def settle_waiting(self) -> None:
+        """Settle all messages that are to be settled, by a connection of its own."""
+        ...
 
 
 class FetchingChannel(Channel):
@@ -79,30 +62,25 @@ class FetchingChannel(Channel):
 
     Message = FetchedMessage
 
-    #: The WorkerLeases of its messages, and their parts.
-    _leases: Any
-    _settlement: Settlement
-    _admission: Admission
+    leases: ChannelLeases
     _fetch: Fetch | None = None
     #: Tags of consumers without acknowledgements.
     _no_ack: frozenset[str] = frozenset()
     #: Whether Redis refused a command of atomic fetch: then this channel consumes as kombu does.
     _refused = False
-    #: Whether it is the turn of flows: their messages are handed on first, and are one more of an odd number.
-    _flows_first = False
     #: Whether a batch was settled since the last fetch: the next one asks for whatever there is room for.
     _fills_up = False
     #: When to call :meth:`settle`, on the monotonic clock.
     settles_at = math.inf
-    #: When messages of flows that still wait for a process return to the store, on the monotonic clock.
-    _returns_at = math.inf
 
     #: Fetched messages that are not handed on yet.
     _received = LazyProperty[deque[FetchedMessage]](lambda _: deque())
     #: Seconds that handing on the last message of a task took; a solo pool runs the task meanwhile.
-    _durations = LazyProperty[dict[str | None, float]](lambda _: {})
-    #: Seconds from the handing on of the last message of a task of a flow until its end.
-    _runs = LazyProperty[dict[str | None, float]](lambda _: {})
+    _durations = LazyProperty[Durations](lambda _: Durations())
+
+    @LazyProperty
+    def _flow_turns(self) -> FlowTurns:
+        return FlowTurns(self.leases.admission, lambda: self._capacity().free + len(self._received))
 
     @property
     def fetches(self) -> bool:
@@ -112,7 +90,7 @@ class FetchingChannel(Channel):
     @property
     def has_messages(self) -> bool:
         """Whether there are fetched messages that can be handed on now."""
-        return bool(self._received) and not self._waits(self._received[0])
+        return bool(self._received) and not self._flow_turns.waits(self._received[0])
 
     @property
     def _poller(self) -> FetchingPoller:
@@ -142,33 +120,25 @@ class FetchingChannel(Channel):
         """Ask for messages if there may be any and the worker has room for them; called before each poll."""
         with self._ended_by_errors():
             fetch = self._fetch or self._start_fetching()
-            admission, capacity = self._admission, self._capacity()
-            if admission.left and capacity.is_worth_asking:
+            capacity = self._capacity()
+            if self.leases.admission.left and capacity.is_worth_asking:
                 fetch.is_due = True
             if fetch.is_due and not fetch.is_asking:
-                room = self._room() - len(self._received)
-                if admission.competes:
-                    # More taken ahead would keep the processes from messages of flows, and these from others.
-                    if self._fills_up or capacity.is_worth_asking:
-                        self._exchange(fetch, min(room, capacity.room), capacity)
-                elif room > 0 and (self._fills_up or not self._is_busy() or 2 * room >= self.qos.prefetch_count):
-                    self._exchange(fetch, room, capacity)
-                elif room > 0:
-                    # More room may come: half a window is asked for at once, less with the next batch to settle.
-                    self._settle_by(time.monotonic() + DELAY)
-            self._poller.look_at(min(fetch.next_look, self._returns_at))
+                self._ask(fetch, capacity)
+            self._look_again(fetch)
 
     def settle_later(self, tag: str) -> bool:
         """Settle a message with the next batch; False if this channel is closed."""
         if self._fetch is None:
             return False
-        self._settlement.add(tag)
-        self._admission.ends.note()
-        message = self.qos._delivered.get(tag) if has_place(tag) else None
-        if isinstance(message, FetchedMessage):
-            _note(self._runs, _task_name(message), time.monotonic() - message.handed_at)
-        if self._active_queues and not self._leases.loop_has_ended:
-            self._settle_by(min(self._settlement.due_at, self._free_at() if has_place(tag) else math.inf))
+        settlement, admission = self.leases.settlement, self.leases.admission
+        settlement.add(tag)
+        admission.ends.note()
+        due_at = settlement.due_at
+        if has_place(tag):
+            due_at = min(due_at, self._flow_turns.end(self.qos._delivered.get(tag), self._capacity().free))
+        if self._active_queues and not self.leases.loop_has_ended:
+            self._settle_by(due_at)
         else:
             # The worker shuts down, and its event loop has ended.
             self.settle_now()
@@ -182,7 +152,7 @@ class FetchingChannel(Channel):
         if self._fetch is not None:
             self._fills_up = True
             # Its place may be free for the next message of its flow.
-            self._fetch.is_due = self._fetch.is_due or self._settlement.has_places
+            self._fetch.is_due = self._fetch.is_due or self.leases.settlement.has_places
             if self.active_queues and self.qos.can_consume():
                 self.go_on()
             self.flush()
@@ -196,7 +166,7 @@ class FetchingChannel(Channel):
         """Send all that is to be settled."""
         if self._fetch is not None:
             with self._ended_by_errors():
-                self._settlement.flush(self._fetch.commands)
+                self.leases.settlement.flush(self._fetch.commands)
             self.settles_at = math.inf
 
     def look(self) -> None:
@@ -204,8 +174,10 @@ class FetchingChannel(Channel):
         if self._fetch is not None:
             with self._ended_by_errors():
                 self._fetch.look()
-                self._return_waiting()
-                self._poller.look_at(min(self._fetch.next_look, self._returns_at))
+                if self._flow_turns.wait_is_over():
+                    # Their places may be free for other workers.
+                    self._put_back([message for message in self._received if self._flow_turns.waits(message)])
+                self._look_again(self._fetch)
 
     def hand_on(self) -> bool:
         """Hand messages on to the worker for one turn; tell whether there were any.
@@ -217,8 +189,7 @@ class FetchingChannel(Channel):
         handed = 0
         while self.has_messages and now - began < TURN and self.qos.can_consume():
             message = self._received[0]
-            name = _task_name(message)
-            if self._durations.get(name, math.inf) >= TURN:
+            if self._durations.of(message) >= TURN:
                 if handed:
                     break
                 self._prepare_for_long_task()
@@ -228,7 +199,7 @@ class FetchingChannel(Channel):
             before = message.handed_at = now
             self.connection._deliver(message, message.queue)
             now = time.monotonic()
-            _note(self._durations, name, now - before)
+            self._durations.note(message, now - before)
         return handed > 0
 
     def stop_fetching(self) -> None:
@@ -237,7 +208,7 @@ class FetchingChannel(Channel):
         if fetch is None:
             return
         with contextlib.suppress(OSError, redis.RedisError):
-            self._settlement.flush(fetch.commands)
+            self.leases.settlement.flush(fetch.commands)
             fetch.leave()
             fetch.commands.wait()
         self._end_fetch()
@@ -261,9 +232,9 @@ class FetchingChannel(Channel):
     def _start_fetching(self) -> Fetch:
         self._fetch = fetch = Fetch(
             client_of(self),
-            self._admission,
+            self.leases.admission,
             self.global_keyprefix or "",
-            longest_look=self._leases.lease / LOOKS,
+            longest_look=self.leases.lease / LOOKS,
         )
         self._return_unread()
         self._poller.watch(self, fetch.commands.socket, self._read_replies)
@@ -272,7 +243,7 @@ class FetchingChannel(Channel):
 
     def _return_unread(self) -> None:
         """Return the messages of fetches whose replies were lost, which would wait until their leases end."""
-        unread = self._leases.unread
+        unread = self.leases.unread
         while unread:
             self.qos.return_fetch(unread[-1])
             unread.pop()
@@ -282,8 +253,8 @@ class FetchingChannel(Channel):
         if fetch is not None:
             self._poller.forget(self)
             fetch.close()
-            self._settlement.reclaim()
-            self._leases.unread += filter(None, (fetch.pending_flows, fetch.pending))
+            self.leases.settlement.reclaim()
+            self.leases.unread += filter(None, (fetch.pending_flows, fetch.pending))
 
     @contextlib.contextmanager
     def _ended_by_errors(self) -> Iterator[None]:
@@ -300,7 +271,7 @@ class FetchingChannel(Channel):
                 translate(error),
                 extra={"action": "fetch_refused"},
             )
-            self._leases.settle_waiting()
+            self.leases.settle_waiting()
         except BaseException:
             self._end_fetch()
             raise
@@ -320,6 +291,22 @@ class FetchingChannel(Channel):
                 fetch.wake_up()
         raise Empty
 
+    def _look_again(self, fetch: Fetch) -> None:
+        self._poller.look_at(min(fetch.next_look, self._flow_turns.returns_at))
+
+    def _ask(self, fetch: Fetch, capacity: Capacity) -> None:
+        """Ask for messages if the worker has room for enough of them."""
+        room = self._room() - len(self._received)
+        if self.leases.admission.competes:
+            # More taken ahead would keep the processes from messages of flows, and these from others.
+            if self._fills_up or capacity.is_worth_asking:
+                self._exchange(fetch, min(room, capacity.room), capacity)
+        elif room > 0 and (self._fills_up or not self._is_busy() or 2 * room >= self.qos.prefetch_count):
+            self._exchange(fetch, room, capacity)
+        elif room > 0:
+            # More room may come: half a window is asked for at once, less with the next batch to settle.
+            self._settle_by(time.monotonic() + DELAY)
+
     def _exchange(self, fetch: Fetch, room: int, capacity: Capacity) -> None:
         """Ask for up to *room* messages: from lists, and as many as *capacity* allows of flows."""
         queues = self._queue_cycle.consume(len(self.active_queues))
@@ -332,41 +319,28 @@ class FetchingChannel(Channel):
             for queue in queues
         ]
         self._fills_up = False
-        flow_request = None
-        of_flows = max(0, min(room, capacity.room))
-        if self._admission.competes:
-            if fetch.lists_had_messages:
-                # Messages of flows and others take turns.
-                self._flows_first = not self._flows_first
-                of_flows = min(of_flows, (room + self._flows_first) // 2)
-            room = max(1, room - of_flows)
-        if self._admission.in_use:
-            at_once = max(0, min(of_flows, self._admission.capacity(len(self._received)).free))
-            settled, on_settled = self._settlement.with_places()
-            flow_request = FlowRequest(
-                limit=of_flows,
-                at_once=at_once,
-                settled=settled,
-                on_settled=on_settled,
-                on_reply=self._take_in_of_flows,
-            )
+        of_lists, of_flows = self._flow_turns.share(room, capacity, lists_had_messages=fetch.lists_had_messages)
         turns = not isinstance(self._queue_cycle, priority_cycle)
-        request = ListRequest(lists=lists, queues=queues, limit=room, turns=turns, on_reply=self._take_in)
-        fetch.exchange(request, flow_request, before=self._settlement.calls(fetch.commands))
+        request = ListRequest(lists=lists, queues=queues, limit=of_lists, turns=turns, on_reply=self._take_in)
+        fetch.exchange(request, self._flow_request(of_flows), before=self.leases.settlement.calls(fetch.commands))
         # All that waited is settled with it.
         self.settles_at = math.inf
+
+    def _flow_request(self, limit: int) -> FlowRequest | None:
+        """Return the request for up to *limit* messages of flows, which frees places; None if there are no flows."""
+        admission = self.leases.admission
+        if not admission.in_use:
+            return None
+        at_once = max(0, min(limit, admission.capacity(len(self._received)).free))
+        settled, on_settled = self.leases.settlement.with_places()
+        return FlowRequest(limit, at_once, settled, on_settled, on_reply=self._take_in_of_flows)
 
     def _settle_by(self, at: float) -> None:
         self.settles_at = min(self.settles_at, at)
         self._poller.settle_at(self.settles_at)
 
-    def _free_at(self) -> float:
-        """Return when a place in a flow has to be freed: at once if this worker has nothing else to run."""
-        # Not before this turn of the event loop ends: first the worker notes that it has room for another message.
-        return time.monotonic() + (FREE_WITHIN if self._capacity().free <= 0 else 0.0)
-
     def _capacity(self) -> Capacity:
-        return self._admission.capacity(len(self._received), self.qos.prefetch_count)
+        return self.leases.admission.capacity(len(self._received), self.qos.prefetch_count)
 
     def _is_busy(self) -> bool:
         """Tell whether the worker has messages that are not settled."""
@@ -392,8 +366,8 @@ class FetchingChannel(Channel):
         unreadable = []
         for queue, item, tag in fetched.messages:
             try:
-                message = self._read_message(item, tag, queue)
-                header = FlowHeader.of(message.headers) if self._admission.here and not has_place(tag) else None
+                message = FetchedMessage.read(item, tag, queue, self)
+                header = FlowHeader.of(message.headers) if self.leases.admission.here and not has_place(tag) else None
                 if header is None:
                     received.append(message)
                 else:
@@ -411,26 +385,12 @@ class FetchingChannel(Channel):
     def _take_in_of_flows(self, fetched: FetchReply) -> None:
         before = len(self._received)
         self._take_in(fetched)
-        if self._flows_first:
-            # It is their turn: those of lists, which hold no place, wait behind them.
+        if self._flow_turns.come_first:
+            # Those of lists, which hold no place, wait behind them.
             self._received.rotate(len(self._received) - before)
-        self._returns_at = time.monotonic() + GIVE_BACK
-        self._poller.look_at(self._returns_at)
+        self._poller.look_at(self._flow_turns.begin_wait())
         # Lists and flows are asked at once: those for which there is no room would keep their places in vain.
         self._put_back(list(self._received)[max(0, self._room()) :])
-
-    def _waits(self, message: FetchedMessage) -> bool:
-        """Tell whether a message of a flow waits for a process: Celery would keep it, and its place, behind a task."""
-        if not has_place(message.delivery_tag) or self._runs.get(_task_name(message), math.inf) < GIVE_BACK:
-            return False
-        return self._capacity().free + len(self._received) <= 0
-
-    def _return_waiting(self) -> None:
-        """Return the messages of flows for which no process got free in time: their places may be free for others."""
-        if time.monotonic() < self._returns_at:
-            return
-        self._returns_at = math.inf
-        self._put_back([message for message in self._received if self._waits(message)])
 
     def _put_into_backlog(self, message: FetchedMessage, item: bytes, header: FlowHeader) -> None:
         """Let a message of a flow wait for admission: a dispatcher or a stock worker has put it into a list."""
@@ -440,7 +400,7 @@ class FetchingChannel(Channel):
             return
         step = self.priority(self._get_message_priority(message._raw))
         move = Move(message.delivery_tag, task_id_of(message._raw), item, message.queue, step, header)
-        fetch.commands.send([self._admission.put_behind(fetch.commands, move)])
+        fetch.commands.send([self.leases.admission.put_behind(fetch.commands, move)])
 
     def _return_foreign(self) -> None:
         """Return the messages of queues that are not consumed any longer."""
@@ -453,31 +413,3 @@ class FetchingChannel(Channel):
             for message in reversed(messages):
                 self.qos.put_back(message.delivery_tag)
                 self._received.remove(message)
-
-    def _read_message(self, item: bytes, tag: str, queue: str) -> FetchedMessage:
-        text = bytes_to_str(item)
-        # The decoder of kombu is slow, and only needed for its own types of values.
-        payload = loads(text) if "__type__" in text else json.loads(text)
-        sent_as, payload["properties"]["delivery_tag"] = payload["properties"].get("delivery_tag"), tag
-        # kombu turns the priority into an integer when it restores a message: 1e999999 gets a million digits.
-        if isinstance(payload["properties"].get("priority"), Decimal):
-            raise TypeError("priority: expected an integer, got a decimal")
-        self._get_message_priority(payload)
-        # Make the message here: a later error would stop this worker, and each worker that gets the message.
-        message = FetchedMessage(payload, channel=self)
-        message.queue = queue
-        message.sent_as = sent_as if isinstance(sent_as, str) else None
-        return message
-
-
-def _task_name(message: Any) -> str | None:
-    headers = message.headers
-    name = headers.get("task") if isinstance(headers, dict) else None
-    return name if isinstance(name, str) else None
-
-
-def _note(durations: dict[str | None, float], name: str | None, seconds: float) -> None:
-    """Remember how long the last message of the task *name* took, of up to NAMES tasks."""
-    if len(durations) >= NAMES:
-        durations.clear()
-    durations[name] = seconds

@@ -302,8 +302,7 @@ def lease_channels(
     for_channels, for_qos = mixins
     bases = (for_channels, kind) if fetching else (kind,)
     qos = type("LeasedQoS", (for_qos, kind.QoS), {"leases": leases})
-    parts = {"_leases": leases, "_settlement": leases.settlement, "_admission": leases.admission}
-    leased = type(kind.__name__, bases, {"QoS": qos, **parts})
+    leased = type(kind.__name__, bases, {"QoS": qos, "leases": leases})
     transport.Channel = leased
     channels = {*transport.channels, *transport._avail_channels}
     if fetching:

@@ -57,7 +57,7 @@ class StoreChannel(FetchingChannel):
     def go_on(self) -> None:
         """Ask for messages if there may be any and the worker has room for them; called before each poll."""
         super().go_on()
-        self.owner.note(waits=self._admission.left)
+        self.owner.note(waits=self.leases.admission.left)
 
     def settle_later(self, tag: str) -> bool:
         """Settle a message with the next batch: the next connection sends it if this one is lost."""
@@ -66,7 +66,7 @@ class StoreChannel(FetchingChannel):
                 return True
         except ERRORS as error:
             self.owner.lose(error)
-        self._settlement.add(tag)
+        self.leases.settlement.add(tag)
         self.owner.flush()
         return True
 
@@ -90,12 +90,12 @@ class StoreChannel(FetchingChannel):
 
     def _capacity(self) -> Capacity:
         # Messages of the broker keep at most half of the processes from those of flows, which take turns with them.
-        qos, processes = self.qos, self._admission.processes()
+        qos, processes = self.qos, self.leases.admission.processes()
         reserved = len(state.reserved_requests)
         others = reserved - min(reserved, len(qos._delivered) - len(qos._dirty))
         # Another worker is idle: it starts them at once, while here they would keep their places in vain.
-        ignored = 0 if self._admission.peers else max(0, others - (processes - max(1, processes // 2)))
-        return self._admission.capacity(len(self._received) - ignored, self.owner.prefetch_count)
+        ignored = 0 if self.leases.admission.peers else max(0, others - (processes - max(1, processes // 2)))
+        return self.leases.admission.capacity(len(self._received) - ignored, self.owner.prefetch_count)
 
     def _room(self) -> int:
         return CHUNK

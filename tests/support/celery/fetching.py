@@ -38,7 +38,7 @@ def take_in(item: bytes, put_aside: Callable[..., None]) -> Any:
     channel = object.__new__(Unconnected)
     channel._active_queues = ["celery"]
     channel._qos = SimpleNamespace(put_aside=put_aside, record=lambda *_: None, can_consume=lambda: True)
-    channel._admission = FakeLeases().admission
+    channel.leases = FakeLeases()
     channel._take_in(FetchReply(1.0, 1.0, [("celery", item, "tag")]))
     return channel
 
