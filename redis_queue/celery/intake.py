@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -67,14 +68,14 @@ def _chain(consumer: Any, handle: OnMessage) -> OnMessage:
 
 
 class StartGuard:
-    """Lets the worker of *consumer* drop a waiting task, instead of starting it, if its lease was lost.
+    """Asks, before the worker of *consumer* starts a task, whether it may; in this order:
 
-    While the broker is away, the lease is not checked and tasks are started. A fetched message with early
-    acknowledgement is settled before its task starts, or when it starts in a pool that lets tasks wait.
-
-    A Redis that loses its last writes may deliver a message again while this worker still runs its task. A second run
-    would break the limits of its flows. So the task waits until the first run has ended, and starts only if that run
-    gave its message back.
+    1. If the lease of its message was lost, the task is dropped: another worker has it. While the broker is away, the
+       lease is not checked and tasks are started.
+    2. If this worker still runs the same message, the task waits until that run has ended, and starts only if it gave
+       the message back. A Redis that loses its last writes may deliver a message again, and a second run would break
+       the limits of its flows.
+    3. A fetched message with early acknowledgement is settled.
     """
 
     def __init__(self, consumer: Any) -> None:
@@ -91,43 +92,53 @@ class StartGuard:
             self._worker._quick_release = partial(self._worker.hub.call_soon, self._worker._quick_release)
 
     def _start(self, request: Any) -> None:
-        sent_as = getattr(request.message, "sent_as", None) or ""
-        run = self._runs.get(sent_as)
-        if not self._may_start(request):
-            _drop(self._worker, request)
+        if not self._is_ours(request):
+            _drop(request)
             self._consumer.redis_queue_lease_step.count("dropped")
-        elif run is not request and run in state.active_requests:
-            _free_process(self._worker)
+            self._free_process()
+        elif run := self._run_of(request):
+            self._free_process()
             _wait_for(run, request, self._consumer)
         else:
-            if sent_as:
-                self._runs[sent_as] = request
-            channel = request.message.channel
-            if isinstance(channel, StoreChannel) and not self._worker.pool.uses_semaphore:
-                channel.qos.begin(request.message.delivery_tag)
+            with suppress(*self._consumer.connection_errors, *self._consumer.channel_errors):
+                _settle_early(request, self._worker.pool)
             self._process(request)
 
-    def _may_start(self, request: Any) -> bool:
-        """Tell whether the lease of *request* is held; settle its message if that is to be done before it starts."""
-        message = request.message
+    def _is_ours(self, request: Any) -> bool:
         try:
-            if not self._consumer.redis_queue_lease_step.is_ours(message.delivery_tag):
-                return False
-            if not request.task.acks_late and isinstance(message.channel, FetchingChannel):
-                _settle(message, self._worker.pool)
+            ours: bool = self._consumer.redis_queue_lease_step.is_ours(request.message.delivery_tag)
         except (*self._consumer.connection_errors, *self._consumer.channel_errors):
-            pass
-        return True
+            return True
+        return ours
+
+    def _run_of(self, request: Any) -> Any:
+        """Return the request that this worker still runs for the same message; else None, and note that it runs now."""
+        sent_as = getattr(request.message, "sent_as", None)
+        if not sent_as:
+            return None
+        run = self._runs.get(sent_as)
+        if run is not request and run in state.active_requests:
+            return run
+        self._runs[sent_as] = request
+        return None
+
+    def _free_process(self) -> None:
+        if hasattr(self._worker, "_quick_release"):
+            self._worker._quick_release()
 
 
-def _settle(message: Any, pool: Any) -> None:
-    qos = message.channel.qos
-    if not (pool.uses_semaphore or isinstance(pool, solo.TaskPool)):
-        # Its tasks wait for a thread or a greenlet, and may never get one.
-        qos.settle_at_start(message.delivery_tag)
-    elif pool.active:
-        # A pool that is being closed takes no tasks.
-        qos.settle_before_start(message.delivery_tag)
+def _settle_early(request: Any, pool: Any) -> None:
+    """Settle a message with early acknowledgement before its task starts, or when a *pool* starts it later."""
+    message, channel = request.message, request.message.channel
+    if isinstance(channel, FetchingChannel) and not request.task.acks_late:
+        if not (pool.uses_semaphore or isinstance(pool, solo.TaskPool)):
+            # Its tasks wait for a thread or a greenlet, and may never get one.
+            channel.qos.settle_at_start(message.delivery_tag)
+        elif pool.active:
+            # A pool that is being closed takes no tasks.
+            channel.qos.settle_before_start(message.delivery_tag)
+    if isinstance(channel, StoreChannel) and not pool.uses_semaphore:
+        channel.qos.begin(message.delivery_tag)
 
 
 def _wait_for(run: Any, request: Any, consumer: Any) -> None:
@@ -154,7 +165,7 @@ def _wait_for(run: Any, request: Any, consumer: Any) -> None:
     look()
 
 
-def _drop(worker: Any, request: Any) -> None:
+def _drop(request: Any) -> None:
     logger.warning(
         "task %s is not started: its lease was lost, another worker has it",
         request.id,
@@ -163,12 +174,6 @@ def _drop(worker: Any, request: Any) -> None:
     # Does not touch Redis, where the record belongs to the other worker.
     request.acknowledge()
     state.task_ready(request)
-    _free_process(worker)
-
-
-def _free_process(worker: Any) -> None:
-    if hasattr(worker, "_quick_release"):
-        worker._quick_release()
 
 
 def restore_requests() -> None:
