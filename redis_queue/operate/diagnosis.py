@@ -34,7 +34,6 @@ from redis_queue.operate.work_checks import ANSWER_WITHIN, CHECKS, flow_places, 
 from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.codec import read_document
 from redis_queue.store.ids import MAX_ID, readable
-from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import redact
 from redis_queue.store.scripts import Scripts
 
@@ -153,22 +152,20 @@ class Broker:
 
     def sample(self) -> list[bytes]:
         """Return up to :data:`SAMPLE` delivery tags."""
-        found: list[bytes] = self.scripts.command("HRANDFIELD", self.keys.records, SAMPLE)
+        found: list[bytes] = self.scripts.command("HRANDFIELD", self.keys.unacked, SAMPLE)
         return found
 
     def flags(self, tags: Sequence[bytes], *, acting: bool = False) -> bytes:
         """Return a flag for each of *tags* (see lua/broker/mend.lua); with *acting* add lost ones to the index."""
-        keys = self.keys
-        named = {"index": keys.index, "unacked": keys.records, "lease_ends": keys.lease_ends}
-        mend = self.scripts.bind("broker/mend", None, **{name: key.encode() for name, key in named.items()})
+        mend = self.scripts.bind("broker/mend", None, **self.keys.by_name)
         return b"".join(mend(now=0, acting=int(acting), more=chunk) for chunk in chunks(tags))
 
     def task_id(self, tag: bytes) -> str:
         """Return the id of the task in a message; "" if it is unknown."""
-        if self.scripts.command("HSTRLEN", self.keys.records, tag) > LARGE:
+        if self.scripts.command("HSTRLEN", self.keys.unacked, tag) > LARGE:
             return ""
         try:
-            found = task_id_of(read_document(self.scripts.command("HGET", self.keys.records, tag) or b"")[0])
+            found = task_id_of(read_document(self.scripts.command("HGET", self.keys.unacked, tag) or b"")[0])
         except (ValueError, TypeError, LookupError, RecursionError):
             return ""
         return readable(found[:MAX_ID])
@@ -182,9 +179,8 @@ def broker_of(access: Access) -> Iterator[Broker | None]:
     """
     client = access.catalog.client
     if access.app is None:
-        keys = InFlightKeys("unacked_index", "unacked", BrokerKeys("").lease_ends("unacked_index").decode())
         # kombu uses no Cluster.
-        yield Broker(Scripts(client), keys) if isinstance(client, redis.Redis) else None
+        yield Broker(Scripts(client), InFlightKeys.under("")) if isinstance(client, redis.Redis) else None
     elif not on_redis(access.app):
         yield None
     else:
@@ -250,7 +246,7 @@ def _messages_in_flight(broker: Broker) -> MessagesInFlight:
     tags = broker.sample()
     flags = broker.flags(tags)
     lost = [_named(broker, tag) for tag in _lost(tags, flags)[:NAMED]]
-    return MessagesInFlight(flags, lost, broker.keys.index, broker.timeout)
+    return MessagesInFlight(flags, lost, broker.keys.index.decode(), broker.timeout)
 
 
 def _lost(tags: Sequence[bytes], flags: bytes) -> list[bytes]:
@@ -312,7 +308,7 @@ def _repair_in_flight(access: Access, *, dry_run: bool) -> list[Finding]:
             if broker is not None:
                 tags = broker.sample()
                 if count := len(_lost(tags, broker.flags(tags, acting=not dry_run))):
-                    yield f"add {count:,} messages in flight to {broker.keys.index}", not dry_run
+                    yield f"add {count:,} messages in flight to {broker.keys.index.decode()}", not dry_run
 
     try:
         return list(each("in flight", work))

@@ -32,7 +32,6 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.flows import KINDS, LimitsRow
 from redis_queue.operate.items import MOST_READ, RunningRow, running
 from redis_queue.operate.queue_row import BROKEN, CeleryQueueRow
-from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import redact
 from redis_queue.store.scripts import Scripts
 
@@ -231,8 +230,7 @@ def _places_in_vain(access: Access) -> int:
             if _shares_store(access.app, channel):
                 keys = AdmissionKeys(InFlightKeys.of(channel), flows)
                 return len(places_without_message(keys, client_of(channel)))
-    ends = BrokerKeys(flows.taken).lease_ends("unacked_index").decode()
-    keys = AdmissionKeys(InFlightKeys(flows.indexes[1], f"{flows.taken}unacked", ends), flows)
+    keys = AdmissionKeys(InFlightKeys.under(flows.taken), flows)
     return len(places_without_message(keys, client)) if isinstance(client, redis.Redis) else 0
 
 

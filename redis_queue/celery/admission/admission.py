@@ -69,8 +69,7 @@ class AdmissionKeys:
 
     def of(self, script: Script, **others: bytes) -> list[bytes]:
         """Return the keys of *script*, in order; *others* by name."""
-        named = {"index": self.in_flight.index.encode(), "unacked": self.in_flight.records.encode()}
-        named |= {"lease_ends": self.in_flight.lease_ends.encode(), **others}
+        named = self.in_flight.by_name | others
         return [named.get(name) or getattr(self.flows, name) for name in script.keys]
 
 

@@ -195,14 +195,14 @@ class InFlightRecords:
             seconds, microseconds = self._client.time()
             score = seconds + microseconds / 1e6
             with self._client.pipeline() as pipe:
-                pipe.hset(self._in_flight.records, tag, record)
+                pipe.hset(self._in_flight.unacked, tag, record)
                 pipe.zadd(self._in_flight.index, {tag: score})
                 pipe.execute()
             return float(score)
 
     def find(self, tag: str) -> Any:
         """Return the record of *tag*."""
-        found: Any = self._client.hget(self._in_flight.records, tag)
+        found: Any = self._client.hget(self._in_flight.unacked, tag)
         return found
 
     def expired(self, visibility_timeout: float, limit: int) -> list[str]:
@@ -247,7 +247,7 @@ class InFlightRecords:
         except redis.exceptions.NoPermissionError:
             with self._client.pipeline() as pipe:
                 pipe.zrem(self._in_flight.index, *tags)
-                pipe.hdel(self._in_flight.records, *tags)
+                pipe.hdel(self._in_flight.unacked, *tags)
                 pipe.execute()
             return []
         return missing

@@ -74,22 +74,33 @@ class ListNames:
 class InFlightKeys:
     """Keys of messages in flight, and how long their leases are in seconds.
 
-    Of kombu are *index*: delivery tag -> time, and *records*: delivery tag -> message. *lease_ends*: delivery tag ->
+    Of kombu are *index*: delivery tag -> time, and *unacked*: delivery tag -> message. *lease_ends*: delivery tag ->
     end of the lease, has messages that workers with leases hold.
     """
 
-    index: str
-    records: str
-    lease_ends: str
+    index: bytes
+    unacked: bytes
+    lease_ends: bytes
     lease: float = DEFAULT_LEASE
 
     @classmethod
+    def under(
+        cls, prefix: str, index: str = "unacked_index", unacked: str = "unacked", lease: float = DEFAULT_LEASE
+    ) -> InFlightKeys:
+        """Return the keys under a ``global_keyprefix``; the other arguments are kombu's options, by default kombu's."""
+        ends = BrokerKeys(prefix).lease_ends(index)
+        return cls(f"{prefix}{index}".encode(), f"{prefix}{unacked}".encode(), ends, lease)
+
+    @classmethod
     def of(cls, channel: Any) -> InFlightKeys:
-        """Return the names that kombu's *channel* uses, and the lease of its connection."""
-        prefix, index = channel.global_keyprefix or "", channel.unacked_index_key
+        """Return the keys that kombu's *channel* uses, and the lease of its connection."""
         lease = lease_of(channel.connection.client.transport_options, channel.visibility_timeout)
-        ends = BrokerKeys(prefix).lease_ends(index).decode()
-        return cls(f"{prefix}{index}", f"{prefix}{channel.unacked_key}", ends, lease)
+        return cls.under(channel.global_keyprefix or "", channel.unacked_index_key, channel.unacked_key, lease)
+
+    @property
+    def by_name(self) -> dict[str, bytes]:
+        """The keys by their names in scripts."""
+        return {"index": self.index, "unacked": self.unacked, "lease_ends": self.lease_ends}
 
     @property
     def lease_ms(self) -> int:

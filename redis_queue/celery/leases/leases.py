@@ -64,8 +64,8 @@ class WorkerLeases:
         prefix = channel.global_keyprefix or ""
         self._in_flight = admission.keys.in_flight
         index = LeaseIndex(
-            index=self._in_flight.index.encode(),
-            lease_ends=self._in_flight.lease_ends.encode(),
+            index=self._in_flight.index,
+            lease_ends=self._in_flight.lease_ends,
             lease=self._in_flight.lease,
             signature=random.SystemRandom().randint(1, 999_999),
         )
@@ -176,7 +176,7 @@ class WorkerLeases:
             pipe.rpush(self._unreadable, item)
             pipe.zrem(self._in_flight.lease_ends, tag)
             pipe.zrem(self._in_flight.index, tag)
-            pipe.hdel(self._in_flight.records, tag)
+            pipe.hdel(self._in_flight.unacked, tag)
             pipe.execute()
 
     def settle(self, tag: str) -> None:

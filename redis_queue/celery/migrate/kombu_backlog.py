@@ -97,7 +97,7 @@ class KombuBacklog:
     def _in_records(self) -> Iterator[list[BacklogTask | RemainingTask]]:
         cursor: Any = b"0"
         while True:
-            cursor, fields = self._send("HSCAN", self._in_flight.records, cursor, "COUNT", CHUNK)
+            cursor, fields = self._send("HSCAN", self._in_flight.unacked, cursor, "COUNT", CHUNK)
             pairs = iter(fields)
             for chunk in chunks(zip(pairs, pairs, strict=True)):
                 scores = self._send("ZMSCORE", self._in_flight.index, *(tag for tag, _ in chunk))
@@ -112,8 +112,8 @@ class KombuBacklog:
             return None
         message, exchange, routing_key = known
         keys, since = self._in_flight, None if score is None else float(score)
-        foreign = ForeignMessage(value, keys.records, tag, keys.index, since)
-        return self._read(bound_queue(self._app, exchange, routing_key), foreign, message, place=keys.records)
+        foreign = ForeignMessage(value, keys.unacked.decode(), tag, keys.index.decode(), since)
+        return self._read(bound_queue(self._app, exchange, routing_key), foreign, message, place=foreign.key)
 
     def _read(
         self, queue: str, foreign: ForeignMessage, message: Any, place: str = ""

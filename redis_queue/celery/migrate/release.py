@@ -19,6 +19,7 @@ from redis_queue.celery.brokers.base import reason_of
 from redis_queue.celery.brokers.open import BrokerUnavailableError, broker_of, unavailable_if_away
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.dispatch.delivery import Batch
+from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.leases.connections import visibility_timeout_of
 from redis_queue.celery.message.body import with_eta
 from redis_queue.celery.message.envelope import Envelope
@@ -112,7 +113,7 @@ class Release:
         if not self._has_flows:
             return 0
         queues = (count for name, count in self._backlog.all().items() if name.startswith(OF_QUEUE))
-        held = self._send("HLEN", f"{self._keys.taken}unacked")
+        held = self._send("HLEN", InFlightKeys.under(self._keys.taken).unacked)
         return sum(queues) + int(held) + int(self._send("LLEN", self._released))
 
     def dead(self) -> int:
@@ -184,11 +185,11 @@ class Release:
 
     def _publish_records(self, broker: Broker) -> None:
         """Publish what was moved, and what workers had taken from flows when they were killed."""
-        unacked, index = f"{self._keys.taken}unacked", f"{self._keys.taken}unacked_index"
-        for tag in self._send("HKEYS", unacked):
-            if self._publish(broker, self._send("HGET", unacked, tag)):
-                self._send("HDEL", unacked, tag)
-                self._send("ZREM", index, tag)
+        keys = InFlightKeys.under(self._keys.taken)
+        for tag in self._send("HKEYS", keys.unacked):
+            if self._publish(broker, self._send("HGET", keys.unacked, tag)):
+                self._send("HDEL", keys.unacked, tag)
+                self._send("ZREM", keys.index, tag)
         for _ in range(int(self._send("LLEN", self._released))):
             record = self._send("LINDEX", self._released, -1)
             if record is None:

@@ -47,9 +47,9 @@ class RedisQueues(BrokerQueues):
         self._names = QueueNames(app)
         self._lists = ListNames.of(channel.connection.client.transport_options)
         self._scripts = Scripts(client_of(channel))
-        records = InFlightKeys.of(channel).records.encode()
-        self._script = self._scripts.bind("broker/depth", None, unacked=records)
-        self._total = self._scripts.bind("broker/total", None, unacked=records)
+        unacked = InFlightKeys.of(channel).unacked
+        self._script = self._scripts.bind("broker/depth", None, unacked=unacked)
+        self._total = self._scripts.bind("broker/total", None, unacked=unacked)
 
     def bound(self, known: Collection[str] = ()) -> set[str]:
         """Return the names of queues that kombu has bound, of the first 20,000 keys of the broker.

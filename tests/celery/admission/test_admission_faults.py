@@ -189,7 +189,7 @@ def test_workers_of_another_broker_keep_their_places(server: RedisServer, client
 
 
 def test_who_may_not_read_another_index_frees_no_place(server: RedisServer, client: redis.Redis) -> None:
-    keys = AdmissionKeys(InFlightKeys(KEYS.indexes[1], "unacked", "ends"), KEYS)
+    keys = AdmissionKeys(InFlightKeys.under(KEYS.taken), KEYS)
     client.hset(KEYS.held.decode(), "flow-there-001", "0\0flows\0\0\0")
     client.zadd("unacked_index", {"flow-there-001": 1})
     client.acl_setuser("flows", True, nopass=True, keys=[KEYS.pattern], commands=["+hscan", "+zmscore"])

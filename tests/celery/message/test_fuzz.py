@@ -168,7 +168,7 @@ def test_queue_description_round_trip(name: str, kind: str, options: dict[str, A
 def backlog() -> KombuBacklog:
     """A backlog without a connection to its broker."""
     backlog = object.__new__(KombuBacklog)
-    backlog._app, backlog._names, backlog._in_flight = APP, ListNames(), InFlightKeys("index", "records", "lease_ends")
+    backlog._app, backlog._names, backlog._in_flight = APP, ListNames(), InFlightKeys.under("")
     return backlog
 
 

@@ -153,7 +153,7 @@ def drained(connection: Any) -> bool:
     return True
 
 
-DEFAULT: Final = InFlightKeys("unacked_index", "unacked", "redis_queue:lease_ends:unacked_index")
+DEFAULT: Final = InFlightKeys.under("")
 
 
 class MemoryCounters:
