@@ -62,7 +62,7 @@ class StopEvent:
             self._release()
 
     def is_set(self) -> bool:
-        """Return whether the event was set."""
+        """Tell whether the event was set."""
         return self._is_set
 
     def wait(self, seconds: float) -> bool:

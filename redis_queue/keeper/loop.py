@@ -123,7 +123,7 @@ class Keeper:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether a signal or a debugger stopped a process; False on systems without ``/proc``."""
+    """Tell whether a signal or a debugger stopped a process; False on systems without ``/proc``."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
     except OSError:

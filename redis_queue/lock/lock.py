@@ -194,7 +194,7 @@ def current_lock() -> HeldLock | None:
 
 
 def held_here(lock: Lock) -> bool:
-    """Return whether this thread holds *lock*."""
+    """Tell whether this thread holds *lock*."""
     return any(held.lock.key == lock.key for held in _mine())
 
 

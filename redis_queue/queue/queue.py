@@ -130,7 +130,7 @@ class RedisQueue(BaseQueue[Message]):
         return self._claims.ack_then_get(done, check_limit(limit, CHUNK))
 
     def still_mine(self, message: Message) -> bool:
-        """Return whether an ack of *message* would be accepted now."""
+        """Tell whether an ack of *message* would be accepted now."""
         return self._records.extend([message], 0)[0]
 
     @contextlib.contextmanager

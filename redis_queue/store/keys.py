@@ -357,7 +357,7 @@ _KEY: Final = re.compile(r"\{([^{}:]+):(queue|delay):([^{}:]+)(?::(\d{1,4}))?\}:
 
 
 def is_reserved(key: str) -> bool:
-    """Return whether *key* belongs to redis_queue, under any prefix."""
+    """Tell whether *key* belongs to redis_queue, under any prefix."""
     return _RESERVED.fullmatch(key) is not None
 
 

@@ -293,7 +293,7 @@ def _version(line: bytes) -> str:
 
 
 def read_flags(flags: bytes) -> list[bool]:
-    """Return whether each flag in the reply of a script is 1."""
+    """Tell whether each flag in the reply of a script is 1."""
     return [flag == _YES for flag in flags]
 
 

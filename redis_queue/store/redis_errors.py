@@ -55,7 +55,7 @@ MOST_CAUSES: Final = 10
 
 
 def refuses_for_now(error: BaseException | None) -> bool:
-    """Return whether *error*, or what caused it, is a refusal of Redis because of its state, not of the command.
+    """Tell whether *error*, or what caused it, is a refusal of Redis because of its state, not of the command.
 
     The same command succeeds later: a primary is demoted or has too few replicas, memory or disk is full, a script runs
     for too long, data is loaded, a slot moves, there are too many clients, or a password is replaced. What was refused
@@ -65,7 +65,7 @@ def refuses_for_now(error: BaseException | None) -> bool:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether *error* ends without any change to the call: Redis cannot be reached, or refuses it for now."""
+    """Tell whether *error* ends without any change to the call: Redis cannot be reached, or refuses it for now."""
     return isinstance(error, StoreUnavailableError) or refuses_for_now(error)
 
 
@@ -97,7 +97,7 @@ def _meaning(error: Exception) -> _Meaning | None:
 
 
 def lacks_permission(error: Exception) -> bool:
-    """Return whether Redis refused a command, or one in a script, for want of a permission."""
+    """Tell whether Redis refused a command, or one in a script, for want of a permission."""
     text = _WRAPPED.sub("", str(error))
     return isinstance(error, redis.exceptions.NoPermissionError) or text.startswith(_NO_PERMISSION)
 
@@ -108,7 +108,7 @@ UNKNOWN: Final = "; whether the call took effect is unknown"
 
 
 def may_have_arrived(error: Exception) -> bool:
-    """Return whether the command that failed with *error* may have been executed: sent, but no reply."""
+    """Tell whether the command that failed with *error* may have been executed: sent, but no reply."""
     if isinstance(error, redis.ResponseError) or refuses_for_now(error):
         return False
     return isinstance(error, _UNREACHABLE) and not _NOT_CONNECTED.search(str(error))

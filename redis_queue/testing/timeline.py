@@ -321,7 +321,7 @@ class Timeline:
         return "was not sent yet; travel to the task that sends it"
 
     def _can_come(self) -> bool:
-        """Return whether a result may still come from another thread, or from a worker in this process."""
+        """Tell whether a result may still come from another thread, or from a worker in this process."""
         return self._runner not in (None, get_ident()) or self.app.loader.worker_initialized
 
     def _age(self, since: datetime) -> timedelta:
