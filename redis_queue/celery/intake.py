@@ -17,6 +17,7 @@ from redis_queue.celery.control.revokes import RevokeStep
 from redis_queue.celery.fetch.channel import FetchingChannel
 from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.leases.poison import DeliveryLimitStep
+from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.message.headers import ETA, OWN
 from redis_queue.celery.monitor.step import MonitorStep
 from redis_queue.celery.store_consumer.channel import StoreChannel
@@ -92,9 +93,10 @@ class StartGuard:
             self._worker._quick_release = partial(self._worker.hub.call_soon, self._worker._quick_release)
 
     def _start(self, request: Any) -> None:
-        if not self._is_ours(request):
+        leases = LeaseStep.of_worker(self._consumer)
+        if not leases.may_be_ours(request.message.delivery_tag):
             _drop(request)
-            self._consumer.redis_queue_lease_step.count("dropped")
+            leases.count("dropped")
             self._free_process()
         elif run := self._run_of(request):
             self._free_process()
@@ -103,13 +105,6 @@ class StartGuard:
             with suppress(*self._consumer.connection_errors, *self._consumer.channel_errors):
                 _settle_early(request, self._worker.pool)
             self._process(request)
-
-    def _is_ours(self, request: Any) -> bool:
-        try:
-            ours: bool = self._consumer.redis_queue_lease_step.is_ours(request.message.delivery_tag)
-        except (*self._consumer.connection_errors, *self._consumer.channel_errors):
-            return True
-        return ours
 
     def _run_of(self, request: Any) -> Any:
         """Return the request that this worker still runs for the same message; else None, and note that it runs now."""

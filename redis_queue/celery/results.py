@@ -14,7 +14,7 @@ from celery.app.task import Context
 from redis_queue.basics.logs import logger_of
 from redis_queue.celery.address import results_of
 from redis_queue.celery.message.body import plain_body
-from redis_queue.celery.message.entry import read_entry
+from redis_queue.celery.message.entry import content_of
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
@@ -117,7 +117,7 @@ class ResultRecords:
     def _texts(self, kind: str, ids: Iterable[str]) -> list[bytes]:
         keys = [f"{self._prefix}{kind}{id_}".encode(errors="surrogateescape") for id_ in ids]
         # One byte more than is read: so a cut is noticed.
-        calls = [self._scripts.look("GETRANGE", key, 0, MOST_BYTES) for key in keys]
+        calls = [self._scripts.read_call("GETRANGE", key, 0, MOST_BYTES) for key in keys]
         return [reply() for reply in self._scripts.each(calls)]
 
 
@@ -202,7 +202,7 @@ def clear_revoked(app: Celery, id: str) -> None:
 def _request(entry: Entry | None) -> Any:
     """Return the request that a result backend needs to tell the chord; None without a chord."""
     try:
-        message = None if entry is None else read_entry(entry)
+        message = None if entry is None else content_of(entry)
     except InvalidValueError:
         return None
     if not isinstance(message, Envelope):

@@ -16,7 +16,7 @@ from redis_queue.cli.output import report
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Choice
 from redis_queue.operate.actions.registry import ACTIONS
-from redis_queue.operate.items import Messages, as_row, celery_queues_of
+from redis_queue.operate.items import Messages, celery_queues_of, message_row
 from redis_queue.operate.listing import Conditions
 from redis_queue.queue.queue import QueuePlace
 from redis_queue.store.chunks import CHUNK
@@ -144,7 +144,7 @@ def peek_celery(access: Access, *, name: str, only: Conditions, limit: int, with
         access,
         "messages",
         Messages(access, name, only),
-        partial(as_row, with_body=with_body),
+        partial(message_row, with_body=with_body),
         {head: head for head in heads},
         limit=limit,
         keep=heads[:2],

@@ -14,7 +14,7 @@ from redis_queue.store import keys
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import Keys, Kind, Part, PrefixKeys
 from redis_queue.store.links import Argument
-from redis_queue.store.registry import RegistryRow, read
+from redis_queue.store.registry import RegistryRow, row_of
 from redis_queue.store.scripts import BoundScript, Scripts, now_ms, pairs
 
 STEP: Final = 500
@@ -156,7 +156,7 @@ def _read_registry(found: Survey) -> None:
             if len(found.known) + len(found.unreadable) >= MOST_FIELDS:
                 found.note(f"read only {MOST_FIELDS:,} fields of the registry")
                 return
-            known = read(name, value)
+            known = row_of(name, value)
             if known is None:
                 found.unreadable.append(name)
             else:

@@ -130,9 +130,9 @@ class Failures:
                 reply()
                 for reply in self._scripts.each(
                     [
-                        self._scripts.look("ZMSCORE", self._keys.failed_at, *chunk),
-                        self._scripts.look("HMGET", self._keys.failures, *chunk),
-                        self._scripts.look("HMGET", self._keys.tracebacks, *chunk),
+                        self._scripts.read_call("ZMSCORE", self._keys.failed_at, *chunk),
+                        self._scripts.read_call("HMGET", self._keys.failures, *chunk),
+                        self._scripts.read_call("HMGET", self._keys.tracebacks, *chunk),
                     ]
                 )
             )
@@ -179,7 +179,7 @@ class Failures:
 
     def _rows(self, times: Sequence[tuple[bytes, int]]) -> Sequence[Failure]:
         parts = list(chunks(times, ROWS))
-        calls = [self._scripts.look("HMGET", self._keys.failures, *(id_ for id_, _ in part)) for part in parts]
+        calls = [self._scripts.read_call("HMGET", self._keys.failures, *(id_ for id_, _ in part)) for part in parts]
         replies = self._scripts.each(calls)
         rows = [
             read_failure(id_, at, row)

@@ -197,7 +197,7 @@ class RunHistory:
         return values if values.pop(name, None) == b"%d" % period else {}
 
     def _fields(self, key: bytes, fields: Sequence[bytes]) -> dict[bytes, bytes]:
-        calls = [self._scripts.look("HMGET", key, *chunk) for chunk in chunks(fields, CHUNK)]
+        calls = [self._scripts.read_call("HMGET", key, *chunk) for chunk in chunks(fields, CHUNK)]
         values = [value for reply in self._scripts.each(calls) for value in reply()]
         return {field: value for field, value in zip(fields, values, strict=True) if value is not None}
 

@@ -143,7 +143,7 @@ def _workers(app: Any) -> dict[str, frozenset[str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Broker:
+class InFlightBroker:
     """The messages in flight at one Redis, and kombu's visibility *timeout*, if known. All methods raise StoreError."""
 
     scripts: Scripts
@@ -172,7 +172,7 @@ class Broker:
 
 
 @contextmanager
-def broker_of(access: Access) -> Iterator[Broker | None]:
+def in_flight_broker(access: Access) -> Iterator[InFlightBroker | None]:
     """Yield the broker of the app; without an app the Redis, as one without ``global_keyprefix``.
 
     None if it is not Redis. Raises StoreUnavailableError if it is away.
@@ -180,7 +180,7 @@ def broker_of(access: Access) -> Iterator[Broker | None]:
     client = access.catalog.client
     if access.app is None:
         # kombu uses no Cluster.
-        yield Broker(Scripts(client), InFlightKeys.under("")) if isinstance(client, redis.Redis) else None
+        yield InFlightBroker(Scripts(client), InFlightKeys.under("")) if isinstance(client, redis.Redis) else None
     elif not on_redis(access.app):
         yield None
     else:
@@ -188,7 +188,7 @@ def broker_of(access: Access) -> Iterator[Broker | None]:
             with connected(access.app) as connection:
                 channel = connection.default_channel
                 timeout = float(channel.visibility_timeout)
-                yield Broker(Scripts(client_of(channel)), InFlightKeys.of(channel), timeout)
+                yield InFlightBroker(Scripts(client_of(channel)), InFlightKeys.of(channel), timeout)
         except OperationalError as failure:
             raise StoreUnavailableError(redact(str(failure))) from failure
 
@@ -222,7 +222,7 @@ class CheckContext:
     def in_flight(self) -> MessagesInFlight:
         """The messages in flight. Raises StoreError."""
         try:
-            with broker_of(self.access) as broker:
+            with in_flight_broker(self.access) as broker:
                 return MessagesInFlight() if broker is None else _messages_in_flight(broker)
         except StoreUnavailableError as failure:
             return MessagesInFlight(failure=str(failure))
@@ -242,7 +242,7 @@ class CheckContext:
         )
 
 
-def _messages_in_flight(broker: Broker) -> MessagesInFlight:
+def _messages_in_flight(broker: InFlightBroker) -> MessagesInFlight:
     tags = broker.sample()
     flags = broker.flags(tags)
     lost = [_named(broker, tag) for tag in _lost(tags, flags)[:NAMED]]
@@ -253,7 +253,7 @@ def _lost(tags: Sequence[bytes], flags: bytes) -> list[bytes]:
     return sorted(tag for tag, flag in zip(tags, flags, strict=True) if flag == NO_INDEX)
 
 
-def _named(broker: Broker, tag: bytes) -> str:
+def _named(broker: InFlightBroker, tag: bytes) -> str:
     text = tag.decode(errors="replace")[:MAX_ID]
     id_ = broker.task_id(tag)
     return f"task {id_} ({text})" if id_ else text
@@ -304,7 +304,7 @@ def _repair_in_flight(access: Access, *, dry_run: bool) -> list[Finding]:
     """
 
     def work() -> Iterator[tuple[str, bool]]:
-        with broker_of(access) as broker:
+        with in_flight_broker(access) as broker:
             if broker is not None:
                 tags = broker.sample()
                 if count := len(_lost(tags, broker.flags(tags, acting=not dry_run))):

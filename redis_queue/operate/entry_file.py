@@ -11,7 +11,7 @@ from typing import Any
 from redis_queue.basics.logs import escape
 from redis_queue.basics.times import EPOCH
 from redis_queue.celery.kombu.keys import ListNames
-from redis_queue.celery.message.destinations import Destinations, check_key
+from redis_queue.celery.message.destinations import Destinations, check_reserved
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.delay.model import OnConflict, Push
 from redis_queue.delay.queue import DelayQueue
@@ -40,7 +40,7 @@ def to_json(entry: Entry) -> dict[str, Any]:
 def destination_check(access: Access, queue: DelayQueue) -> Check:
     """Return a check that raises InvalidValueError for an entry with a forbidden destination."""
     if access.app is None or queue.name != access.default_delay_queue:
-        return lambda push: None if push.destination is None else check_key(push.destination)
+        return lambda push: None if push.destination is None else check_reserved(push.destination)
     destinations, names = Destinations(access.app), ListNames.of_app(access.app)
 
     def check(push: Push) -> None:

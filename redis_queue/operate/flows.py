@@ -200,19 +200,7 @@ def flow_or_queue(access: Access, name: str) -> FlowState:
         # A pause needs the store alone: a broker that cannot be read does not prevent it.
         with contextlib.suppress(OperationalError):
             access.celery_queues.check(name.removeprefix(OF_QUEUE))
-    return _flow_or_bare(access, name)
-
-
-def pause(access: Access, name: str) -> FlowState:
-    """Start no more messages of a flow, or of any queue; return what is in force."""
-    access.flows.pause(name)
-    return access.flows.find(name)
-
-
-def resume(access: Access, name: str) -> FlowState:
-    """End a pause, if there is one; return what is in force."""
-    access.flows.resume(name)
-    return _flow_or_bare(access, name)
+    return flow_or_bare(access, name)
 
 
 def read_changes(state: FlowState, texts: Mapping[str, str]) -> dict[str, Any]:
@@ -242,6 +230,6 @@ def _read_change(name: str, text: str) -> Any:
     return int(text)
 
 
-def _flow_or_bare(access: Access, name: str) -> FlowState:
-    # A queue without a flow is known only while it is paused.
+def flow_or_bare(access: Access, name: str) -> FlowState:
+    """Return the flow *name*; without limits if it is unknown, as that of a queue is unless it is paused."""
     return access.flows.get(name) or FlowState(name, FlowLimits(), FlowLimits(), "", False, 0, 0)

@@ -84,12 +84,12 @@ class Inspector:
             # One broken queue must not hide the others.
             return fault_text(error)
         if known.kind == "queue":
-            return [self._scripts.bind("queue/stats", shards[0]).look()]
+            return [self._scripts.bind("queue/stats", shards[0]).read_call()]
         if known.shards > max(left, FEW_SHARDS):
             return f"not counted: {known.shards:,} shards are too many for this list; open the page of the queue"
         now = self.catalog.clock()
-        stats = [self._scripts.bind("delay/stats", keys).look(now=now) for keys in shards]
-        return stats + [self._scripts.look("HMGET", keys.meta, *TOTALS) for keys in shards]
+        stats = [self._scripts.bind("delay/stats", keys).read_call(now=now) for keys in shards]
+        return stats + [self._scripts.read_call("HMGET", keys.meta, *TOTALS) for keys in shards]
 
     def _row(self, known: RegistryRow, looks: Sequence[ReadCall], replies: Iterator[Callable[[], Any]]) -> QueueRow:
         mine = list(itertools.islice(replies, len(looks)))
@@ -105,7 +105,7 @@ class Inspector:
         """Return *rows*; those of a RedisQueue with delayed messages get its next due time."""
         numbers = [number for number, row in enumerate(rows) if row.kind == "queue" and row.delayed]
         keys = [self._keys("queue", rows[number].name, 1)[0].waiting for number in numbers]
-        replies = self._scripts.each([self._scripts.look("ZRANGE", key, 0, 0, "WITHSCORES") for key in keys])
+        replies = self._scripts.each([self._scripts.read_call("ZRANGE", key, 0, 0, "WITHSCORES") for key in keys])
         found = list(rows)
         for number, reply in zip(numbers, replies, strict=True):
             try:

@@ -271,7 +271,7 @@ def celery_queues_of(access: Access) -> CeleryQueues:
     return access.celery_queues
 
 
-def as_row(message: WaitingMessage, *, with_body: bool) -> dict[str, Any]:
+def message_row(message: WaitingMessage, *, with_body: bool) -> dict[str, Any]:
     """Return the fields that people see."""
     shown = {
         "id": message.id,

@@ -104,5 +104,5 @@ def _state(row: WorkerRow, seen_age: float, waiting: int | None, stuck_after: fl
 
 
 def _waiting(scripts: Scripts, lists: Sequence[str]) -> int:
-    calls = [scripts.look("LLEN", name.encode(errors="replace")) for name in lists]
+    calls = [scripts.read_call("LLEN", name.encode(errors="replace")) for name in lists]
     return sum(int(reply()) for reply in scripts.each(calls))

@@ -109,7 +109,7 @@ class Collector:
                     ((name,), (row[0],)) for name, row in look.dispatching.items() if name != OTHERS
                 ],
                 "dispatchers": lambda: [((name,), (dispatchers,)) for name, (_, dispatchers) in sent],
-                "flows": lambda: read_flows(inspector, look.at),
+                "flows": lambda: flow_samples(inspector, look.at),
                 "unique tasks": lambda: _single(inspector.unique.count()),
             }
         return readers
@@ -181,7 +181,7 @@ def _single(read: Any) -> Samples | None:
     return None if read is None else [((), (read,))]
 
 
-def read_flows(inspector: Inspector, at: datetime, most: int = MOST_FLOWS) -> list[tuple[tuple[str], Any]]:
+def flow_samples(inspector: Inspector, at: datetime, most: int = MOST_FLOWS) -> list[tuple[tuple[str], Any]]:
     """Read up to *most* flows: those first of which most messages run or wait. Raises StoreError.
 
     Each is its name, its state, and how many seconds its oldest message waits: 0 if none waits, None if unknown.

@@ -283,6 +283,11 @@ class FlowKeys(KeyGroup):
         return f"{self.root}taken:"
 
     @property
+    def released(self) -> str:
+        """The list of messages on their way to a broker elsewhere, whose workers take no more of them."""
+        return f"{self.taken}released"
+
+    @property
     def indexes(self) -> tuple[str, str]:
         """kombu's indexes of messages in flight: of workers whose broker is this Redis, and of the others."""
         return f"{self._broker_prefix}unacked_index", f"{self.taken}unacked_index"

@@ -49,7 +49,7 @@ class Registry:
                 return
             # Another process may have added it between the two commands.
             held = held or self._scripts.command("HGET", self._key, field)
-            _check_shards(name, read(field.encode(), held), settings.shards)
+            _check_shards(name, row_of(field.encode(), held), settings.shards)
             if held == value.encode():
                 return
         self._scripts.command("HSET", self._key, field, value)
@@ -62,7 +62,7 @@ class Registry:
         """Return the registry entry of one queue; None if it is missing or unreadable."""
         field = f"{kind}:{name}".encode(errors="surrogateescape")
         value = self._scripts.command("HGET", self._key, field)
-        return None if value is None else read(field, value)
+        return None if value is None else row_of(field, value)
 
     def fields(self) -> tuple[list[bytes], int]:
         """Return ``kind:name`` of up to :data:`MOST_FIELDS` queues in order, and the number of all queues."""
@@ -79,7 +79,7 @@ class Registry:
     def read(self, fields: Sequence[bytes]) -> list[RegistryRow]:
         """Return the registry entries *fields*; unreadable ones are left out."""
         values = (self._scripts.command("HMGET", self._key, *chunk) for chunk in chunks(fields))
-        found = map(read, fields, itertools.chain.from_iterable(values))
+        found = map(row_of, fields, itertools.chain.from_iterable(values))
         return [known for known in found if known is not None]
 
     def all(self) -> list[RegistryRow]:
@@ -96,7 +96,7 @@ def _check_shards(name: str, known: RegistryRow | None, shards: int) -> None:
         )
 
 
-def read(field: bytes, value: bytes | None) -> RegistryRow | None:
+def row_of(field: bytes, value: bytes | None) -> RegistryRow | None:
     """Return the queue in a field of the registry, or None if it is unreadable."""
     try:
         kind, _, name = field.decode().partition(":")

@@ -57,7 +57,7 @@ class Scripts:
         script = load(name)
         return BoundScript(self._link, script, [named.get(key) or getattr(keys, key) for key in script.keys])
 
-    def look(self, *command: Argument) -> ReadCall:
+    def read_call(self, *command: Argument) -> ReadCall:
         """Return the call of a plain read-only command, for :meth:`each`."""
         return ReadCall(command, functools.partial(self.command, *command))
 
@@ -106,7 +106,7 @@ class BoundScript:
         command = self._command(more, arguments)
         return _insist(self._link, command, writes=script.writes, keys=self._keys, source=script.source)
 
-    def look(self, **arguments: Any) -> ReadCall:
+    def read_call(self, **arguments: Any) -> ReadCall:
         """Return a call of this read-only script, for :meth:`Scripts.each`."""
         return ReadCall(self._command((), dict(arguments)), functools.partial(self, **arguments))
 
@@ -137,14 +137,14 @@ def _insist(server: Link, command: Command, *, writes: bool, keys: Sequence[Argu
             command = ("EVAL", source, *command[2:])
         except RedisErrors as error:
             unknown = unknown or (writes and may_have_arrived(error))
-            pause(attempt, error, _explained(error, server, keys, unknown=unknown))
+            _pause(attempt, error, _explained(error, server, keys, unknown=unknown))
             attempt += 1
 
 
 def _explained(error: Exception, server: Link, keys: Sequence[Argument], *, unknown: bool) -> RedisQueueError:
     text = str(error)
     if "WRONGTYPE" in text:
-        return WrongTypeError(f"{WrongTypeError.__doc__} {describe(server, keys)}")
+        return WrongTypeError(f"{WrongTypeError.__doc__} {_types_of(server, keys)}")
     if "NEWER_SCHEMA" in text:
         return SchemaError()
     if "LATE_CALL" in text:
@@ -156,7 +156,7 @@ def _same(reply: Any) -> Any:
     return reply
 
 
-def describe(server: Link, keys: Iterable[Argument]) -> str:
+def _types_of(server: Link, keys: Iterable[Argument]) -> str:
     """Return those of *keys* that exist, with their types, for an error message."""
     found = ((key, server.send("TYPE", key)) for key in keys if isinstance(key, bytes))
     try:
@@ -166,7 +166,7 @@ def describe(server: Link, keys: Iterable[Argument]) -> str:
         return ""
 
 
-def pause(attempt: int, error: Exception, ours: RedisQueueError) -> None:
+def _pause(attempt: int, error: Exception, ours: RedisQueueError) -> None:
     """Wait before the next attempt; raise *ours* after the last attempt, or if another one cannot help."""
     most = SILENT_ATTEMPTS if isinstance(error, redis.TimeoutError) else CALL_ATTEMPTS
     if attempt >= most or not isinstance(ours, StoreUnavailableError):

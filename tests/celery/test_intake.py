@@ -25,6 +25,7 @@ from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from redis_queue import CancelOutcome
 from redis_queue.celery import Dispatcher, DurableTasks, intake, push_task
+from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import CALL, ETA
 from redis_queue.celery.stored_tasks import StoredTasks
@@ -88,13 +89,12 @@ class Waiting:
 
 def consumer_of(worker: Any, is_ours: Callable[[str], bool], count: Callable[[str], Any]) -> Any:
     """Return the consumer of a worker whose pool has a semaphore."""
-    return SimpleNamespace(
-        controller=worker,
-        on_task_request=None,
-        connection_errors=(OSError,),
-        channel_errors=(redis.ResponseError,),
-        redis_queue_lease_step=SimpleNamespace(is_ours=is_ours, count=count),
+    consumer = SimpleNamespace(
+        controller=worker, on_task_request=None, connection_errors=(OSError,), channel_errors=(redis.ResponseError,)
     )
+    consumer.redis_queue_lease_step = leases = SimpleNamespace(_consumer=consumer, is_ours=is_ours, count=count)
+    leases.may_be_ours = partial(LeaseStep.may_be_ours, leases)
+    return consumer
 
 
 @pytest.mark.parametrize("error", [OSError("away"), redis.OutOfMemoryError("full")])
@@ -103,7 +103,7 @@ def test_tasks_start_if_their_lease_cannot_be_checked(error: Exception) -> None:
         raise error
 
     started: list[int] = []
-    worker = SimpleNamespace(_process_task=lambda request: started.append(request.number))
+    worker = SimpleNamespace(_process_task=lambda request: started.append(request.number), pool=None)
     intake.StartGuard(consumer_of(worker, ask, pytest.fail))
     worker._process_task(Waiting(7, "uncertain"))
     assert started == [7]

@@ -111,7 +111,7 @@ FOUND_BY_TESTS: Final = {
     },
     "tests/celery/leases/test_task_leases.py": {
         "start what another worker has": py(
-            "celery/intake.py", "if not self._is_ours(request):", "if False:", "does_not_start_lost"
+            "celery/intake.py", "if not leases.may_be_ours(request", "if False and (request", "does_not_start_lost"
         ),
         "start a message that this worker runs": py(
             "celery/intake.py", "if run is not request and run in", "if False and run in", "comes_again"

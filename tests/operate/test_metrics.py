@@ -23,7 +23,7 @@ from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.inspector import Inspector
-from redis_queue.operate.metrics import MOST_FLOWS, OTHERS, Collector, read_flows
+from redis_queue.operate.metrics import MOST_FLOWS, OTHERS, Collector, flow_samples
 from redis_queue.operate.queue_row import CeleryQueueRow
 from redis_queue.store.keys import FlowKeys, Keys, PrefixKeys
 from redis_queue.store.scripts import NumberedCalls, Scripts
@@ -448,7 +448,7 @@ def test_many_keys_take_no_more_commands(client: redis.Redis, flows: Flows) -> N
 
     def cost() -> int:
         before = int(client.info("stats")["total_commands_processed"])
-        assert any(age for _, (_, age) in read_flows(inspector, inspector.now()))
+        assert any(age for _, (_, age) in flow_samples(inspector, inspector.now()))
         return int(client.info("stats")["total_commands_processed"]) - before
 
     cost()

@@ -12,7 +12,7 @@ from redis_queue.basics.logs import logger_of
 from redis_queue.basics.waits import Background
 from redis_queue.celery.control.cancels import CANCELLED, CANCELS, as_collection, store_of, task_ids
 from redis_queue.celery.control.revokes import has_newer_call, obey
-from redis_queue.celery.dispatch.loop import answers
+from redis_queue.celery.dispatch.loop import lists_stored_tasks
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.results import clear_revoked
 from redis_queue.celery.stored_tasks import StoredTasks, delayed_of
@@ -87,7 +87,7 @@ def _scheduled(original: Any) -> Any:
         rows = original(state, **kwargs)
         stored = delayed_of(state.app)
         # The leader lists stored tasks, or each worker if none leads.
-        if stored is None or not _try_call(lambda: answers(state.app, stored.queue)):
+        if stored is None or not _try_call(lambda: lists_stored_tasks(state.app, stored.queue)):
             return rows
         page = _try_call(lambda: stored.queue.list(after=after, limit=max(1, min(int(limit), 500))))
         return [*rows, *(_row(TaskEntry.of(entry)) for entry in page or ())]

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
-from redis_queue.celery.brokers import Broker
-from redis_queue.celery.brokers.base import Meanwhile, do_nothing
+from redis_queue.celery.brokers.base import Broker, Meanwhile, do_nothing
 from redis_queue.celery.brokers.open import unavailable_if_away
 from redis_queue.celery.brokers.redis import RedisBroker
-from redis_queue.celery.message.entry import Message, envelope_of_entry
+from redis_queue.celery.message.entry import Content, envelope_of_entry
 from redis_queue.celery.message.envelope import VERSION, Envelope, element_of, needs_reading
 from redis_queue.delay.model import Delivery
 from redis_queue.delay.queue import DelayQueue
@@ -23,7 +22,7 @@ from redis_queue.store.chunks import chunks
 if TYPE_CHECKING:
     from celery import Celery
 
-NONE_READ: Final[Mapping[str, Message]] = MappingProxyType({})
+NONE_READ: Final[Mapping[str, Content]] = MappingProxyType({})
 
 
 class DeliveryPolicy(Protocol):
@@ -75,7 +74,7 @@ class Batch:
         self._open: dict[str, Entry] = {}
         self._published: list[Entry] = []
 
-    def send(self, entries: Sequence[Entry], *, until: float, messages: Mapping[str, Message] = NONE_READ) -> None:
+    def send(self, entries: Sequence[Entry], *, until: float, messages: Mapping[str, Content] = NONE_READ) -> None:
         """Send *entries*; begin no more after *until* on the monotonic clock, since leases end soon after it.
 
         *messages* by entry id were read already; the others are read now.
@@ -89,7 +88,7 @@ class Batch:
             self._ack()
             self._policy.end(list(self._open.values()))
 
-    def _send(self, until: float, messages: Mapping[str, Message]) -> None:
+    def _send(self, until: float, messages: Mapping[str, Content]) -> None:
         broker = self._broker
         if self._policy.as_stored and isinstance(broker, RedisBroker) and not broker.shares_store:
             self._push_as_stored(broker)
@@ -101,7 +100,7 @@ class Batch:
                 break
             self._publish(self._deliver(part))
 
-    def _envelopes(self, messages: Mapping[str, Message]) -> Iterator[tuple[Entry, Envelope]]:
+    def _envelopes(self, messages: Mapping[str, Content]) -> Iterator[tuple[Entry, Envelope]]:
         for entry in list(self._open.values()):
             try:
                 envelope = envelope_of_entry(self._app, entry, self._broker.destinations, messages.get(entry.id))

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from kombu.exceptions import OperationalError
 
-from redis_queue.celery.brokers import Broker, open_broker
-from redis_queue.celery.brokers.base import Meanwhile, do_nothing
-from redis_queue.celery.brokers.open import BrokerUnavailableError
+from redis_queue.celery.brokers.base import Broker, Meanwhile, do_nothing
+from redis_queue.celery.brokers.open import BrokerUnavailableError, open_broker
 from redis_queue.celery.dispatch.delivery import Batch
 from redis_queue.celery.dispatch.outcome import DispatchOutcome
-from redis_queue.celery.message.entry import Message, read_readable
+from redis_queue.celery.message.entry import Content, readable_contents
 from redis_queue.celery.message.envelope import PHRASES
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.delay.model import Claim, Dispatched
@@ -140,7 +139,7 @@ class ClaimedBatch:
 
     claim: Claim
     claimed_at: float
-    messages: Mapping[str, Message] = field(default_factory=dict)
+    messages: Mapping[str, Content] = field(default_factory=dict)
 
 
 class BatchClaims:
@@ -171,7 +170,7 @@ class BatchClaims:
         if self._more and self._next is None:
             with contextlib.suppress(StoreError):
                 self._next = self._claim(self._batch, 0)
-                self._next = replace(self._next, messages=read_readable(self._next.claim.entries))
+                self._next = replace(self._next, messages=readable_contents(self._next.claim.entries))
 
     def give_back(self) -> None:
         """Give back the batch that was claimed ahead; if Redis is away, its lease ends by itself."""

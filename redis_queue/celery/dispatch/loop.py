@@ -180,7 +180,7 @@ class DispatchLoop:
             self._report.write(leads=False)
 
 
-def answers(app: Celery, queue: DelayQueue) -> bool:
+def lists_stored_tasks(app: Celery, queue: DelayQueue) -> bool:
     """Tell whether this worker lists the tasks stored in *queue* for ``inspect scheduled``.
 
     The worker that leads does; if no worker leads, every worker does.

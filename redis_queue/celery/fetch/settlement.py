@@ -101,7 +101,7 @@ class Settlement:
         """
         batch = [tag for tag in self._waiting if has_place(tag)][:MOST_IN_BATCH]
         if not batch:
-            return batch, _ignore
+            return batch, lambda _: None
         chosen = set(batch)
         self._waiting = [tag for tag in self._waiting if tag not in chosen]
         self._since = self._since if self._waiting else math.inf
@@ -158,10 +158,6 @@ class Settlement:
         self._release(batch, lost=lost)
         # Afterwards: a renewal that missed a record, told by another thread, would count as a loss in between.
         self._tags.difference_update(batch)
-
-
-def _ignore(_reply: Any) -> None:
-    """Do nothing: no tag was sent."""
 
 
 class InFlightRecords:

@@ -18,6 +18,7 @@ from celery.worker.consumer import Consumer
 from celery.worker.request import Request
 from celery.worker.worker import WorkController
 from kombu.asynchronous import Hub
+from kombu.connection import Connection
 from kombu.transport import redis, virtual
 
 FETCH_IS_OFF: Final = "atomic fetch is off, so a worker that is killed may lose a message that it has just popped"
@@ -27,6 +28,7 @@ METHODS: Final[dict[Any, tuple[str, ...]]] = {
     redis.Channel: (
         "basic_consume queue",
         "_after_fork",
+        "_connparams",
         "_basic_cancel consumer_tag",
         "_q_for_pri queue pri",
         "_get_message_priority message",
@@ -59,6 +61,7 @@ METHODS: Final[dict[Any, tuple[str, ...]]] = {
         "_unregister_from_poll fileno",
     ),
     redis.Transport: ("_deliver message queue", "register_with_event_loop connection loop"),
+    Connection: ("_ensure_connection errback",),
     Hub: ("call_later delay callback",),
     Consumer: ("connect", "create_task_handler", "ensure_connected conn"),
     WorkController: ("_process_task req",),

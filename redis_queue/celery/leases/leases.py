@@ -226,7 +226,7 @@ class WorkerLeases:
             self.counters.add("lost")
 
 
-Name = Literal["lost", "restored", "dead", "dropped"]
+CounterName = Literal["lost", "restored", "dead", "dropped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ class Counters:
         self._client = client
         self._key = BrokerKeys(broker_prefix).counters
 
-    def add(self, name: Name, amount: int = 1) -> None:
+    def add(self, name: CounterName, amount: int = 1) -> None:
         """Count *amount* more; never raises."""
         try:
             self._client.hincrby(self._key, name, amount)

@@ -21,6 +21,7 @@ from celery.worker.request import Request
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import END_OF_CALENDAR_MS
 from redis_queue.celery.kombu.internals import around
+from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import Attempt, counted_id, is_redelivered, sibling_id
 from redis_queue.celery.settings import part_of
@@ -204,17 +205,14 @@ class DeliveryLimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
         name = headers.get("task") if headers.get("id") else None
         task = self._consumer.app.tasks.get(name) if isinstance(name, str) else None
         starts = self._limit.exceeded(message, task) if task is not None else None
-        # If it cannot be stored as a dead letter, better run it once more than lose it.
-        if starts is None or self._is_lost(message) or not self._limit.bury(self._consumer, message, task, starts):
+        leases = LeaseStep.of_worker(self._consumer)
+        if starts is None or not leases.may_be_ours(message.delivery_tag):
             return False
-        self._consumer.redis_queue_lease_step.count("dead")
+        # If it cannot be stored as a dead letter, better run it once more than lose it.
+        if not self._limit.bury(self._consumer, message, task, starts):
+            return False
+        leases.count("dead")
         return True
-
-    def _is_lost(self, message: Any) -> bool:
-        """Tell whether another worker has *message* by now: it waited here for too long."""
-        with contextlib.suppress(*self._consumer.connection_errors, *self._consumer.channel_errors):
-            return not self._consumer.redis_queue_lease_step.is_ours(message.delivery_tag)
-        return False
 
     def start(self, consumer: Any) -> None:  # noqa: ARG002 - what Celery calls
         """Let the starts of tasks not count that Celery has cancelled, since their connection was lost."""

@@ -28,7 +28,7 @@ from redis_queue.celery.kombu import internals
 from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.leases.connections import check_broker, worker_connection
-from redis_queue.celery.leases.leases import Name, WorkerLeases
+from redis_queue.celery.leases.leases import CounterName, WorkerLeases
 from redis_queue.celery.leases.qos import lease_channels
 from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import StoredTasks
@@ -72,6 +72,12 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         around(consumer, "connect", self._connect)
         consumer.redis_queue_lease_step = self
 
+    @staticmethod
+    def of_worker(consumer: Any) -> LeaseStep:
+        """Return the step of *consumer*, whose worker has leases."""
+        found: LeaseStep = consumer.redis_queue_lease_step
+        return found
+
     @property
     def takes_flows(self) -> bool:
         """Whether the consumer itself takes messages of flows, from its broker."""
@@ -85,6 +91,13 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """Tell whether the worker still has the lease of the message with this delivery tag, or it needs none."""
         leases = self.of(tag)
         return leases is None or leases.is_ours(tag)
+
+    def may_be_ours(self, tag: Any) -> bool:
+        """Tell whether :meth:`is_ours`, or the broker is away, so that nobody knows."""
+        try:
+            return self.is_ours(tag)
+        except (*self._consumer.connection_errors, *self._consumer.channel_errors):
+            return True
 
     def tell_loss(self, tag: str, after: float) -> None:
         """Tell that the lease of the message with this delivery tag was lost *after* some seconds."""
@@ -118,7 +131,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
             )
             logger.warning(text, name, extra={"action": "flow_key_changed"})
 
-    def count(self, name: Name) -> None:
+    def count(self, name: CounterName) -> None:
         """Count for all workers, if the broker is Redis."""
         if self.leases is not None:
             self.leases.counters.add(name)

@@ -40,7 +40,7 @@ class ForbiddenDestinationError(InvalidValueError):
     """The destination of a task is not allowed."""
 
 
-def check_key(name: str, kind: str = "list") -> None:
+def check_reserved(name: str, kind: str = "list") -> None:
     """Raise ForbiddenDestinationError for reserved names; needs no app."""
     if is_reserved(name) or _INTERNAL.fullmatch(name):
         raise ForbiddenDestinationError(f"{kind} {name[:200]!r} is reserved: use another name")
@@ -122,7 +122,7 @@ class Destinations:
         return all(self._is_named(name) for name in {entity.name, *exchanges_of(entity)})
 
     def _check(self, name: str, kind: str) -> None:
-        check_key(name, kind)
+        check_reserved(name, kind)
         conf = self._app.conf
         if name == conf.event_exchange or name.startswith(f"{conf.event_queue_prefix}."):
             raise ForbiddenDestinationError(f"{kind} {name[:200]!r} is reserved for events: use another name")

@@ -181,11 +181,11 @@ def _writes_types(app: Celery | None, call: TaskCall) -> bool:
     return bool((serializer or app.conf.task_serializer) == "json")
 
 
-Message: TypeAlias = Envelope | TaskCall
+Content: TypeAlias = Envelope | TaskCall
 """What an entry holds: a captured message or a call."""
 
 
-def read_entry(entry: Entry) -> Message:
+def content_of(entry: Entry) -> Content:
     """Return the message or the call that *entry* holds; raises InvalidValueError for an unreadable one."""
     if isinstance(entry.payload, bytes):
         return Envelope.unpack(entry.payload, entry.id, entry.headers)
@@ -202,12 +202,12 @@ def unique_header_of(entry: Entry | Item | None) -> UniqueHeader | None:
     return None
 
 
-def read_readable(entries: Iterable[Entry]) -> dict[str, Message]:
+def readable_contents(entries: Iterable[Entry]) -> dict[str, Content]:
     """Return what *entries* hold, by id, without the unreadable ones."""
-    found: dict[str, Message] = {}
+    found: dict[str, Content] = {}
     for entry in entries:
         with contextlib.suppress(InvalidValueError):
-            found[entry.id] = read_entry(entry)
+            found[entry.id] = content_of(entry)
     return found
 
 
@@ -239,13 +239,13 @@ def _with_schedule(envelope: Envelope, headers: Any) -> Envelope:
 
 
 def envelope_of_entry(
-    app: Celery, entry: Entry, destinations: Destinations, message: Message | None = None
+    app: Celery, entry: Entry, destinations: Destinations, message: Content | None = None
 ) -> Envelope:
     """Return the message that *entry* becomes; *message* is what it holds, if that was read already.
 
     Raises InvalidValueError for an unreadable entry, and for a call to a forbidden queue.
     """
-    message = message or read_entry(entry)
+    message = message or content_of(entry)
     if isinstance(message, Envelope):
         return message
     destinations.check_call(message.options)

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from redis_queue.basics.times import from_ms
 from redis_queue.celery.message.body import json_body, retries_of
-from redis_queue.celery.message.entry import TaskCall, read_entry
+from redis_queue.celery.message.entry import TaskCall, content_of
 from redis_queue.celery.message.envelope import MAX_MESSAGE_NAME, Envelope, priority_of
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
@@ -53,7 +53,7 @@ class TaskEntry:
         """Return *entry* as a task."""
         known: dict[str, Any] = {}
         with suppress(InvalidValueError):
-            message = read_entry(entry)
+            message = content_of(entry)
             known = _of_envelope(message) if isinstance(message, Envelope) else _of_call(message)
         return cls(id=entry.id, due_at=entry.due_at, stored_at=entry.put_at, deliveries=entry.deliveries, **known)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redis_queue.celery.brokers.open import broker_of
 from redis_queue.celery.message.body import retries_of
-from redis_queue.celery.message.entry import read_entry
+from redis_queue.celery.message.entry import content_of
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.migrate import Progress
 from redis_queue.celery.migrate.kombu_backlog import BacklogTask, KombuBacklog, RemainingTask
@@ -275,7 +275,7 @@ class Adoption:
             if entry.payload == push.payload:
                 return True
             try:
-                stored = read_entry(entry)
+                stored = content_of(entry)
                 if isinstance(stored, Envelope) and retries_of(stored) > retries_of(found.envelope):
                     return True
             except InvalidValueError:

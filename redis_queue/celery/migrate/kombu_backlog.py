@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from redis_queue.basics.times import END_OF_CALENDAR_MS, from_ms
-from redis_queue.celery.brokers import Broker
+from redis_queue.celery.brokers.base import Broker
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import InFlightKeys, ListNames

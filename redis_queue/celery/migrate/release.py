@@ -14,8 +14,7 @@ from redis_queue.admission.backlog import Backlog
 from redis_queue.admission.flows import OF_QUEUE, route_of
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import from_ms
-from redis_queue.celery.brokers import Broker
-from redis_queue.celery.brokers.base import reason_of
+from redis_queue.celery.brokers.base import Broker, reason_of
 from redis_queue.celery.brokers.open import BrokerUnavailableError, broker_of, unavailable_if_away
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.dispatch.delivery import Batch
@@ -42,10 +41,6 @@ logger = logger_of(__name__)
 
 NAMED: Final = 5
 """Most workers that an error names."""
-
-
-RELEASED: Final = "released"
-"""Key, in the namespace of flows, of messages on their way to a broker elsewhere."""
 
 
 class NotReleasableError(RedisQueueError):
@@ -80,7 +75,6 @@ class Release:
         self._send = self._scripts.command
         self._keys = self._store.flow_keys
         self._backlog = Backlog(self._scripts, self._keys, self._store.clock)
-        self._released = f"{self._keys.taken}{RELEASED}"
         #: Number of messages that waited for a place in a flow and are in the broker now.
         self.from_flows = 0
 
@@ -114,7 +108,7 @@ class Release:
             return 0
         queues = (count for name, count in self._backlog.all().items() if name.startswith(OF_QUEUE))
         held = self._send("HLEN", InFlightKeys.under(self._keys.taken).unacked)
-        return sum(queues) + int(held) + int(self._send("LLEN", self._released))
+        return sum(queues) + int(held) + int(self._send("LLEN", self._keys.released))
 
     def dead(self) -> int:
         """Count dead letters and quarantined records; a release leaves them stored."""
@@ -175,7 +169,7 @@ class Release:
             for count in self._backlog.move(lambda queue, step: (names.of_queue(queue, step), "")):
                 self.from_flows += count
         else:
-            for _ in self._backlog.move(lambda queue, _step: (self._released, route_of(queue))):
+            for _ in self._backlog.move(lambda queue, _step: (self._keys.released, route_of(queue))):
                 pass
             self._publish_records(broker)
         if not self.in_flows():
@@ -190,16 +184,16 @@ class Release:
             if self._publish(broker, self._send("HGET", keys.unacked, tag)):
                 self._send("HDEL", keys.unacked, tag)
                 self._send("ZREM", keys.index, tag)
-        for _ in range(int(self._send("LLEN", self._released))):
-            record = self._send("LINDEX", self._released, -1)
+        for _ in range(int(self._send("LLEN", self._keys.released))):
+            record = self._send("LINDEX", self._keys.released, -1)
             if record is None:
                 # Another release has taken the rest.
                 return
             if self._publish(broker, record):
                 # By its value: if another release has removed it meanwhile, the last one is not published yet.
-                self._send("LREM", self._released, -1, record)
+                self._send("LREM", self._keys.released, -1, record)
             else:
-                self._send("RPOPLPUSH", self._released, self._released)
+                self._send("RPOPLPUSH", self._keys.released, self._keys.released)
 
     def _publish(self, broker: Broker, record: bytes) -> bool:
         """Publish a message in kombu's record; tell whether the broker has taken it."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from redis_queue.celery.message.destinations import ForbiddenDestinationError, check_key
+from redis_queue.celery.message.destinations import ForbiddenDestinationError, check_reserved
 from redis_queue.store.keys import MAX_NAME
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _is_readable(name: Any) -> bool:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
         return False
     try:
-        check_key(name)
+        check_reserved(name)
     except ForbiddenDestinationError:
         return False
     return True

@@ -77,9 +77,9 @@ class RedisQueues(BrokerQueues):
         return names
 
     def _members(self, keys: Sequence[bytes]) -> Iterator[bytes]:
-        sizes = self._scripts.each([self._scripts.look("SCARD", key) for key in keys])
+        sizes = self._scripts.each([self._scripts.read_call("SCARD", key) for key in keys])
         small = [key for key, size in zip(keys, sizes, strict=True) if size() <= SCAN]
-        for members in self._scripts.each([self._scripts.look("SMEMBERS", key) for key in small]):
+        for members in self._scripts.each([self._scripts.read_call("SMEMBERS", key) for key in small]):
             yield from members()
 
     def total(self, queues: Sequence[str]) -> tuple[int, int]:

@@ -50,7 +50,7 @@ class StoreConsumer:
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
-        self._leases: LeaseStep = consumer.redis_queue_lease_step
+        self._leases = LeaseStep.of_worker(consumer)
         self._store = Store.of(consumer.app)
         self._connection: Any = None
         # What calls the connection back: the event loop of the worker, or a thread.
@@ -61,7 +61,7 @@ class StoreConsumer:
         self._failure: Exception | None = None
         self._pauses = Backoff(first=0.1, cap=LONGEST_PAUSE)
         self._lost_at = -math.inf
-        self._handle: Callable[[Any], Any] = _ignore
+        self._handle: Callable[[Any], Any] = lambda _: None
         #: Whether the broker of the worker is Redis.
         self.broker_is_redis = False
 
@@ -276,10 +276,6 @@ def _has_flows(client: redis.Redis, keys: FlowKeys) -> bool:
     with contextlib.suppress(redis.exceptions.NoPermissionError):
         return bool(client.exists(keys.flags))
     return False
-
-
-def _ignore(_message: Any) -> None:
-    """Do nothing: the worker has not started."""
 
 
 class BrokerShare:

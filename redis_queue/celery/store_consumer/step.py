@@ -42,7 +42,7 @@ class StoreConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        self._leases: LeaseStep = consumer.redis_queue_lease_step
+        self._leases = LeaseStep.of_worker(consumer)
         self._store_consumer = StoreConsumer(consumer)
         self._inbox = FlowInbox(consumer)
         # An acknowledgement, and the check of a lease, may fail with an error of the store as well.

@@ -180,7 +180,9 @@ class Target(Protocol):
 class Action:
     """What *verb* does to a *target*: its *label*, its *past* ("cancelled"), and its *arguments*.
 
-    *function* does it, in the way of its target; its docstring is the description. *destroys*: what it does cannot be
+    The docstring of *function* is the description. A target that is one thing calls it with ``(access, choice)``, for
+    its plan. One whose items are rows calls it with ``(access, items, choice)``, one whose rows are in queues of the
+    store with ``(access, queue, ids, choice)``, both for an iterator of results. *destroys*: what it does cannot be
     undone. *takes_all*: it may act on all items of its target. *phrase* tells the arguments in a question.
     """
 

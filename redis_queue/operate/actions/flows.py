@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final
 
 from redis_queue.admission.flow_rules import FlowState
 from redis_queue.errors import InvalidValueError
@@ -39,8 +40,7 @@ def pause(access: Access, choice: Choice) -> Plan:
         f"The {state.running:,} that run go on."
     )
     nothing = "It is paused already" if state.paused else ""
-    change = lambda: flows.in_force(flows.pause(access, state.name))  # noqa: E731
-    return one_step(f"Pause {state.name}", state.name, change, text, nothing=nothing)
+    return _step(access, "Pause", state, lambda: access.flows.pause(state.name), text, nothing=nothing)
 
 
 def resume(access: Access, choice: Choice) -> Plan:
@@ -51,8 +51,7 @@ def resume(access: Access, choice: Choice) -> Plan:
     state = flows.flow_or_queue(access, choice.scope["name"])
     text = f"Messages start again, as the limits admit. {state.waiting:,} wait in this flow."
     nothing = "" if state.paused else "It is not paused"
-    change = lambda: flows.in_force(flows.resume(access, state.name))  # noqa: E731
-    return one_step(f"Resume {state.name}", state.name, change, text, nothing=nothing)
+    return _step(access, "Resume", state, lambda: access.flows.resume(state.name), text, nothing=nothing)
 
 
 def set_limits(access: Access, choice: Choice) -> Plan:
@@ -74,9 +73,8 @@ def set_limits(access: Access, choice: Choice) -> Plan:
         f"The {state.running:,} messages that run go on."
     )
     rows = [(*before[name], value) for name, value in changes.items()]
-    detail = flows.changes_text(changes)
-    change = lambda: flows.in_force(access.flows.set(state.name, **changes))  # noqa: E731
-    return one_step(f"Change the limits of {state.name}", state.name, change, text, detail=detail, changes=rows)
+    change, detail = partial(access.flows.set, state.name, **changes), flows.changes_text(changes)
+    return _step(access, "Change the limits of", state, change, text, detail=detail, changes=rows)
 
 
 def reset(access: Access, choice: Choice) -> Plan:
@@ -92,8 +90,17 @@ def reset(access: Access, choice: Choice) -> Plan:
         f"The limits in the code are in force again in all workers: {LimitsRow.of(state.declared).text}. "
         f"Now: {LimitsRow.of(state.limits).text}. How far the rate of the whole flow is used up is forgotten.{stays}"
     )
-    change = lambda: flows.in_force(access.flows.reset(state.name))  # noqa: E731
-    return one_step(f"Reset the limits of {state.name}", state.name, change, text)
+    return _step(access, "Reset the limits of", state, lambda: access.flows.reset(state.name), text)
+
+
+def _step(access: Access, verb: str, state: FlowState, change: Callable[[], object], text: str, **known: Any) -> Plan:
+    """Return the plan of one *change* of a flow; its result in words is what is in force then."""
+
+    def step() -> str:
+        change()
+        return flows.in_force(flows.flow_or_bare(access, state.name))
+
+    return one_step(f"{verb} {state.name}", state.name, step, text, **known)
 
 
 def release(access: Access, choice: Choice) -> Plan:

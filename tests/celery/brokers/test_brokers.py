@@ -14,8 +14,8 @@ from kombu.entity import Exchange, Queue, binding
 
 from redis_queue import DelayQueue
 from redis_queue.celery import Dispatched, Dispatcher, DurableTasks, push_task
-from redis_queue.celery.brokers import open_broker
 from redis_queue.celery.brokers.amqp import AmqpBroker
+from redis_queue.celery.brokers.open import open_broker
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.migrate.release import Release

@@ -304,7 +304,7 @@ class TestTaskAtItsLimit:
         def meet(delayed: DurableTasks, message: Any, lost: str = "") -> tuple[list[Any], list[str]]:
             started: list[Any] = []
             counted: list[str] = []
-            leases = SimpleNamespace(count=counted.append, is_ours=lambda tag: tag != lost)
+            leases = SimpleNamespace(count=counted.append, may_be_ours=lambda tag: tag != lost)
             intake(delayed.app, started, leases)(message)
             return started, counted
 

@@ -322,7 +322,7 @@ def test_what_another_release_publishes_at_the_same_time_hides_no_message_of_a_f
         done = publish(release, broker, record)
         if not removed:
             # It has published the same record, and is faster.
-            removed.append(client.rpop(release._released))
+            removed.append(client.rpop(release._keys.released))
         return done
 
     monkeypatch.setattr(Release, "_publish", as_another_does)

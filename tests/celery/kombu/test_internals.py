@@ -12,10 +12,11 @@ from celery import Celery
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 
-from redis_queue.celery.fetch import channel, poller
-from redis_queue.celery.kombu import internals
-from redis_queue.celery.leases import qos
-from redis_queue.celery.leases.step import LeaseStep
+from redis_queue.celery.fetch import channel, message, poller
+from redis_queue.celery.kombu import connection, internals
+from redis_queue.celery.leases import qos, step
+from redis_queue.celery.store_consumer import channel as store_channel
+from redis_queue.celery.store_consumer import consumer
 
 NEW_ENOUGH = hasattr(kombu_redis.MultiChannelPoller, "_pause_brpop")
 
@@ -23,15 +24,17 @@ TABLES = (internals.METHODS, internals.ATTRIBUTES, internals.CLASS_ATTRIBUTES)
 
 KINDS = (kombu_redis.Channel, kombu_redis.QoS, kombu_redis.MultiChannelPoller, virtual.Transport)
 
+MODULES = (channel, message, poller, connection, qos, step, store_channel, consumer)
 
-def step() -> LeaseStep:
+
+def lease_step() -> step.LeaseStep:
     """Return the step of a worker."""
     app = Celery("tests", broker="redis://localhost:1", set_as_current=False)
     app.conf.redis_queue_url = "redis://localhost:1"
     controller = SimpleNamespace(_process_task=None)
     worker = {"blueprint": SimpleNamespace(start=None), "on_ready": None, "ensure_connected": None}
-    consumer = SimpleNamespace(app=app, steps=[], connect=None, controller=controller, on_task_request=None, **worker)
-    return LeaseStep(consumer)
+    parent = SimpleNamespace(app=app, steps=[], connect=None, controller=controller, on_task_request=None, **worker)
+    return step.LeaseStep(parent)
 
 
 def test_the_installed_versions_are_known() -> None:
@@ -47,7 +50,7 @@ def test_with_another_kombu_a_worker_consumes_as_a_stock_one_and_says_so_once(
             other = (f"{line}_of_another_kombu" if line.split()[0] == name else line for line in lines)
             monkeypatch.setitem(table, owner, tuple(other))
     with caplog.at_level(logging.WARNING):
-        assert step()._fetching is False
+        assert lease_step()._fetching is False
     (record,) = caplog.records
     assert "atomic fetch is off" in record.message
     assert internals.versions() in record.message
@@ -57,7 +60,7 @@ def test_with_another_kombu_a_worker_consumes_as_a_stock_one_and_says_so_once(
 def test_all_private_names_of_kombu_in_use_are_in_the_tables() -> None:
     private = {name for kind in KINDS for name in dir(kind) if name.startswith("_") and not name.startswith("__")}
     used = set()
-    for module in (channel, poller, qos):
+    for module in MODULES:
         tree = ast.parse(Path(module.__file__).read_text())
         names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
