@@ -19,7 +19,7 @@ from chaos.workload import PRODUCER, Post, Workload, truce
 from redis_queue.validation.history import read
 
 STALL_EVERY: Final = 0.25
-MOST_FILES: Final = 4096
+MAX_FILES: Final = 4096
 PARENT_DEATH_SIGNAL: Final = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 
@@ -162,7 +162,7 @@ def _live(work: Callable[[], None], log: Path) -> None:
     try:
         _die_with_parent()
         # A proxy or guard of a server notices the end of a connection only if no other process has it open.
-        os.closerange(3, MOST_FILES)
+        os.closerange(3, MAX_FILES)
         said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(said, 1)
         os.dup2(said, 2)

@@ -46,7 +46,7 @@ WORK: Final = 0.02
 PAUSE: Final = 0.15
 """Seconds between two numbers of a producer: workers are killed and stopped meanwhile."""
 
-MOST_DELAY: Final = 1.0
+MAX_DELAY: Final = 1.0
 RETRY_IN: Final = 0.05
 EXPIRES: Final = 0.1
 
@@ -147,7 +147,7 @@ class Flows(CeleryWorkload):
         time.sleep(self.pause)
 
     def _send(self, app: Celery, history: History, label: str, dice: random.Random, post: Post) -> None:
-        _send(app, history, label, dice.uniform(0, MOST_DELAY), post.lane)
+        _send(app, history, label, dice.uniform(0, MAX_DELAY), post.lane)
 
     def _die(self, history: History) -> None:
         """Record that this process, a producer, is killed."""

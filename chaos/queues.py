@@ -30,8 +30,8 @@ LATER: Final = Keys(PREFIX, "delay", "later", 0)
 LEASE: Final = 0.2
 """Seconds of a lease: short, so that messages of dead processes are redelivered soon."""
 
-MOST_DELIVERIES: Final = 10
-MOST_DELAY: Final = 0.3
+MAX_DELIVERIES: Final = 10
+MAX_DELAY: Final = 0.3
 CANCELLED: Final = 0.1
 """Share of delayed entries that are cancelled, before or after they are due."""
 
@@ -42,8 +42,8 @@ POISON: Final = 100
 """Each consumer returns one in so many messages."""
 
 UNREADABLE: Final = "bad"
-MOST_UNREADABLE: Final = 20
-MOST_SHOWN: Final = 500
+MAX_UNREADABLE: Final = 20
+MAX_SHOWN: Final = 500
 
 
 class Queues(Workload):
@@ -73,7 +73,7 @@ class Queues(Workload):
 
     def look(self) -> Iterator[str]:
         """Yield broken invariants; sometimes add an unreadable record."""
-        if self._unreadable < MOST_UNREADABLE and random.random() < 0.1:  # noqa: PLR2004 - one look in ten
+        if self._unreadable < MAX_UNREADABLE and random.random() < 0.1:  # noqa: PLR2004 - one look in ten
             self._add_unreadable(WORK)
         yield from misplaced(self._client, WORK)
         yield from miscounted(self._client, WORK, foreign=UNREADABLE)
@@ -95,16 +95,16 @@ class Queues(Workload):
     def wrong(self) -> Iterator[str]:
         """Yield messages that became dead letters too early, and unreadable records that are not in quarantine."""
         for letter in self._dead():
-            if letter.deliveries != MOST_DELIVERIES:
-                yield f"{letter.body} is dead after {letter.deliveries} of {MOST_DELIVERIES} deliveries"
-        kept = {found.raw for found in self._queue.quarantined(limit=MOST_SHOWN)}
+            if letter.deliveries != MAX_DELIVERIES:
+                yield f"{letter.body} is dead after {letter.deliveries} of {MAX_DELIVERIES} deliveries"
+        kept = {found.raw for found in self._queue.quarantined(limit=MAX_SHOWN)}
         for number in range(self._unreadable):
             if _garbage(number) not in kept:
                 yield f"unreadable record {number} is not in quarantine"
 
     def _dead(self) -> Iterator[Any]:
         offset = 0
-        while page := self._queue.dead_letters(offset=offset, limit=MOST_SHOWN):
+        while page := self._queue.dead_letters(offset=offset, limit=MAX_SHOWN):
             yield from page
             offset += len(page)
 
@@ -123,7 +123,7 @@ def _garbage(number: int) -> bytes:
 
 
 def _queues(client: Client) -> tuple[RedisQueue, DelayQueue]:
-    settings = Settings(prefix=PREFIX, lease=LEASE, max_deliveries=MOST_DELIVERIES)
+    settings = Settings(prefix=PREFIX, lease=LEASE, max_deliveries=MAX_DELIVERIES)
     return RedisQueue("work", client, settings=settings), DelayQueue("later", client, settings=settings)
 
 
@@ -153,13 +153,13 @@ def _produce(client: Client, post: Post) -> Step:
         history.write(Event("put", "invoke", label, lane=post.lane))
         queue.put(label)
         history.write(Event("put", "ok", label, lane=post.lane))
-        delay = dice.choice((0, dice.uniform(0, MOST_DELAY)))
+        delay = dice.choice((0, dice.uniform(0, MAX_DELAY)))
         due = int(time.time() * 1000) + int(delay * 1000)
         history.write(Event("put", "invoke", twin, due=due))
         delayed.push(twin, delay=delay, id=twin)
         history.write(Event("put", "ok", twin, due=due))
         if dice.random() < CANCELLED:
-            time.sleep(dice.uniform(0, MOST_DELAY / 5))
+            time.sleep(dice.uniform(0, MAX_DELAY / 5))
             history.write(Event("cancel", "invoke", twin))
             note_cancel(history, twin, delayed.cancel(twin))
         return True

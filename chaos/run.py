@@ -19,7 +19,7 @@ from redis_queue.validation.history import CheckResult, Event, Violation, read
 STEP: Final = 0.002
 LOOK_EVERY: Final = 0.02
 TELL_EVERY: Final = 5.0
-SHORTEST_DRAIN: Final = 60.0
+MIN_DRAIN: Final = 60.0
 """Seconds that the rest of the messages may always take after the last one was put."""
 DRAIN_FACTOR: Final = 2.0
 """In longer runs, how many times as long as putting them."""
@@ -77,7 +77,7 @@ class Run:
                 self._strike()
                 self._turn(started)
             put_for = time.monotonic() - started
-            drained = self._drain(started, max(SHORTEST_DRAIN, DRAIN_FACTOR * put_for))
+            drained = self._drain(started, max(MIN_DRAIN, DRAIN_FACTOR * put_for))
         finally:
             self._crew.end()
         events = list(read(*self._crew.histories))
@@ -98,7 +98,7 @@ class Run:
         while not self._is_done():
             if (now_written := self._crew.written) != written:
                 written, deadline = now_written, time.monotonic() + self._workload.calm
-            # A fault may redeliver the same messages for ever: that looks like progress.
+            # A fault may redeliver the same messages forever: that looks like progress.
             if time.monotonic() > min(deadline, latest):
                 return False
             self._turn(started)

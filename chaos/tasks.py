@@ -39,7 +39,7 @@ LEASE: Final = 2.0
 OUTDATED: Final = "'NoneType' object has no attribute 'client'"
 """Text of kombu's error (not an OperationalError) if the connection of a channel breaks during a publish."""
 
-MOST_DELAY: Final = 1.0
+MAX_DELAY: Final = 1.0
 CANCELLED: Final = 0.1
 
 
@@ -158,7 +158,7 @@ class Tasks(CeleryWorkload):
             twin = f"d{number}"
             try:
                 send(f"w{number}")
-                send(twin, countdown=dice.uniform(0, MOST_DELAY))
+                send(twin, countdown=dice.uniform(0, MAX_DELAY))
                 if dice.random() < CANCELLED:
                     history.write(Event("cancel", "invoke", twin))
                     note_cancel(history, twin, delayed.cancel(twin))

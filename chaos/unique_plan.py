@@ -42,8 +42,8 @@ KEYS: Final = 2
 DELAYED: Final = 0.5
 """Share of the calls with a delay; those of DEBOUNCED all have one."""
 
-SHORTEST_DELAY: Final = 0.05
-LONGEST_DELAY: Final = 1.0
+MIN_DELAY: Final = 0.05
+MAX_DELAY: Final = 1.0
 
 FATES: Final = (("retry", 0.07), ("retry later", 0.07), ("fail", 0.06), ("revoke", 0.04), ("expire", 0.06))
 """Share of the calls that do not end well; the rest do. Those that replace others do not expire."""
@@ -64,7 +64,7 @@ class UniquePlan:
         task, dice = KINDS[label[0]], random.Random(label)
         key = f"k{dice.randrange(KEYS)}"
         is_delayed = dice.random() < DELAYED or task == DEBOUNCED
-        delay = dice.uniform(SHORTEST_DELAY, LONGEST_DELAY) if is_delayed else 0.0
+        delay = dice.uniform(MIN_DELAY, MAX_DELAY) if is_delayed else 0.0
         fate = fate_of(FATES, dice.random())
         return cls(task, key, delay, "" if fate == "expire" and UNIQUES[task].on_conflict == "replace" else fate)
 

@@ -25,7 +25,7 @@ Opened = TypeVar("Opened", RedisQueue, DelayQueue)
 
 KINDS: Final[tuple[Kind, ...]] = ("queue", "delay")
 
-MOST_ROWS: Final = 50
+MAX_ROWS: Final = 50
 """Default size of a page of queues."""
 
 CLASSES: Final[dict[Kind, type[AnyQueue]]] = {"queue": RedisQueue, "delay": DelayQueue}
@@ -42,7 +42,7 @@ class CatalogPage:
     offset: int
     total: int
     unseen: int = 0
-    limit: int = MOST_ROWS
+    limit: int = MAX_ROWS
 
     @property
     def next(self) -> int | None:
@@ -81,7 +81,7 @@ class Catalog:
         return self._registry.find(kind, name)
 
     def listing(
-        self, search: str = "", *, kind: Kind | None = None, offset: int = 0, limit: int = MOST_ROWS
+        self, search: str = "", *, kind: Kind | None = None, offset: int = 0, limit: int = MAX_ROWS
     ) -> CatalogPage:
         """Return up to *limit* queues whose names contain *search*, by kind and name.
 

@@ -13,7 +13,7 @@ import redis
 from chaos.workload import PRODUCER, Post, Progress, Step, Workload
 from redis_queue.validation.history import Event, History
 
-MOST_DELAY: Final = 2.0
+MAX_DELAY: Final = 2.0
 PAUSE: Final = 0.004
 """Seconds between two sent tasks: workers keep up, so that tasks wait because of kills and not because of a backlog."""
 
@@ -81,7 +81,7 @@ class Peer(Workload):
             number = next(labels, None)
             if number is None:
                 return False
-            for label, delay in ((f"w{number:06}", 0.0), (f"d{number:06}", dice.uniform(0.1, MOST_DELAY))):
+            for label, delay in ((f"w{number:06}", 0.0), (f"d{number:06}", dice.uniform(0.1, MAX_DELAY))):
                 due = round((time.time() + delay) * 1000)
                 history.write(Event("put", "invoke", label, due=due))
                 self.send(label, delay)

@@ -15,7 +15,7 @@ QUIET = 2.0
 """Seconds after the start of both workers before the first turn."""
 
 WITHIN = 60.0
-"""Most seconds of one turn."""
+"""Maximum seconds of one turn."""
 
 
 def cpu(pool: str, tasks: int, turns: int, tell: Callable[[str], None]) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import redis
 
 from redis_queue.basics.histogram import Histogram
 from redis_queue.monitor.model import Run, Series, Tally, WorkerRow
-from redis_queue.monitor.report import MOST_ENDED, Reports
+from redis_queue.monitor.report import MAX_ENDED, Reports
 from redis_queue.store.keys import MonitorKeys
 
 SERIES = 50
@@ -19,7 +19,7 @@ RATE = 1000
 MINUTES = 7 * 1440
 WORKERS = 100
 PREFIX = "observed"
-MOST_SERIES = 200
+MAX_SERIES = 200
 KEPT_DAYS = 120
 
 
@@ -49,7 +49,7 @@ def simulate(url: str, tell: Callable[[str], None]) -> Week:
         sizes = {key: client.memory_usage(key, samples=0) or 0 for key in keys.all()}
     minutes, hours = (sum(sizes[key] for key in ring) for ring in (keys.minutes, keys.hours))
     others = sum(sizes.values()) - minutes - hours
-    share = MOST_SERIES / SERIES
+    share = MAX_SERIES / SERIES
     return Week(sum(sizes.values()), round(share * (minutes + hours * KEPT_DAYS / 7) + others))
 
 
@@ -84,5 +84,5 @@ def _runs(minute: int, at: datetime) -> list[Run]:
             at,
             root=f"{minute:08}-{number:04}-4000-8000-000000000000",
         )
-        for number in range(MOST_ENDED)
+        for number in range(MAX_ENDED)
     ]

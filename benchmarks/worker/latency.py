@@ -16,7 +16,7 @@ from benchmarks.worker.workers import SOLO, worker
 
 QUIET = 2.0
 PAUSES = (0.03, 0.15)
-"""Least and most seconds between two tasks."""
+"""Minimum and most seconds between two tasks."""
 WITHIN = 30.0
 
 

@@ -13,11 +13,11 @@ from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Clock, NumberedCalls, Scripts, literal, pairs, server_clock
 
-MOST_GROUPS: Final = 400
-"""Most groups of messages whose oldest message is read."""
+MAX_GROUPS: Final = 400
+"""Maximum number of groups of messages whose oldest message is read."""
 
 FIELDS: Final = 2000
-"""Most queues of one command."""
+"""Maximum number of queues of one command."""
 
 SCAN: Final = 1000
 """Groups, of any queue, that one command looks at to find those of one queue."""
@@ -26,7 +26,7 @@ ALL: Final = 1 << 53
 """More messages than there are."""
 
 PURGED: Final = 50
-"""Most groups of one call that deletes; as MOST_GROUPS in the script."""
+"""Maximum number of groups of one call that deletes; as MAX_GROUPS in the script."""
 
 
 class Backlog:
@@ -56,10 +56,10 @@ class Backlog:
     def oldest(self) -> dict[str, float]:
         """Return when the oldest waiting message of flows was sent, or due if it was delayed: seconds since the epoch.
 
-        Queues have an entry even without a flow of their own. Of more than :data:`MOST_GROUPS` keys with messages, only
+        Queues have an entry even without a flow of their own. Of more than :data:`MAX_GROUPS` keys with messages, only
         those count that have had some for the longest time. Two round trips.
         """
-        rows = self.scripts.command("ZRANGE", self._keys.oldest, 0, MOST_GROUPS - 1, "WITHSCORES")
+        rows = self.scripts.command("ZRANGE", self._keys.oldest, 0, MAX_GROUPS - 1, "WITHSCORES")
         groups = [group for group, _ in scored(rows)]
         if not groups:
             return {}
@@ -77,7 +77,7 @@ class Backlog:
         return int(self.scripts.command("ZCARD", self._keys.oldest))
 
     def oldest_groups(self, first: int, limit: int) -> list[bytes]:
-        """Return up to *limit* groups of all queues, without the *first* ones: that which has waited longest first."""
+        """Return up to *limit* groups of all queues, after the *first* ones, longest-waiting first."""
         found: list[bytes] = self.scripts.command("ZRANGE", self._keys.oldest, first, first + limit - 1)
         return found
 

@@ -19,12 +19,12 @@ from redis_queue.store.scripts import Clock, Scripts, now_ms, pairs, server_cloc
 KEPT_MS: Final = 7 * 86_400_000
 """How long the flows of an app are kept after the last start of one of its workers."""
 
-MOST_APPS: Final = 100
-MOST_FLOWS: Final = 1000
-"""Most flows of an app that are kept."""
+MAX_APPS: Final = 100
+MAX_FLOWS: Final = 1000
+"""Maximum number of flows of an app that are kept."""
 
-MOST_KEY: Final = 300
-"""Most characters of the template of a key that are kept."""
+MAX_KEY: Final = 300
+"""Maximum characters of the template of a key that are kept."""
 
 SCAN: Final = 1000
 
@@ -50,12 +50,12 @@ class Declarations:
         """Replace the flows of the app named *app*; no-op without a name. Old entries of others are deleted.
 
         A flow that it had before, and that no app has now, is forgotten once it is not in use: no message waits or
-        runs, it is not paused, and nothing was set. Returns the flows in use whose keys are made in another way now.
+        runs, it is not paused, and nothing was set. Returns the flows in use whose key template has changed.
         """
         if not app:
             return []
         now, name = now_ms(self._scripts, self._clock), app[:MAX_NAME].encode(errors="replace")
-        chosen = dict(itertools.islice(flows.items(), MOST_FLOWS))
+        chosen = dict(itertools.islice(flows.items(), MAX_FLOWS))
         rules = {flow: each.rules for flow, each in chosen.items()}
         keys = {flow: _key_of(each) for flow, each in chosen.items()}
         others = self._without_old(name, now)
@@ -80,7 +80,7 @@ class Declarations:
         found = dict(pairs(rows))
         times = {field: _time_of(value) for field, value in found.items() if field != name}
         newest = sorted(times, key=lambda field: times[field], reverse=True)
-        gone = [field for number, field in enumerate(newest) if number >= MOST_APPS or times[field] < now - KEPT_MS]
+        gone = [field for number, field in enumerate(newest) if number >= MAX_APPS or times[field] < now - KEPT_MS]
         if gone:
             self._scripts.command("HDEL", self._keys.declared_by, *gone)
         return {field: value for field, value in found.items() if field not in gone}
@@ -128,4 +128,4 @@ def _texts_of(value: bytes, name: str) -> dict[str, str]:
 def _key_of(flow: Flow) -> str:
     """Return how the keys of *flow* are made, as a text; "" without keys."""
     made = flow.template.template if flow.template is not None else ""
-    return (made if isinstance(made, str) else f"{made.__module__}.{made.__qualname__}")[:MOST_KEY]
+    return (made if isinstance(made, str) else f"{made.__module__}.{made.__qualname__}")[:MAX_KEY]

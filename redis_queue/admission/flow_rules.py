@@ -14,14 +14,14 @@ from redis_queue.basics.options import from_options
 from redis_queue.errors import InvalidValueError
 from redis_queue.store.chunks import check_limit
 
-MOST_PLACES: Final = 1_000_000
-MOST_WEIGHTS: Final = 1000
+MAX_PLACES: Final = 1_000_000
+MAX_WEIGHTS: Final = 1000
 WEIGHTS: Final = (0.01, 100.0)
 SPREAD: Final = 100.0
 """Milliseconds of a rate that may be used at once by default."""
 
 FASTEST: Final = 0.001
-"""Fewest milliseconds between two starts: a million per second."""
+"""Minimum milliseconds between two starts: a million per second."""
 
 UNITS: Final = {"s": 1000.0, "m": 60_000.0, "h": 3_600_000.0, "d": 86_400_000.0}
 
@@ -158,7 +158,7 @@ class Flow:
 def check_number(name: str, value: Any) -> None:
     """Raise InvalidValueError unless *value*, a limit or a burst, is a whole number up to a million, or None."""
     if value is not None:
-        check_limit(value, MOST_PLACES, name=name, least=1 if name == "burst" else 0)
+        check_limit(value, MAX_PLACES, name=name, least=1 if name == "burst" else 0)
 
 
 def burst_of(rate: str | None, burst: int | None = None) -> int | None:
@@ -190,9 +190,9 @@ def token(value: float | None) -> str:
 
 def _check_weights(weights: Any, *, fair: Key | None) -> None:
     low, high = WEIGHTS
-    if not isinstance(weights, Mapping) or len(weights) > MOST_WEIGHTS:
+    if not isinstance(weights, Mapping) or len(weights) > MAX_WEIGHTS:
         raise InvalidValueError(
-            f"weights={str(weights)[:60]}: must be a mapping of up to {MOST_WEIGHTS:,} keys to numbers"
+            f"weights={str(weights)[:60]}: must be a mapping of up to {MAX_WEIGHTS:,} keys to numbers"
         )
     if weights and fair is None:
         raise InvalidValueError("weights: needs fair=")

@@ -34,11 +34,11 @@ from redis_queue.store.scripts import Scripts, literal, pairs
 OF_QUEUE: Final = "queue:"
 """How the name of the flow of a queue begins; the flow of a task has the name of the task."""
 
-MOST_FLOWS: Final = 10_000
-MOST_KEYS_READ: Final = 10_000
-MOST_COUNTED: Final = 2**53
+MAX_FLOWS: Final = 10_000
+MAX_KEYS_READ: Final = 10_000
+MAX_COUNTED: Final = 2**53
 PAGE: Final = 200
-"""Most members that one call reads or changes."""
+"""Maximum number of members that one call reads or changes."""
 
 _NOT_SET: Final = dict.fromkeys((*(item.name for item in fields(FlowLimits)), "weights", "kind"), "=")
 """The parts of the text that scripts read for limits, and the text of each that was not set at run time."""
@@ -174,7 +174,7 @@ class Flows:
         self._change(name, set=" ".join(_NOT_SET.values()), forget=1)
         return self._known(name)
 
-    def count_passing(self, counts: Mapping[str, int]) -> None:
+    def count_uncounted(self, counts: Mapping[str, int]) -> None:
         """Count messages that have passed flows uncounted, by flow."""
         for name, count in counts.items():
             self._scripts.command("HINCRBY", self.redis_keys.uncounted, id_bytes(name), count)
@@ -195,7 +195,7 @@ class Flows:
 
     def list(self) -> builtins.list[FlowState]:
         """Return all known flows, and all paused queues, by name."""
-        return self.states(self.names()[:MOST_FLOWS])
+        return self.states(self.names()[:MAX_FLOWS])
 
     def names(self, part: str = "") -> builtins.list[str]:
         """Return the names of all known flows, and of all paused queues, that contain *part*, in order."""
@@ -244,14 +244,14 @@ class Flows:
         return sorted(found)
 
     def keys(self, name: str, limit: int = 100) -> builtins.list[KeyState]:
-        """Return up to *limit* (1 to 500) keys of the flow *name*: first those of which most messages wait."""
+        """Return up to *limit* (1 to 500) keys of the flow *name*, those with most waiting messages first."""
         check_limit(limit, CHUNK)
         check_flow_name(name)
         rows = self._scripts.command("ZRANGE", self.redis_keys.keys(name), 0, limit - 1, "REV", "WITHSCORES")
         waiting = {id_text(key): count for key, count in scored(rows)}
         # Without room for keys of which no message waits, there is no need to look for them.
         full = len(waiting) == limit
-        running = self._running_of(name, list(waiting)) if full else self._running_keys(name, MOST_KEYS_READ)
+        running = self._running_of(name, list(waiting)) if full else self._running_keys(name, MAX_KEYS_READ)
         keys = [*waiting, *sorted(running.keys() - waiting.keys(), key=lambda key: (-running[key], key))][:limit]
         return [KeyState(key, running.get(key, 0), waiting.get(key, 0)) for key in keys]
 
@@ -287,7 +287,7 @@ class Flows:
     def _change(self, name: str, **arguments: Any) -> None:
         check_flow_name(name)
         given = {"declared_now": "", "set": "", "paused": "", "forget": 0, "more": (), **arguments}
-        # What a person has changed is looked at again in any case: a call before this one may have been cut off.
+        # Always check again after a change by a person: a call before this one may have been cut off.
         if self._configure(flow=name, flag=flag_of(name), **given) or not given["declared_now"]:
             self._look_again(name)
 
@@ -355,7 +355,7 @@ def _read(text: str) -> float | None:
 def scored(reply: Any) -> Iterator[tuple[bytes, int]]:
     """Yield members with their scores as counts."""
     for member, score in pairs(reply):
-        yield member, int(min(max(0.0, float(score)), MOST_COUNTED))
+        yield member, int(min(max(0.0, float(score)), MAX_COUNTED))
 
 
 def whole_number(text: bytes | None) -> int:

@@ -24,11 +24,11 @@ HOLD_MS: Final = 10_000
 """Milliseconds in which a message that owns a key has to be confirmed; as HOLD in the scripts."""
 
 SCAN: Final = 2000
-MOST_READ: Final = 100_000
-"""Most owners that are looked at for those of some tasks."""
+MAX_READ: Final = 100_000
+"""Maximum number of owners that are looked at for those of some tasks."""
 
-MOST_LISTED: Final = 10_000
-"""Most owners of one page."""
+MAX_LISTED: Final = 10_000
+"""Maximum number of owners of one page."""
 
 _RECORD: Final = re.compile(rb"([0-9a-f]{1,32}) (\S{1,64}) ([a-z]) (\d{1,15}) (.*)", re.DOTALL)
 _BEFORE: Final = re.compile(rb"([a-z])[0-9a-f]+")
@@ -109,9 +109,9 @@ class Owners:
     def page(self, part: str = "", *, limit: int = 50, offset: int = 0) -> OwnerPage:
         """Return up to *limit* owners after the first *offset*, of tasks whose names contain *part*.
 
-        O(all owners) if *part* is given: then up to :data:`MOST_READ` are looked at.
+        O(all owners) if *part* is given: then up to :data:`MAX_READ` are looked at.
         """
-        check_limit(limit, MOST_LISTED)
+        check_limit(limit, MAX_LISTED)
         if not isinstance(part, str) or not part.isprintable() or len(part) > MAX_NAME:
             raise InvalidValueError(f"task {str(part)[:60]!r}: must be at most {MAX_NAME} printable characters")
         return self._page(f"*{literal(part)}*\0*" if part else "*", limit, check_offset(offset))
@@ -121,7 +121,7 @@ class Owners:
         return self._count(now_ms(self._scripts, self._clock))
 
     def release(self, task: str, key: str = "", *, task_id: str = "") -> bool:
-        """Free *key* of *task* if *task_id* owns it, or whichever does; that one goes on. False: it did not own it.
+        """Free *key* of *task* if *task_id* ("": any task) owns it; the owner goes on. False: it did not own it.
 
         Raises InvalidValueError for an invalid name or key.
         """
@@ -180,7 +180,7 @@ class Owners:
         return bool(self._extend(now=self._clock(), field=field, token=token, due=due_ms, ttl=ttl_ms))
 
     def withdraw(self, field: str, token: str, *, sent: bool) -> bool:
-        """Free *field* if the message *token* owns it; if it was not *sent*, it will not run should it be there."""
+        """Free *field* if the message *token* owns it; if it was not *sent* but has arrived, it will not run."""
         return bool(self._release(now=self._clock(), field=field, token=token, sent=int(sent), owner_id=""))
 
     def revoke(self, task_ids: Iterable[str]) -> set[str]:
@@ -211,7 +211,7 @@ class Owners:
         """Return the fields that match *pattern*, and their ends, in order."""
         found: dict[bytes, float] = {}
         pages = self._scripts.scan("ZSCAN", self._keys.owner_ends, match=pattern, count=SCAN)
-        for page in itertools.islice(pages, MOST_READ // SCAN):
+        for page in itertools.islice(pages, MAX_READ // SCAN):
             found |= {field: float(ends) for field, ends in page if float(ends) > now}
         return sorted(found.items(), key=lambda row: (row[1], row[0]))
 

@@ -16,8 +16,8 @@ OnDuplicate = Literal["keep", "replace", "raise"]
 
 POLICIES: Final = ("keep", "replace", "raise")
 
-LONGEST: Final = 366 * 86_400_000
-"""Most milliseconds for which a key may be owned after its message is due."""
+MAX_TTL_MS: Final = 366 * 86_400_000
+"""Maximum milliseconds for which a key may be owned after its message is due."""
 
 START, END, TIME = "s", "e", "t"
 
@@ -76,5 +76,5 @@ class Unique:
 
 def _check_time(name: str, value: Any) -> None:
     found = duration_ms(value, name=name)
-    if not 1000 <= found <= LONGEST:  # noqa: PLR2004 - one second
-        raise InvalidValueError(f"{name}={value!r}: must be 1 second to {LONGEST // 86_400_000} days")
+    if not 1000 <= found <= MAX_TTL_MS:  # noqa: PLR2004 - one second
+        raise InvalidValueError(f"{name}={value!r}: must be 1 second to {MAX_TTL_MS // 86_400_000} days")

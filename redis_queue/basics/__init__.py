@@ -1,1 +1,1 @@
-"""What every other room builds on: times, waits, names, logs; nothing here knows Redis or Celery."""
+"""What every other package builds on: times, waits, names, logs; nothing here knows Redis or Celery."""

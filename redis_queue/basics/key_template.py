@@ -12,11 +12,11 @@ from redis_queue.errors import InvalidValueError, quoted
 Key = str | Callable[..., str]
 
 MAX_KEY: Final = 255
-"""Most bytes of a key, in UTF-8."""
+"""Maximum bytes of a key, in UTF-8."""
 
 
 SHOWN: Final = 60
-"""Most characters of a template or a key in a message."""
+"""Maximum characters of a template or a key in a message."""
 
 
 class _Formatter(string.Formatter):

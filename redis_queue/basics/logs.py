@@ -26,7 +26,7 @@ class OutageLog:
         self._kind: type[BaseException] | None = None
 
     @property
-    def lasts(self) -> bool:
+    def ongoing(self) -> bool:
         """Whether the last attempt failed."""
         return self._kind is not None
 

@@ -10,10 +10,10 @@ from typing import Any, Final, TypeVar
 from redis_queue.errors import InvalidValueError
 
 NEAR: Final = 0.5
-"""Least similarity of a suggestion, from 0 to 1."""
+"""Minimum similarity of a suggestion, from 0 to 1."""
 
-MOST_NAMES: Final = 20
-"""Most known names in one text."""
+MAX_NAMES: Final = 20
+"""Maximum number of known names in one text."""
 
 Kind = TypeVar("Kind")
 
@@ -28,7 +28,7 @@ def did_you_mean(name: str, known: Iterable[str], *, show: Callable[[str], str] 
     names = list(known)
     if near := nearest(name, names):
         return f"did you mean {show(near[0])}?"
-    return f"known are {', '.join(map(show, names[:MOST_NAMES]))}"
+    return f"known are {', '.join(map(show, names[:MAX_NAMES]))}"
 
 
 def some_of(names: Sequence[str], most: int, noun: str = "") -> str:

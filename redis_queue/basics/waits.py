@@ -46,7 +46,7 @@ def retry_delay(deliveries: int) -> float:
 class StopEvent:
     """A `threading.Event` that is never cleared and that a signal handler may set.
 
-    ``threading.Event.set`` takes a lock. In a signal handler it waits for ever if the handler interrupted the same
+    ``threading.Event.set`` takes a lock. In a signal handler it waits forever if the handler interrupted the same
     thread in `wait` while that held the lock. `set` only releases a lock, which never waits.
     """
 
@@ -62,7 +62,7 @@ class StopEvent:
             self._release()
 
     def is_set(self) -> bool:
-        """Tell whether the event was set."""
+        """Return whether the event was set."""
         return self._is_set
 
     def wait(self, seconds: float) -> bool:

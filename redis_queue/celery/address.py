@@ -17,7 +17,7 @@ from redis_queue.store.urls import scheme_of
 
 SCHEMES: Final = ("redis", "rediss", "unix", "sentinel")
 
-_SHORTEST: Final = {"socket_timeout": 0.001, "socket_connect_timeout": 0.001, "health_check_interval": 0}
+_MIN_OPTIONS: Final = {"socket_timeout": 0.001, "socket_connect_timeout": 0.001, "health_check_interval": 0}
 _KEEPALIVE: Final = ("socket_keepalive", "socket_keepalive_options")
 
 _OVER_TLS: Final = {
@@ -116,13 +116,13 @@ def _socket_options(transport: Mapping[str, Any], given: Mapping[str, str], *, t
 
     None keeps the default of the store, which is never infinite. Raises ConfigurationError.
     """
-    named = (*_SHORTEST, *_KEEPALIVE) if tcp else tuple(_SHORTEST)
+    named = (*_MIN_OPTIONS, *_KEEPALIVE) if tcp else tuple(_MIN_OPTIONS)
     found = {name: transport[name] for name in named if transport.get(name) is not None and name not in given}
-    for name in _SHORTEST:
+    for name in _MIN_OPTIONS:
         value = found.get(name, 1)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not _SHORTEST[name] <= value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _MIN_OPTIONS[name] <= value < math.inf:
             raise ConfigurationError(
-                f"broker_transport_options: {name}={value!r}: must be a number of seconds >= {_SHORTEST[name]}"
+                f"broker_transport_options: {name}={value!r}: must be a number of seconds >= {_MIN_OPTIONS[name]}"
             )
     return found
 

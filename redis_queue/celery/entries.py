@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 ATTEMPTS: Final = 5
 """How often an entry is read again that was replaced before it was removed."""
 
-MOST_LISTS: Final = 1000
-"""Most names of lists that are remembered."""
+MAX_LISTS: Final = 1000
+"""Maximum number of names of lists that are remembered."""
 
 
 class MessageWriter:
@@ -106,7 +106,7 @@ class MessageWriter:
     @LazyProperty
     def _list_of(self) -> Callable[[str, int], str] | None:
         lists = ListNames.of_app(self._app)
-        return None if lists is None else lru_cache(maxsize=MOST_LISTS)(lists.of_queue)
+        return None if lists is None else lru_cache(maxsize=MAX_LISTS)(lists.of_queue)
 
 
 def push_task(
@@ -191,11 +191,11 @@ class EntryRemoval:
     def delete_dead(self, ids: Iterable[str], *, until: datetime | None = None) -> int:
         """Delete dead letters as :meth:`redis_queue.DelayQueue.delete_dead` does, and free their keys."""
         names = [check_id(id_) for id_ in check_many(ids, name="ids")]
-        died_by = ANY_SIZE if until is None else point_ms(until, name="until")
+        until_ms = ANY_SIZE if until is None else point_ms(until, name="until")
         read = self._read(names) if self._has_keys() else {}
         keys = {id_: key for id_, (entry, key) in read.items() if entry is None and key is not None}
         rows = [(id_, key.token, *_owner(key)) for id_, key in keys.items()]
-        count = sum(outcome is not None and outcome.taken_out for outcome in self._cancel(rows, died_by))
+        count = sum(outcome is not None and outcome.taken_out for outcome in self._cancel(rows, until_ms))
         return count + self._queue.delete_dead([id_ for id_ in names if id_ not in keys], until=until)
 
     def purge(self, places: Sequence[DelayPlace], limit: int) -> int:
@@ -208,16 +208,16 @@ class EntryRemoval:
         return self._queue.purge(*places, limit=limit)
 
     def _has_keys(self) -> bool:
-        """Tell whether any key of a unique task is owned; False for a user who may not know."""
+        """Return whether any key of a unique task is owned; False for a user who may not know."""
         with suppress(StoreRefusedError):
             return bool(Scripts(self._queue.client).command("EXISTS", self._keys.owners))
         return False
 
-    def _cancel(self, rows: Sequence[tuple[str, str, str, str]], died_by: int = 0) -> list[CancelOutcome | None]:
+    def _cancel(self, rows: Sequence[tuple[str, str, str, str]], until_ms: int = 0) -> list[CancelOutcome | None]:
         # Without keys, also in a Redis Cluster.
         if not any(field for _, _, field, _ in rows):
             return self._queue.marked.cancel_marked((id_, mark) for id_, mark, _, _ in rows)
-        return self._queue.marked.cancel_unique(rows, self._keys, died_by=died_by)
+        return self._queue.marked.cancel_unique(rows, self._keys, until_ms=until_ms)
 
     def _read(self, ids: Sequence[str]) -> dict[str, tuple[Entry | None, UniqueHeader | None]]:
         """Return by id the entry, None for a dead letter, and the key that it owns; ids without an entry are left out.

@@ -42,8 +42,8 @@ Later, when its task is to start, StartGuard drops it if its lease was lost, and
 RUN_LOOK: Final = 0.2
 """Seconds between two looks at a run whose message has come again."""
 
-_MOST: Final = 64
-"""Most characters of an eta; ISO 8601 needs fewer."""
+_MAX_ETA: Final = 64
+"""Maximum characters of an eta; ISO 8601 needs fewer."""
 
 
 class IntakeStep(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -69,7 +69,7 @@ def _chain(consumer: Any, handle: OnMessage) -> OnMessage:
 
 
 class StartGuard:
-    """Asks, before the worker of *consumer* starts a task, whether it may; in this order:
+    """Decides whether the worker of *consumer* may start a task, in this order:
 
     1. If the lease of its message was lost, the task is dropped: another worker has it. While the broker is away, the
        lease is not checked and tasks are started.
@@ -89,7 +89,7 @@ class StartGuard:
         if consumer.on_task_request == self._process:
             consumer.on_task_request = self._start
         if hasattr(self._worker, "_quick_release"):
-            # Later: within its call it starts the next task, and 1,000 revoked ones in a row are a RecursionError.
+            # Deferred: it starts the next task within its call; 1,000 revoked ones in a row would be a RecursionError.
             self._worker._quick_release = partial(self._worker.hub.call_soon, self._worker._quick_release)
 
     def _start(self, request: Any) -> None:
@@ -189,5 +189,5 @@ def _restore(task: Any, **_: Any) -> None:
     # As in Celery: None if there are no headers, except with protocol 1, which lacks "lang".
     request.headers = None if not kept and "lang" in vars(request) else kept
     eta = vars(request).get(ETA)
-    if not request.eta and isinstance(eta, str) and len(eta) <= _MOST:
+    if not request.eta and isinstance(eta, str) and len(eta) <= _MAX_ETA:
         request.eta = eta

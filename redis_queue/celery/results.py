@@ -32,10 +32,10 @@ logger = logger_of(__name__)
 RESULTS_TIMEOUT: Final = 2.0
 """Seconds to wait for a connection, and for each reply."""
 
-MOST_BYTES: Final = 64 * 1024
-"""Most bytes that are read of a record; of a longer one only its state is known."""
+MAX_BYTES: Final = 64 * 1024
+"""Maximum bytes that are read of a record; of a longer one only its state is known."""
 
-MOST_LINKS: Final = 200
+MAX_LINKS: Final = 200
 
 MAX_STATE: Final = 40
 
@@ -117,12 +117,12 @@ class ResultRecords:
     def _texts(self, kind: str, ids: Iterable[str]) -> list[bytes]:
         keys = [f"{self._prefix}{kind}{id_}".encode(errors="surrogateescape") for id_ in ids]
         # One byte more than is read: so a cut is noticed.
-        calls = [self._scripts.read_call("GETRANGE", key, 0, MOST_BYTES) for key in keys]
+        calls = [self._scripts.read_call("GETRANGE", key, 0, MAX_BYTES) for key in keys]
         return [reply() for reply in self._scripts.each(calls)]
 
 
 def _record(id_: str, text: bytes) -> ResultRecord | None:
-    if len(text) > MOST_BYTES:
+    if len(text) > MAX_BYTES:
         start = _START.match(text)
         return ResultRecord(id_, start[1].decode(), is_cut=True) if start else None
     found = _document(text)
@@ -144,8 +144,8 @@ def _document(text: bytes) -> Mapping[str, Any] | None:
 
 def _links(owner: str, results: list[Any]) -> Iterator[TaskLink]:
     """Yield the links of Celery's result tuples, ``[[id, parent], members of the group or None]``."""
-    waiting = [(owner, "", result) for result in results[:MOST_LINKS]]
-    for _ in range(MOST_LINKS):
+    waiting = [(owner, "", result) for result in results[:MAX_LINKS]]
+    for _ in range(MAX_LINKS):
         if not waiting:
             return
         above, group, result = waiting.pop(0)
@@ -159,7 +159,7 @@ def _links(owner: str, results: list[Any]) -> Iterator[TaskLink]:
         if not is_id(id_):
             continue
         if isinstance(members, list):
-            waiting += [(above, id_, member) for member in members[:MOST_LINKS]]
+            waiting += [(above, id_, member) for member in members[:MAX_LINKS]]
         else:
             yield TaskLink(above if is_id(above) else "", id_, group)
 

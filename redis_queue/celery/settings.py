@@ -17,7 +17,7 @@ from redis_queue.basics.options import did_you_mean
 from redis_queue.basics.times import Seconds, check_duration, duration_ms
 from redis_queue.errors import ConfigurationError, InvalidDelayError, InvalidValueError
 from redis_queue.keeper.renewal import DEFAULT_LEASE
-from redis_queue.monitor.failures import MOST_DAYS, MOST_KEPT
+from redis_queue.monitor.failures import MAX_DAYS, MAX_KEPT
 from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE
 from redis_queue.store.settings import MAX_SHARDS
 
@@ -87,12 +87,12 @@ class KeepFailures:
         if isinstance(value, Mapping) and not value.keys() - {"tasks", "days"}:
             found = cls(**value)
             days = found.days
-            if not isinstance(days, bool) and isinstance(days, int | float) and 0 < days <= MOST_DAYS:
-                _check_whole("keep_failures['tasks']", found.tasks, MOST_KEPT)
+            if not isinstance(days, bool) and isinstance(days, int | float) and 0 < days <= MAX_DAYS:
+                _check_whole("keep_failures['tasks']", found.tasks, MAX_KEPT)
                 return found
         raise ConfigurationError(
             f"{NAMESPACE}keep_failures={value!r}: must be True, False or {{'tasks': 1000, 'days': 7}}; "
-            f"up to {MOST_KEPT:,} tasks and {MOST_DAYS} days"
+            f"up to {MAX_KEPT:,} tasks and {MAX_DAYS} days"
         )
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def has_leases(app: Celery) -> bool:
-    """Tell whether *app* has DurableTasks with leases."""
+    """Return whether *app* has DurableTasks with leases."""
     found: Any = vars(app).get(ATTRIBUTE)
     return found is not None and found.leases
 
@@ -245,5 +245,5 @@ class StoredTasks:
 
 
 def _is_unseen(entry: Entry | None) -> bool:
-    """Tell whether the message of *entry*, and every earlier attempt of its call, never left the store."""
+    """Return whether the message of *entry*, and every earlier attempt of its call, never left the store."""
     return entry is not None and not entry.deliveries and not TaskEntry.of(entry).retries

@@ -18,11 +18,11 @@ from redis_queue.operate.liveness import liveness
 from redis_queue.store.connection import Client
 from redis_queue.store.redis_errors import redact
 
-PATIENCE: Final = 0.3
+REPLY_TIMEOUT: Final = 0.3
 """Seconds to wait for each reply of Redis."""
 
-LEAST_STUCK_SECONDS: Final = 2
-MOST_STUCK_SECONDS: Final = 86400
+MIN_STUCK_SECONDS: Final = 2
+MAX_STUCK_SECONDS: Final = 86400
 
 
 @click.command(cls=StoreCommand)
@@ -34,16 +34,16 @@ MOST_STUCK_SECONDS: Final = 86400
 )
 @click.option(
     "--stuck-after",
-    type=options.Number(LEAST_STUCK_SECONDS, MOST_STUCK_SECONDS),
+    type=options.Number(MIN_STUCK_SECONDS, MAX_STUCK_SECONDS),
     default=60,
     show_default=True,
     help="Seconds without a report (at most 60), a turn of the event loop, or a settled message while messages wait.",
 )
 @click.option("--strict", is_flag=True, help="Fail if Redis cannot be reached, too.")
 @options.as_json
-@with_store(timeout=PATIENCE)
+@with_store(timeout=REPLY_TIMEOUT)
 def alive(store: tuple[Client, str], *, worker: str, stuck_after: float, strict: bool) -> None:
-    """Tell whether a worker is alive, busy, stopping or stuck, by its last report.
+    """Return whether a worker is alive, busy, stopping or stuck, by its last report.
 
     It sends no broadcast, and imports no app unless -A is given, so it takes less than a second. Only if a worker
     leaves messages waiting, it waits up to two seconds for the next report.

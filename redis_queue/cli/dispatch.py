@@ -23,8 +23,8 @@ STOP_WITHIN: Final = 0.8
 
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
-MOST_ERRORS: Final = 5
-"""Most errors in the report."""
+MAX_ERRORS: Final = 5
+"""Maximum number of errors in the report."""
 
 
 @click.command(cls=Command)
@@ -91,5 +91,5 @@ def putback(access: Access, *, name: str | None, dry_run: bool) -> None:
                 errors.append(f"{served.name}: {served.error}")
     except KeyboardInterrupt:
         errors.append(INTERRUPTED)
-    shown = [*errors[:MOST_ERRORS], *([f"{len(errors) - MOST_ERRORS:,} more errors"] if errors[MOST_ERRORS:] else [])]
+    shown = [*errors[:MAX_ERRORS], *([f"{len(errors) - MAX_ERRORS:,} more errors"] if errors[MAX_ERRORS:] else [])]
     report("returned", back.returned, error="; ".join(shown), more={"dead": back.dead})

@@ -13,7 +13,7 @@ import click
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.actions import act
-from redis_queue.cli.output import FAILED, harmless, show_json, show_place, wants_json
+from redis_queue.cli.output import FAILED, harmless, show_json, show_location, wants_json
 from redis_queue.doctor import Finding
 from redis_queue.doctor.finding import ORDER
 from redis_queue.operate.access import Access
@@ -57,7 +57,7 @@ def doctor(access: Access, *, fix: bool, yes: bool, everything: bool) -> None:
         if fix:
             _show_repairs(repairs, yes=yes)
         _show(findings, everything=everything)
-        show_place(access.catalog)
+        show_location(access.catalog)
     if any(finding.severity == "error" for finding in [*findings, *repairs]):
         sys.exit(FAILED)
 

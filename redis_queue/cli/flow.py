@@ -13,7 +13,7 @@ from redis_queue.cli import options
 from redis_queue.cli.access import Group, with_access
 from redis_queue.cli.actions import one_command
 from redis_queue.cli.listing import Column, Row, show_rows
-from redis_queue.cli.output import show_fields, show_json, show_place, show_table, wants_json
+from redis_queue.cli.output import show_fields, show_json, show_location, show_table, wants_json
 from redis_queue.operate import flows
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
@@ -96,13 +96,13 @@ def show(access: Access, *, name: str, most_keys: int) -> None:
         click.echo()
         show_table(("", "now", "in the code"), limits)
     if not keys and rest is None:
-        show_place(access.catalog)
+        show_location(access.catalog)
         return
     click.echo()
     rows = [(key.key, key.running, key.waiting) for key in keys]
     show_table(("key", "running", "waiting"), [*rows, *([("(no key)", rest.running, rest.waiting)] if rest else [])])
     more = "; there may be more: raise --keys" if len(keys) == most_keys < CHUNK else ""
-    show_place(access.catalog, "1 key shown" if len(keys) == 1 else f"{len(keys):,} keys shown", more)
+    show_location(access.catalog, "1 key shown" if len(keys) == 1 else f"{len(keys):,} keys shown", more)
 
 
 for _verb in ("set", "pause", "resume", "reset"):

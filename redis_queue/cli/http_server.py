@@ -68,7 +68,7 @@ class Connection(HTTPChannel):
         self._make_room(limits.connections, same_network=False)
 
     def readable(self) -> bool:
-        """Tell whether to read on. Every turn of the server's loop calls it, so it also closes late connections."""
+        """Return whether to read on. Every turn of the server's loop calls it, so it also closes late connections."""
         if self.requests:
             self._since = time.monotonic()
         elif self.must_go or time.monotonic() - self._since > self._patience():
@@ -77,7 +77,7 @@ class Connection(HTTPChannel):
         return bool(super().readable())
 
     def writable(self) -> bool:
-        """Tell whether to write on."""
+        """Return whether to write on."""
         return self.connected and bool(super().writable())
 
     def handle_write(self) -> None:

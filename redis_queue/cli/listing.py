@@ -16,7 +16,7 @@ from redis_queue.cli.output import (
     show_count,
     show_fields,
     show_json,
-    show_place,
+    show_location,
     show_table,
     shown_body,
     wants_json,
@@ -123,12 +123,12 @@ def show_rows(
         rows = next(value for value in document.values() if isinstance(value, list))
         more = document.get("more", more)
         if nothing and not rows:
-            show_place(access.catalog, nothing, hint)
+            show_location(access.catalog, nothing, hint)
         else:
             cells = [[_cell(row, column) for column in columns.values()] for row in rows]
             show_table(list(columns), cells, keep=keep, below=below)
             if more is None:
-                show_place(access.catalog)
+                show_location(access.catalog)
             else:
                 show_count(access.catalog, len(rows), more=more)
     end_with(error, document)

@@ -16,13 +16,13 @@ from redis_queue.store.connection import connect
 from redis_queue.store.script_files import all_scripts
 from redis_queue.store.scripts import load_scripts as load
 
-SLOWEST: Final = 3600
+MAX_INTERVAL: Final = 3600
 
 
 @click.command("load-scripts", cls=UrlCommand)
 @click.option(
     "--every",
-    type=options.Number(0.2, SLOWEST),
+    type=options.Number(0.2, MAX_INTERVAL),
     help="Seconds between checks for missing scripts, until SIGTERM or Ctrl-C.  [default: load once]",
 )
 @options.as_json

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 MAX_QUERY: Final = 10_000
-MOST_FIELDS: Final = 100
+MAX_FIELDS: Final = 100
 
-PATIENCE: Final = 2.0
+REPLY_TIMEOUT: Final = 2.0
 """Seconds for each of three answers of Redis; Prometheus waits ten seconds."""
 
 
@@ -70,7 +70,7 @@ def _registry(url: str, access: Access) -> CollectorRegistry:
         raise _missing(error) from None
     registry = CollectorRegistry()
     queues = access.celery_queues
-    client = connect(url, check=False, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE)
+    client = connect(url, check=False, socket_timeout=REPLY_TIMEOUT, socket_connect_timeout=REPLY_TIMEOUT)
     registry.register(
         Collector(
             Inspector(client, prefix=access.catalog.prefix),
@@ -107,7 +107,7 @@ def _serve(registry: CollectorRegistry, access: Access, bind: str, port: int, ho
 def _scale(access: Access, query: str) -> tuple[str, dict[str, Any]]:
     """Return the status and the answer of the endpoint for autoscalers."""
     try:
-        parameters = parse_qsl(query[:MAX_QUERY], keep_blank_values=True, max_num_fields=MOST_FIELDS)
+        parameters = parse_qsl(query[:MAX_QUERY], keep_blank_values=True, max_num_fields=MAX_FIELDS)
         return "200 OK", asdict(demand(access, parameters))
     except InvalidNameError as error:
         return "404 Not Found", {"error": str(error)}

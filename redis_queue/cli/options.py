@@ -14,7 +14,7 @@ from redis_queue.cli.access import with_access
 from redis_queue.cli.output import AS_JSON, UTC
 from redis_queue.errors import InvalidDelayError
 
-MOST_ROWS: Final = 10_000
+MAX_ROWS: Final = 10_000
 
 HIGHEST_PORT: Final = 65535
 
@@ -74,7 +74,7 @@ def group_name(function: Function) -> Function:
     return wrapper
 
 
-def limit(default: int = 50, maximum: int = MOST_ROWS) -> Callable[[Any], Any]:
+def limit(default: int = 50, maximum: int = MAX_ROWS) -> Callable[[Any], Any]:
     """Return the option for the number of rows."""
     return click.option(
         "--limit", type=click.IntRange(1, maximum), default=default, show_default=True, help="Most rows to show."

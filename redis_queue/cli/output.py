@@ -39,7 +39,7 @@ INDENT: Final = 4
 """Indent of texts that are printed below their row."""
 
 NARROW: Final = 8
-"""Least width of a text column, however narrow the screen."""
+"""Minimum width of a text column, however narrow the screen."""
 
 DEFAULT_PREFIX: Final = Settings().prefix
 
@@ -62,7 +62,7 @@ INTERRUPTED: Final = "interrupted: run it again to go on"
 
 
 def wants_json() -> bool:
-    """Tell whether the command prints JSON."""
+    """Return whether the command prints JSON."""
     ctx = click.get_current_context(silent=True)
     return ctx is not None and ctx.meta.get(AS_JSON, False)
 
@@ -212,19 +212,19 @@ def screen_width() -> int | None:
     return int(columns) if columns.isdecimal() and int(columns) else WIDTH
 
 
-def show_place(catalog: Catalog, before: str = "", after: str = "") -> None:
+def show_location(catalog: Catalog, before: str = "", after: str = "") -> None:
     """Print Redis and prefix between two texts."""
-    click.echo(harmless(f"{before} in {place_of(catalog)}{after}".lstrip()))
+    click.echo(harmless(f"{before} in {location_of(catalog)}{after}".lstrip()))
 
 
-def place_of(catalog: Catalog) -> str:
+def location_of(catalog: Catalog) -> str:
     """Return the URL without user and password, and the prefix unless it is the default."""
     return catalog.url if catalog.prefix == DEFAULT_PREFIX else f"{catalog.url}, prefix {catalog.prefix}"
 
 
 def show_count(catalog: Catalog, shown: int, *, more: bool) -> None:
     """Print the number of rows shown, their Redis, and whether there are more."""
-    show_place(catalog, f"{shown:,} shown", "; there are more: raise --limit" if more else "")
+    show_location(catalog, f"{shown:,} shown", "; there are more: raise --limit" if more else "")
 
 
 def show_fields(fields: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ import click
 from redis_queue.basics.times import span_text
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.output import harmless, show_fields, show_json, show_place, show_table, wants_json
+from redis_queue.cli.output import harmless, show_fields, show_json, show_location, show_table, wants_json
 from redis_queue.operate.access import Access
 from redis_queue.operate.queue_row import CeleryQueueRow, Count, Overview, QueueRow
 
@@ -73,7 +73,7 @@ def queues(access: Access) -> None:
         return
     heads = ("queue", "kind", "ready", "delayed", "in flight", "dead", "quar.", "oldest", "")
     show_table(heads, [_row(row, overview.at) for row in overview.queues if not row.error])
-    show_place(access.catalog)
+    show_location(access.catalog)
     _print_errors(overview)
 
 
@@ -93,7 +93,7 @@ def _print_celery(rows: Sequence[CeleryQueueRow]) -> None:
 def _celery_row(row: CeleryQueueRow, *, limited: bool) -> list[Any]:
     oldest = span_text(None if row.oldest_age is None else timedelta(seconds=row.oldest_age))
     rate = None if row.executed_per_minute is None else round(row.executed_per_minute)
-    cells = [row.name, row.ready, row.in_flight, row.consumers, rate, oldest, "no worker" if row.is_unread else ""]
+    cells = [row.name, row.ready, row.in_flight, row.consumers, rate, oldest, "no worker" if row.is_unconsumed else ""]
     return [*cells, row.waiting_for_place or None] if limited else cells
 
 

@@ -21,7 +21,7 @@ from redis_queue.cli.output import (
     WIDTH,
     harmless,
     interrupt,
-    place_of,
+    location_of,
     screen_width,
     show_json,
     signal_handler,
@@ -58,17 +58,17 @@ def top(access: Access, *, interval: float, sort: Sort, count: int | None) -> No
 
     Example: redis-queue top --count 1
     """
-    looks = Looks(access, sort)
+    sampler = TopSampler(access, sort)
     # Ctrl-C is a usual end.
     with contextlib.suppress(KeyboardInterrupt), signal_handler(interrupt):
         if wants_json() or not sys.stdout.isatty():
-            _write(looks, interval, count or 1)
+            _write(sampler, interval, count or 1)
         else:
-            _show(looks, interval, count)
+            _show(sampler, interval, count)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class TopSample:
     """A sample: the last *overview* that Redis answered, and the *error* if it did not answer now."""
 
     overview: Overview | None
@@ -76,57 +76,59 @@ class Look:
     error: str = ""
 
 
-class Looks:
+class TopSampler:
     """Samples of all queues, with the rates since the sample before."""
 
     def __init__(self, access: Access, sort: Sort) -> None:
         self.prefix = access.catalog.prefix
-        self.place = place_of(access.catalog)
+        self.place = location_of(access.catalog)
         self.sort: Final = sort
         self._access = access
         self._last: Overview | None = None
 
-    def look(self) -> Look:
+    def sample(self) -> TopSample:
         """Take a sample; an unavailable Redis is part of it, not an error."""
         try:
             now, rows = self._access.overview()
         except StoreUnavailableError as error:
-            return Look(self._last, {}, str(error))
+            return TopSample(self._last, {}, str(error))
         before, self._last = self._last, now
-        return Look(now, {**rates(before, now), **(rates_of(rows) if before is not None else {})})
+        return TopSample(now, {**rates(before, now), **(rates_of(rows) if before is not None else {})})
 
-    def text(self, look: Look, *, width: int, height: int | None = None) -> list[str]:
-        """Return *look* as lines of text."""
-        return draw(self.place, look.overview, look.speeds, self.sort, error=look.error, width=width, height=height)
+    def text(self, sample: TopSample, *, width: int, height: int | None = None) -> list[str]:
+        """Return *sample* as lines of text."""
+        return draw(
+            self.place, sample.overview, sample.speeds, self.sort, error=sample.error, width=width, height=height
+        )
 
 
-def _write(looks: Looks, interval: float, count: int) -> None:
+def _write(sampler: TopSampler, interval: float, count: int) -> None:
     """Write *count* samples; exits with code 1 if Redis was unavailable at the last one."""
     for number in range(count):
         if number:
             time.sleep(interval)
-        look = looks.look()
-        if look.error:
-            click.echo(f"error: {harmless(look.error)}", err=True)
+        sample = sampler.sample()
+        if sample.error:
+            click.echo(f"error: {harmless(sample.error)}", err=True)
         if wants_json():
-            show_json(_fields(looks, look))
-        elif look.overview is not None and not look.error:
-            click.echo("\n".join([*([""] if number else []), *looks.text(look, width=screen_width() or WIDTH)]))
-    if look.error:
+            show_json(_fields(sampler, sample))
+        elif sample.overview is not None and not sample.error:
+            click.echo("\n".join([*([""] if number else []), *sampler.text(sample, width=screen_width() or WIDTH)]))
+    if sample.error:
         sys.exit(FAILED)
 
 
-def _fields(looks: Looks, look: Look) -> dict[str, Any]:
-    if look.error or look.overview is None:
-        return {"error": look.error}
+def _fields(sampler: TopSampler, sample: TopSample) -> dict[str, Any]:
+    if sample.error or sample.overview is None:
+        return {"error": sample.error}
     rows = []
-    for row in in_order(look.overview.queues, look.speeds, looks.sort):
-        speed = look.speeds.get((row.kind, row.name))
+    for row in in_order(sample.overview.queues, sample.speeds, sampler.sort):
+        speed = sample.speeds.get((row.kind, row.name))
         rows.append({**asdict(row), "rates": None if speed is None else asdict(speed)})
-    return {"at": look.overview.at, "prefix": looks.prefix, "queues": rows}
+    return {"at": sample.overview.at, "prefix": sampler.prefix, "queues": rows}
 
 
-def _show(looks: Looks, interval: float, count: int | None) -> None:
+def _show(sampler: TopSampler, interval: float, count: int | None) -> None:
     """Draw a sample after each *interval*, on a screen whose old content comes back at the end."""
     try:
         from rich.console import Console  # noqa: PLC0415 - an extra
@@ -143,7 +145,7 @@ def _show(looks: Looks, interval: float, count: int | None) -> None:
             if number and pressed(interval) == QUIT:
                 return
             number += 1
-            lines = looks.text(looks.look(), width=console.width, height=console.height)
+            lines = sampler.text(sampler.sample(), width=console.width, height=console.height)
             live.update(Text("\n".join(lines), no_wrap=True, overflow="crop"), refresh=True)
 
 

@@ -32,8 +32,8 @@ COLUMNS: Final = (
 """Heads of the numbers and their widths, with a space before each; the name gets the rest of the line."""
 
 NARROWEST: Final = 80
-MOST_NAMES: Final = 5
-"""Most queues that a line below the table names."""
+MAX_NAMES: Final = 5
+"""Maximum number of queues that a line below the table names."""
 
 THOUSAND: Final = 1000
 EXACT: Final = 10_000
@@ -149,8 +149,8 @@ def _below(overview: Overview) -> list[str]:
     lines = []
     for title, names in notes:
         if names:
-            more = f" and {len(names) - MOST_NAMES:,} more" if names[MOST_NAMES:] else ""
-            lines.append(f"{title}: {', '.join(map(harmless, names[:MOST_NAMES]))}{more}")
+            more = f" and {len(names) - MAX_NAMES:,} more" if names[MAX_NAMES:] else ""
+            lines.append(f"{title}: {', '.join(map(harmless, names[:MAX_NAMES]))}{more}")
     return ["", *lines] if lines else []
 
 

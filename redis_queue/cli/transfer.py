@@ -23,7 +23,7 @@ from redis_queue.delay.model import OnConflict
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Plan
 from redis_queue.operate.actions.queues import One
-from redis_queue.operate.audit import MOST_SUBJECTS, Subject
+from redis_queue.operate.audit import MAX_SUBJECTS, Subject
 from redis_queue.operate.entry_file import destination_check, read_pushes, store, to_json
 from redis_queue.operate.items import Entries
 from redis_queue.operate.listing import Conditions
@@ -81,7 +81,7 @@ def import_(access: Access, *, file: IO[str], name: str | None, on_conflict: OnC
     if dry_run:
         report("to_be_imported", len(pushes))
         return
-    first = [Subject(push.id, queue.name) for push in pushes[:MOST_SUBJECTS] if push.id is not None]
+    first = [Subject(push.id, queue.name) for push in pushes[:MAX_SUBJECTS] if push.id is not None]
     plan = Plan(
         "Import",
         len(pushes),

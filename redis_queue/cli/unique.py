@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from redis_queue.admission.owners import MOST_LISTED
+from redis_queue.admission.owners import MAX_LISTED
 from redis_queue.cli import options
 from redis_queue.cli.access import Group
 from redis_queue.cli.actions import one_command
@@ -33,10 +33,10 @@ def unique() -> None:
 
 @unique.command("list")
 @options.task_part
-@options.limit(maximum=MOST_LISTED)
+@options.limit(maximum=MAX_LISTED)
 @options.output
 def list_(access: Access, *, task_part: str | None, limit: int) -> None:
-    """List owned keys, and the tasks that own them: those first that are free soonest.
+    """List owned keys and the tasks that own them, the soonest to be free first.
 
     A key is free at the time in the last column at the latest.
 

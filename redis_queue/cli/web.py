@@ -100,7 +100,7 @@ def web(
 
 
 def is_loopback(bind: str) -> bool:
-    """Tell whether all addresses of *bind* are loopback addresses."""
+    """Return whether all addresses of *bind* are loopback addresses."""
     try:
         found = {info[4][0] for info in socket.getaddrinfo(bind or "0.0.0.0", None)}  # noqa: S104 - what "" means
     except OSError as error:

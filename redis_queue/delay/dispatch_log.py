@@ -16,14 +16,14 @@ from redis_queue.store.codec import read_document, small_integer
 from redis_queue.store.records import Records
 from redis_queue.store.scripts import Scripts
 
-MOST_MINUTES: Final = 1440
+MAX_MINUTES: Final = 1440
 """Minutes that are stored: a day."""
 
 SEEN_MS: Final = 60_000
 """Milliseconds after which a dispatcher that was not seen is left out."""
 
-MOST_DISPATCHERS: Final = 5000
-MOST_ERROR: Final = 500
+MAX_DISPATCHERS: Final = 5000
+MAX_ERROR: Final = 500
 
 FIELDS: Final = (*(f"le_{round(bound * 1000)}" for bound in BOUNDS), "le_inf")
 
@@ -70,13 +70,13 @@ class DispatchLog:
         self._scripts = scripts
         self._shard = shard
 
-    def note(self, done: Dispatched, *, dispatcher: DispatcherRow | None = None, left: bool = False) -> None:
+    def note(self, done: Dispatched, *, dispatcher: DispatcherRow | None = None, leaving: bool = False) -> None:
         """Add *done* to :meth:`totals` and :meth:`minutes`; one round trip.
 
-        *dispatcher*, whose *seen_at* is ignored, is seen now and stays in :meth:`dispatchers` for a minute; with *left*
-        it is removed.
+        *dispatcher*, whose *seen_at* is ignored, is seen now and stays in :meth:`dispatchers` for a minute. With
+        *leaving* it is removed.
         """
-        row = "" if dispatcher is None or left else _row(dispatcher)
+        row = "" if dispatcher is None or leaving else _row(dispatcher)
         counts = [item for pair in zip(FIELDS, done.lateness.counts, strict=True) if pair[1] for item in pair]
         self._shard.call(
             "delay/note",
@@ -98,7 +98,7 @@ class DispatchLog:
 
     def minutes(self, limit: int = 60) -> list[Minute]:
         """Return the counts of the last *limit* (1 to 1,440) minutes, oldest first, including the current one."""
-        check_limit(limit, MOST_MINUTES)
+        check_limit(limit, MAX_MINUTES)
         current, *fields = self._shard.run("delay/minutes", now=self._shard.clock(), limit=limit)
         return [_minute(current - limit + 1 + number, field) for number, field in enumerate(fields)]
 
@@ -106,7 +106,7 @@ class DispatchLog:
         """Return the dispatchers that were seen within the last 60 s, by name; unreadable rows are left out."""
         names: list[bytes] = sorted(self._scripts.command("HKEYS", self._shard.keys.dispatchers))
         rows: list[DispatcherRow] = []
-        for chunk in chunks(names[:MOST_DISPATCHERS], CHUNK):
+        for chunk in chunks(names[:MAX_DISPATCHERS], CHUNK):
             now, *values = self._shard.run("delay/dispatchers", now=self._shard.clock(), more=chunk)
             found = (_dispatcher(name, value, now) for name, value in zip(chunk, values, strict=True))
             rows += [row for row in found if row is not None]
@@ -132,7 +132,7 @@ def _minute(number: int, field: bytes | None) -> Minute:
 
 def _row(dispatcher: DispatcherRow) -> str:
     row = {name: getattr(dispatcher, name) for name in ("leads", "version", "sent", "failed", "error")}
-    return json.dumps({**row, "error": dispatcher.error[:MOST_ERROR]})
+    return json.dumps({**row, "error": dispatcher.error[:MAX_ERROR]})
 
 
 def _dispatcher(name: bytes, value: bytes | None, now: int) -> DispatcherRow | None:
@@ -149,10 +149,10 @@ def _read(name: str, seen_at: datetime, text: bytes) -> DispatcherRow | None:
             name,
             seen_at,
             bool(row["leads"]),
-            str(row["version"])[:MOST_ERROR],
+            str(row["version"])[:MAX_ERROR],
             small_integer(row["sent"]),
             small_integer(row["failed"]),
-            str(row["error"])[:MOST_ERROR],
+            str(row["error"])[:MAX_ERROR],
         )
     except (ValueError, KeyError, TypeError):
         return None

@@ -25,13 +25,13 @@ MAX_DESTINATION: Final = 512
 REMEMBERED: Final = 86_400_000
 """Milliseconds for which a revoke is remembered. Stock workers remember it for three hours, until they restart."""
 
-MOST_REVOKED: Final = 100_000
-"""Most revoked ids that are remembered, as in lua/delay/revoke.lua."""
+MAX_REVOKED: Final = 100_000
+"""Maximum number of revoked ids that are remembered, as in lua/delay/revoke.lua."""
 
 PAGE: Final = 1000
 """Revoked ids that are read at once."""
 
-AT_ONCE: Final = 200
+MAX_UNIQUE_PER_CALL: Final = 200
 """Entries of unique tasks in one call: each takes several times as long as another one."""
 
 MAX_DIGITS: Final = 15
@@ -108,7 +108,7 @@ class EntryReader:
         return found
 
     def is_dead(self, id: str) -> bool:
-        """Tell whether the entry *id* is a dead letter."""
+        """Return whether the entry *id* is a dead letter."""
         key = self._shards.of(check_id(id)).keys.dead
         return self._shards.scripts.command("ZSCORE", key, id_bytes(id)) is not None
 
@@ -234,7 +234,7 @@ class MarkedEntries:
         self._writer = writer
 
     def keep_many(self, items: Iterable[Push]) -> list[bool]:
-        """Store entries as :meth:`DelayQueue.push_many` does with "keep"; tell for each whether it was stored."""
+        """Store entries as :meth:`DelayQueue.push_many` does with "keep"; return for each whether it was stored."""
         return [flag != PushFlag.KEPT for _, flag in self._writer.push(items, "keep")]
 
     def renew_many(self, items: Iterable[Push]) -> list[int]:
@@ -242,14 +242,14 @@ class MarkedEntries:
         return [flag for _, flag in self._writer.push(items, "replace")]
 
     def replace_own(self, item: Push) -> bool:
-        """Store *item* unless a record without its mark has its id; tell whether it was stored.
+        """Store *item* unless a record without its mark has its id; return whether it was stored.
 
         It is stored even if Redis is full: the message of the task that retries is settled next.
         """
         return next(flag != PushFlag.KEPT for _, flag in self._writer.push([item], "own"))
 
     def replace_older(self, item: Push, *, age: Seconds) -> bool:
-        """Store *item*; tell whether it was stored.
+        """Store *item*; return whether it was stored.
 
         A record under its id is kept if it contains its mark, or was stored less than *age* ago by the Redis clock. An
         older record is replaced, whether waiting, in flight or dead.
@@ -264,20 +264,20 @@ class MarkedEntries:
         return self._removed(items, lambda shard, more: shard.call("delay/cancel", more=more), CHUNK)
 
     def cancel_unique(
-        self, items: Iterable[tuple[str, str, str, str]], keys: FlowKeys, *, died_by: int = 0
+        self, items: Iterable[tuple[str, str, str, str]], keys: FlowKeys, *, until_ms: int = 0
     ) -> list[CancelOutcome | None]:
         """Cancel entries as :meth:`cancel_marked` does, and free the keys of unique tasks in the same step.
 
-        Each item is an id, a mark, and the field and the token of its key, or two "". With *died_by*, in ms, only dead
+        Each item is an id, a mark, and the field and the token of its key, or two "". With *until_ms*, only dead
         letters that died by then are removed. The store must not be a Redis Cluster.
         """
         others = {"owners": keys.owners, "owner_ends": keys.owner_ends, "replaced": keys.replaced}
 
         def remove(shard: Records, more: list[bytes | str]) -> bytes:
-            flags: bytes = shard.call("admission/cancel", others=others, now=shard.clock(), latest=died_by, more=more)
+            flags: bytes = shard.call("admission/cancel", others=others, now=shard.clock(), latest=until_ms, more=more)
             return flags
 
-        return self._removed(items, remove, AT_ONCE)
+        return self._removed(items, remove, MAX_UNIQUE_PER_CALL)
 
     def _removed(
         self, items: Iterable[tuple[str, ...]], remove: Callable[[Records, list[bytes | str]], bytes], size: int
@@ -324,14 +324,14 @@ class Revokes:
         """Yield the ids of revoked tasks whose messages workers discard, of each shard newest first."""
         for shard in self._shards.in_turn():
             # Newest first: ids that are added or removed meanwhile push none out of sight.
-            for first in range(0, MOST_REVOKED, PAGE):
+            for first in range(0, MAX_REVOKED, PAGE):
                 page = self._shards.scripts.command("ZRANGE", shard.keys.discarded, first, first + PAGE - 1, "REV")
                 yield from filter(is_id, map(id_text, page))
                 if len(page) < PAGE:
                     break
 
     def is_renewed(self, id: str, mark: str) -> bool:
-        """Tell whether an entry with *mark* was stored after its *id* was revoked; False if no revoke was noted."""
+        """Return whether an entry with *mark* was stored after its *id* was revoked; False if no revoke was noted."""
         key, member = self._shards.of(check_id(id)).keys.revoked, id_bytes(id)
         stored = self._shards.scripts.command("ZSCORE", key, member + b"\n" + mark.encode())
         if stored is None:

@@ -21,13 +21,13 @@ Conflict = OnConflict | Literal["own"] | int
 """The same for a script: "own" replaces a record with the same mark, a number one that is older in ms."""
 
 MAX_FIELDS: Final = 3000
-"""Most arguments in one call of a script, which keeps it short: Lua unpacks fewer than 8,000 at once."""
+"""Maximum number of arguments in one call of a script, which keeps it short: Lua unpacks fewer than 8,000 at once."""
 
 MAX_LISTS: Final = MAX_FIELDS - 10
-"""Most lists and expiring keys of one :class:`Delivery`."""
+"""Maximum number of lists and expiring keys of one :class:`Delivery`."""
 
 MAX_MOVE_LISTS: Final = 2000
-"""Most lists of one move."""
+"""Maximum number of lists of one move."""
 
 
 @dataclass(frozen=True, slots=True)

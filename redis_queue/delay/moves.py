@@ -34,10 +34,10 @@ from redis_queue.store.records import Records, reason_bytes
 from redis_queue.store.scripts import Scripts
 
 DELIVERIES: Final = 200
-"""Most deliveries in one call."""
+"""Maximum number of deliveries in one call."""
 
-AT_ONCE: Final = 100
-"""Most messages in one call: Redis walks along a list to each of them."""
+MAX_FOREIGN_PER_CALL: Final = 100
+"""Maximum number of messages in one call: Redis walks along a list to each of them."""
 
 #: The flags in a script's reply: refused, done, not possible now.
 OUTCOMES: Final = {ord("0"): False, ord("1"): True, ord("2"): None}
@@ -88,7 +88,7 @@ class Moves:
         """Move as :meth:`DelayQueue.move_due` does, and tell more.
 
         *within*: only entries that fell due so recently. *passing*: how many entries without a list a move looks at in
-        each shard before it leaves the shard; whoever claims them spares the next move that look. A payload that
+        each shard before it leaves the shard; claiming them saves the next move that work. A payload that
         begins with byte 1 is written out with *phrases*: each byte from 0x82 up stands for one of them, 0x80 for the id
         and 0x81 for a unique tag.
         """
@@ -295,7 +295,7 @@ def _take(
     rows: Iterable[tuple[bytes, int, ForeignMessage, bytes]], gaps: _Gaps, adopt: Callable[..., bytes]
 ) -> Iterator[bool | None]:
     """Call *adopt* with *rows*, each an id, a due time, a message and a record; yield the outcome of each."""
-    for chunk in chunks(rows, AT_ONCE):
+    for chunk in chunks(rows, MAX_FOREIGN_PER_CALL):
         for part in by_size(chunk, lambda row: len(row[2].element)):
             more: list[Any] = []
             for id_, due, message, record in part:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 DelayPlace = Literal["waiting", "dead", "quarantine"]
 
 SCAN_BYTES: Final = 2 * 1024 * 1024
-"""Most bytes of records that a scan reads at once."""
+"""Maximum bytes of records that a scan reads at once."""
 
 
 class DelayQueue(BaseQueue[Entry]):

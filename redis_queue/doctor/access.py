@@ -42,7 +42,7 @@ def encryption(server: ServerInfo) -> Iterator[Finding]:
 
 
 def is_local(host: str) -> bool:
-    """Tell whether *host* is a loopback address."""
+    """Return whether *host* is a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -9,8 +9,8 @@ import redis
 
 from redis_queue.doctor import access, keyspace, queues, server
 from redis_queue.doctor.finding import COVERAGE, PERMIT, Finding, run, run_all
-from redis_queue.doctor.keyspace import mortal
-from redis_queue.doctor.queues import NO_PLACE, NO_RECORD, recordless, tally
+from redis_queue.doctor.keyspace import keys_with_ttl
+from redis_queue.doctor.queues import NO_PLACE, NO_RECORD, count_records, recordless
 from redis_queue.doctor.server import ServerInfo, servers
 from redis_queue.doctor.survey import ShardView, Survey, survey
 from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
@@ -22,7 +22,7 @@ from redis_queue.store.settings import Settings
 DEFAULT_PREFIX: Final = Settings().prefix
 
 WALK: Final = 50_000
-"""Most elements of ready lists that one call may scan, some milliseconds; each id may need a scan of the whole list."""
+"""Maximum number of elements of ready lists that one call scans, in some milliseconds; each id may need all of them."""
 
 
 def examine(client: Client, prefix: str = DEFAULT_PREFIX) -> list[Finding]:
@@ -105,7 +105,7 @@ def each(name: str, work: Callable[[], Iterator[tuple[str, bool]]]) -> Iterator[
 
 
 def _persist(found: Survey, dry_run: bool) -> Iterator[tuple[str, bool]]:
-    for key in list(mortal(found)):
+    for key in list(keys_with_ttl(found)):
         if not dry_run:
             found.scripts.command("PERSIST", key)
         yield f"remove the TTL of {text(key)}", not dry_run
@@ -126,13 +126,13 @@ def _put_back(shard: ShardView, dry_run: bool) -> Iterator[tuple[str, bool]]:
 
 def _quarantine(shard: ShardView, dry_run: bool) -> Iterator[tuple[str, bool]]:
     # An id in several places counts once.
-    count = _mend(shard, list(dict.fromkeys(recordless(shard, None))), NO_RECORD, dry_run)
+    count = _repair_places(shard, list(dict.fromkeys(recordless(shard, None))), NO_RECORD, dry_run)
     if count:
         yield f"{shard.label}: move {count:,} places without a record to quarantine", not dry_run
 
 
 def _place(shard: ShardView, dry_run: bool) -> Iterator[tuple[str, bool]]:
-    count = tally(shard)
+    count = count_records(shard)
     if not count.records:
         return
     if count.surplus <= 0 and not count.fits_sample:
@@ -140,16 +140,16 @@ def _place(shard: ShardView, dry_run: bool) -> Iterator[tuple[str, bool]]:
         return
     records = list(shard.ids(None))
     placed = set(shard.placed(None))
-    found = _mend(shard, [id_ for id_ in dict.fromkeys(records) if id_ not in placed], NO_PLACE, dry_run)
+    found = _repair_places(shard, [id_ for id_ in dict.fromkeys(records) if id_ not in placed], NO_PLACE, dry_run)
     where = "back into the ready list" if shard.listed else "to the dead letters, since their due times are lost"
     if found:
         yield f"{shard.label}: move {found:,} records without a place {where}", not dry_run
 
 
-def _mend(shard: ShardView, ids: list[bytes], answer: bytes, dry_run: bool) -> int:
-    script = shard.script("records/mend")
-    size = max(1, min(CHUNK, WALK // max(1, tally(shard).ready)))
+def _repair_places(shard: ShardView, ids: list[bytes], answer: bytes, dry_run: bool) -> int:
+    script = shard.script("records/repair")
+    size = max(1, min(CHUNK, WALK // max(1, count_records(shard).ready)))
     found = 0
     for chunk in chunks(ids, size):
-        found += script(now=0, listed=shard.listed, acting=int(not dry_run), more=chunk).count(answer)
+        found += script(now=0, listed=shard.listed, repair=int(not dry_run), more=chunk).count(answer)
     return found

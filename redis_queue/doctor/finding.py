@@ -20,8 +20,8 @@ PERMIT: Final = "let this user run the command, or run doctor as another user"
 
 CHECK_BROKER: Final = "check broker_url, or repeat when the broker is up"
 
-MOST_FINDINGS: Final = 10
-"""Most findings of a check of which there may be many."""
+MAX_FINDINGS: Final = 10
+"""Maximum number of findings of a check of which there may be many."""
 
 Target = TypeVar("Target")
 
@@ -57,9 +57,9 @@ def warning(found: str, advice: str) -> Finding:
 
 def first(items: Sequence[Target], finding: Callable[[Target], Finding], others: str, advice: str) -> Iterator[Finding]:
     """Yield the *finding* of each of the first *items*, and how many *others* are left out."""
-    yield from map(finding, items[:MOST_FINDINGS])
-    if len(items) > MOST_FINDINGS:
-        yield warning(f"{len(items) - MOST_FINDINGS:,} more {others}", advice)
+    yield from map(finding, items[:MAX_FINDINGS])
+    if len(items) > MAX_FINDINGS:
+        yield warning(f"{len(items) - MAX_FINDINGS:,} more {others}", advice)
 
 
 class CommandMissingError(StoreError):

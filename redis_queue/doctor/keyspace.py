@@ -16,7 +16,7 @@ SCHEMA: Final = 1
 """Schema that the scripts of this release write."""
 
 COUNTERS: Final = ("put", "acked", "redelivered", "put_back")
-MOST_DIGITS: Final = 15
+MAX_DIGITS: Final = 15
 """Redis and Lua do not count exactly beyond these."""
 
 
@@ -58,7 +58,7 @@ def counters(survey: Survey) -> Iterator[Finding]:
             # The check of types reports it.
             continue
         for name, value in zip(COUNTERS, values, strict=True):
-            if value is not None and not (value.isdigit() and len(value) <= MOST_DIGITS):
+            if value is not None and not (value.isdigit() and len(value) <= MAX_DIGITS):
                 yield error(
                     f"{shard.label}: its counter {name} is {text(value)[:40]!r}: another program wrote to it",
                     f"HDEL {text(shard.keys.meta)} {name}; the counter starts at 0 again",
@@ -67,11 +67,11 @@ def counters(survey: Survey) -> Iterator[Finding]:
 
 def lifetime(survey: Survey) -> Iterator[Finding]:
     """No permanent key has a TTL."""
-    for key in mortal(survey):
+    for key in keys_with_ttl(survey):
         yield error(f"{text(key)} has a TTL: Redis will delete it", "redis-queue doctor --fix", repairable=True)
 
 
-def mortal(survey: Survey) -> Iterator[bytes]:
+def keys_with_ttl(survey: Survey) -> Iterator[bytes]:
     """Yield the permanent keys that have a TTL."""
     lasting = [key for shard in survey.shards for key in shard.keys.all() if key != shard.keys.leader]
     for key in (*lasting, PrefixKeys(survey.prefix).registry):

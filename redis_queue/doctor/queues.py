@@ -19,16 +19,16 @@ FORGOTTEN_MS: Final = 600_000
 LATE_MS: Final = 60_000
 
 FEW: Final = 20
-"""Most suspects that are confirmed one by one; each may need a scan of the ready list."""
+"""Maximum number of suspects that are confirmed one by one; each may need a scan of the ready list."""
 
 SUSPECT: Final = ord("1")
 """Flag of the script records/recordless: an id that seems to have no record."""
 
 NO_PLACE: Final = b"1"
-"""Flag of the script records/mend: a record without a place."""
+"""Flag of the script records/repair: a record without a place."""
 
 NO_RECORD: Final = b"2"
-"""Flag of the script records/mend: a place without a record."""
+"""Flag of the script records/repair: a place without a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ class RecordCounts:
         return max(self.ready, self.waiting, self.in_flight, self.dead) <= SAMPLE
 
 
-def tally(shard: ShardView) -> RecordCounts:
+def count_records(shard: ShardView) -> RecordCounts:
     """Count records and places in one script."""
     return RecordCounts(*shard.script("records/tally")())
 
 
 def orphans(shard: ShardView) -> Iterator[Finding]:
     """Every record is in exactly one place, and every place has a record."""
-    count = tally(shard)
+    count = count_records(shard)
     lost = sum(1 for _ in recordless(shard, SAMPLE, FEW))
     stray = count.surplus + lost
     advice = "redis-queue doctor --fix"
@@ -79,7 +79,7 @@ def orphans(shard: ShardView) -> Iterator[Finding]:
 
 def recordless(shard: ShardView, limit: int | None, most: int | None = None) -> Iterator[bytes]:
     """Yield ids in a place without a record, at most *most*, out of *limit* ids of each place."""
-    look, confirm = shard.script("records/recordless"), shard.script("records/mend")
+    look, confirm = shard.script("records/recordless"), shard.script("records/repair")
     left = most
     for chunk in chunks(shard.placed(limit), STEP):
         flags = look(more=chunk)
@@ -88,14 +88,14 @@ def recordless(shard: ShardView, limit: int | None, most: int | None = None) -> 
             if left == 0:
                 return
             # A consumer may have settled it meanwhile.
-            if confirm(now=0, listed=shard.listed, acting=0, more=[id_]) == NO_RECORD:
+            if confirm(now=0, listed=shard.listed, repair=0, more=[id_]) == NO_RECORD:
                 yield id_
                 left = None if left is None else left - 1
 
 
 def leases(shard: ShardView) -> Iterator[Finding]:
     """Every lease belongs to an id in flight, and every id in flight has a lease."""
-    bare = sum(1 for _ in _bare(shard))
+    bare = sum(1 for _ in _leases_not_in_flight(shard))
     if bare:
         yield warning(
             f"{shard.label}: {bare:,} leases belong to ids that are not in flight",
@@ -110,9 +110,9 @@ def leases(shard: ShardView) -> Iterator[Finding]:
         )
 
 
-def _bare(shard: ShardView) -> Iterator[bytes]:
+def _leases_not_in_flight(shard: ShardView) -> Iterator[bytes]:
     held = ((id_, lease) for id_, lease in shard.fields(shard.keys.leases) if b" " in lease)
-    look = shard.script("records/mend")
+    look = shard.script("records/repair")
     left = FEW
     for chunk in chunks(held, STEP):
         scores = shard.command("ZMSCORE", shard.keys.in_flight, *(id_ for id_, _ in chunk))
@@ -123,7 +123,7 @@ def _bare(shard: ShardView) -> Iterator[bytes]:
                 return
             left -= 1
             # The check of orphans reports records without a place.
-            if look(now=0, listed=shard.listed, acting=0, more=[id_]) != NO_PLACE:
+            if look(now=0, listed=shard.listed, repair=0, more=[id_]) != NO_PLACE:
                 yield id_
 
 
@@ -171,13 +171,13 @@ def dispatch(shard: ShardView) -> Iterator[Finding]:
 
 def dead_letters(shard: ShardView) -> Iterator[Finding]:
     """There are no dead letters."""
-    if count := tally(shard).dead:
+    if count := count_records(shard).dead:
         yield warning(f"{shard.label}: {count:,} dead letters", "inspect their reasons, then redrive or purge them")
 
 
 def quarantine(shard: ShardView) -> Iterator[Finding]:
     """The quarantine is empty."""
-    if count := tally(shard).quarantined:
+    if count := count_records(shard).quarantined:
         yield warning(
             f"{shard.label}: {count:,} unreadable records in quarantine",
             "inspect them with redis-queue quarantine list, then purge them",

@@ -22,7 +22,7 @@ _REGISTRY: Final = f"~{PrefixKeys(PREFIX).registry.decode()}"
 _AUDIT: Final = f"~{PrefixKeys(PREFIX).audit.decode()}"
 _PROBE: Final = f"~{PrefixKeys(PREFIX).probe('*').decode()}"
 _OPERATION: Final = f"~{PrefixKeys(PREFIX).operation('*').decode()}"
-_SETTLES: Final = "records/ack records/extend records/release records/quarantine records/put_back"
+_SETTLES: Final = "records/ack records/extend records/nack records/quarantine records/put_back"
 
 
 class Role(NamedTuple):

@@ -28,7 +28,7 @@ FULL, NEARLY_FULL = 0.95, 0.8
 
 SKEW_ERROR, SKEW_WARNING = 30.0, 1.0
 
-SHORTEST_SCRIPT_LIMIT: Final = 1000
+MIN_SCRIPT_LIMIT: Final = 1000
 
 
 class ServerInfo:
@@ -200,7 +200,7 @@ def script_limit(server: ServerInfo) -> Iterator[Finding]:
         limit = server.config(name)
         if limit is None:
             continue
-        if int(limit) < SHORTEST_SCRIPT_LIMIT:
+        if int(limit) < MIN_SCRIPT_LIMIT:
             found = "never answers while a script runs" if int(limit) <= 0 else "answers BUSY too early"
             yield warning(f"{server.label}{name} is {limit} ms: Redis {found}", f"CONFIG SET {name} 5000")
         return

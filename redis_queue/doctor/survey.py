@@ -21,11 +21,11 @@ STEP: Final = 500
 """Elements per command."""
 
 SAMPLE: Final = 10_000
-"""Most elements read of one key."""
+"""Maximum number of elements read of one key."""
 
-MOST_SHARDS: Final = 1000
-MOST_FIELDS: Final = 10_000
-MOST_SCANS: Final = 200
+MAX_SHARDS: Final = 1000
+MAX_FIELDS: Final = 10_000
+MAX_SCANS: Final = 200
 SCAN: Final = 1000
 
 TRACES: Final = ("slot", "leader", "wake", "lateness", "minutes", "dispatchers", "revoked", "discarded")
@@ -143,9 +143,9 @@ def survey(client: Client, servers: list[ServerInfo], prefix: str) -> Survey:
         )
     registered = {root for known in found.known.values() for root in _roots(known)}
     roots = sorted(registered | found.stored, key=lambda root: (root[0], root[1], root[2] or 0))
-    if len(roots) > MOST_SHARDS:
-        found.note(f"checked {MOST_SHARDS:,} of {len(roots):,} queues and shards")
-    found.shards = [_shard(found, root) for root in roots[:MOST_SHARDS]]
+    if len(roots) > MAX_SHARDS:
+        found.note(f"checked {MAX_SHARDS:,} of {len(roots):,} queues and shards")
+    found.shards = [_shard(found, root) for root in roots[:MAX_SHARDS]]
     return found
 
 
@@ -153,8 +153,8 @@ def _read_registry(found: Survey) -> None:
     # The check of types reports a key of another type.
     with contextlib.suppress(WrongTypeError):
         for name, value in _scanned(found.scripts, "HSCAN", PrefixKeys(found.prefix).registry, STEP, None):
-            if len(found.known) + len(found.unreadable) >= MOST_FIELDS:
-                found.note(f"read only {MOST_FIELDS:,} fields of the registry")
+            if len(found.known) + len(found.unreadable) >= MAX_FIELDS:
+                found.note(f"read only {MAX_FIELDS:,} fields of the registry")
                 return
             known = row_of(name, value)
             if known is None:
@@ -165,7 +165,7 @@ def _read_registry(found: Survey) -> None:
 
 def _parts(found: Survey, server: ServerInfo) -> Iterator[Part]:
     cursor: Argument = 0
-    for _ in range(MOST_SCANS):
+    for _ in range(MAX_SCANS):
         cursor, rows = server.command("SCAN", cursor, "MATCH", keys.pattern(found.prefix), "COUNT", SCAN)
         for key in rows:
             part = keys.parse(found.prefix, key)
@@ -174,13 +174,13 @@ def _parts(found: Survey, server: ServerInfo) -> Iterator[Part]:
                 yield part
         if int(cursor) == 0:
             return
-    found.note(f"{server.label}searched only about {MOST_SCANS * SCAN:,} keys of this Redis for queues")
+    found.note(f"{server.label}searched only about {MAX_SCANS * SCAN:,} keys of this Redis for queues")
 
 
 def _roots(known: RegistryRow) -> list[Root]:
     if known.kind == "queue":
         return [("queue", known.name, None)]
-    return [("delay", known.name, number) for number in range(min(max(known.shards, 1), MOST_SHARDS))]
+    return [("delay", known.name, number) for number in range(min(max(known.shards, 1), MAX_SHARDS))]
 
 
 def _shard(found: Survey, root: Root) -> ShardView:

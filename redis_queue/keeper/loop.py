@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from redis_queue.errors import RedisQueueError
-from redis_queue.keeper.protocol import Board, RenewalTime, read_line, unpack
+from redis_queue.keeper.protocol import RenewalTime, SharedRenewalTime, read_line, unpack
 from redis_queue.keeper.renewal import RENEWALS, Renewer
 from redis_queue.store.redis_errors import redact
 
@@ -38,7 +38,7 @@ def run(worker: int, board: int) -> None:
     Keeper.tell(up=True)
     keeper = Keeper(
         lambda: Renewer(options.client(), index),
-        Board(board),
+        SharedRenewalTime(board),
         pipe=sys.stdin.fileno(),
         worker=worker,
         lease=index.lease,
@@ -52,7 +52,9 @@ class Keeper:
     *connect* returns a new renewer, which has connections of its own.
     """
 
-    def __init__(self, connect: Callable[[], Renewer], board: Board, *, pipe: int, worker: int, lease: float) -> None:
+    def __init__(
+        self, connect: Callable[[], Renewer], board: SharedRenewalTime, *, pipe: int, worker: int, lease: float
+    ) -> None:
         self._connect = connect
         self._renewer: Renewer | None = None
         self._board = board
@@ -95,7 +97,7 @@ class Keeper:
 
     def _renew(self) -> bool:
         at = time.monotonic()
-        # The worker relies on it that all lines written before *at* are read.
+        # The worker relies on all lines written before *at* having been read.
         if not self._listen(0):
             return False
         try:
@@ -123,7 +125,7 @@ class Keeper:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Tell whether a signal or a debugger stopped a process; False on systems without ``/proc``."""
+    """Return whether a signal or a debugger stopped a process; False on systems without ``/proc``."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
     except OSError:

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from redis_queue.errors import InvalidValueError
 
-LOOKS: Final = 1000
-"""Most attempts to read the time of a renewal while it is being written."""
+MAX_READ_ATTEMPTS: Final = 1000
+"""Maximum number of attempts to read the time of a renewal while it is being written."""
 
 _LENGTH: Final = struct.Struct("<Q")
 """Length of the greeting, in front of it."""
@@ -67,7 +67,7 @@ class RenewalTime(NamedTuple):
     score: float
 
 
-class Board:
+class SharedRenewalTime:
     """Memory that keeper and worker share: a mapped file with the time of the last renewal."""
 
     # The counts at both ends differ during a write.
@@ -87,7 +87,7 @@ class Board:
 
     def read(self) -> RenewalTime:
         """Return the time of the last complete renewal; zeros if there was none."""
-        for _ in range(LOOKS):
+        for _ in range(MAX_READ_ATTEMPTS):
             # Read in the opposite order of writing: if the time changed meanwhile, the two counts differ.
             (after,) = struct.unpack_from("<Q", self._memory, 24)
             at, score = struct.unpack_from("<dd", self._memory, 8)

@@ -23,11 +23,11 @@ RENEWALS: Final = 3
 TIMEOUTS: Final = 6
 """Socket timeouts per lease: the lease must not expire before a renewal times out and is tried again."""
 
-LONGEST_TIMEOUT: Final = 10.0
+MAX_TIMEOUT: Final = 10.0
 """Longest socket timeout in seconds, for leases of any length."""
 
 TAGS: Final = 2000
-"""Most tags in one call."""
+"""Maximum number of tags in one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,9 @@ class Renewer:
 
 def socket_timeout(lease: float) -> float:
     """Return the socket timeout for leases of *lease* seconds: a sixth, at most 10."""
-    return min(lease / TIMEOUTS, LONGEST_TIMEOUT)
+    return min(lease / TIMEOUTS, MAX_TIMEOUT)
 
 
 def bounded_timeout(seconds: float | None, lease: float) -> float:
     """Return the socket timeout *seconds* of a user, but not more than that for *lease*."""
-    return min(seconds or LONGEST_TIMEOUT, socket_timeout(lease))
+    return min(seconds or MAX_TIMEOUT, socket_timeout(lease))

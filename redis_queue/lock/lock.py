@@ -25,7 +25,7 @@ from redis_queue.store.settings import Settings
 logger = logger_of(__name__)
 
 LOOK_AGAIN: Final = 0.1
-"""Most seconds between two attempts of a caller that waits."""
+"""Maximum seconds between two attempts of a caller that waits."""
 
 
 class Lock:
@@ -140,7 +140,7 @@ class HeldLock:
         self.id = lock.name
         self.lease = Lease(token, from_ms(time.time() * 1000 + lock.lease_ms))
         self._released: bool | None = None
-        # The heartbeat does not reference this object: else an object that is dropped would hold the lock for ever.
+        # The heartbeat does not reference this object: else an object that is dropped would hold the lock forever.
         self._term = _Term(lock, self.lease, asked_at)
         self._heartbeat = Heartbeat(self._term.extend, lock.lease_ms, owner=self)
         self._heartbeat.add(self._term)
@@ -194,7 +194,7 @@ def current_lock() -> HeldLock | None:
 
 
 def held_here(lock: Lock) -> bool:
-    """Tell whether this thread holds *lock*."""
+    """Return whether this thread holds *lock*."""
     return any(held.lock.key == lock.key for held in _mine())
 
 

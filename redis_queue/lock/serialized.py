@@ -16,7 +16,7 @@ from redis_queue.lock.lock import Lock, check_lease, check_wait, held_here
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.keys import check_name
 
-SHORTEST_RETRY_MS: Final = 10
+MIN_RETRY_MS: Final = 10
 
 JITTER: Final = 0.2
 """Largest part of *retry_in* that is added at random, so that retries which met once do not meet again."""
@@ -73,8 +73,8 @@ class Serial:
 def check_retry_in(value: Seconds) -> int:
     """Return *value* in ms. Raises InvalidDelayError unless it is a delay of 0.01 seconds or more."""
     found = duration_ms(value, name="retry_in")
-    if found < SHORTEST_RETRY_MS:
-        raise InvalidDelayError(f"retry_in={value!r}: must be {SHORTEST_RETRY_MS / 1000:g} seconds or more")
+    if found < MIN_RETRY_MS:
+        raise InvalidDelayError(f"retry_in={value!r}: must be {MIN_RETRY_MS / 1000:g} seconds or more")
     return found
 
 

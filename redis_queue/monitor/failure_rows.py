@@ -15,19 +15,19 @@ from redis_queue.store.codec import read_document, small_integer
 from redis_queue.store.ids import id_text, is_id
 
 MAX_FAILURE_TEXT: Final = 1024
-"""Most bytes of the text of an exception, of the args, and of the kwargs."""
+"""Maximum bytes of the text of an exception, of the args, and of the kwargs."""
 
 MAX_TRACEBACK: Final = 16 * 1024
-"""Most bytes of a traceback."""
+"""Maximum bytes of a traceback."""
 
 HEAD: Final = 1024
 """Bytes that a long traceback keeps from its beginning; the others are those at its end."""
 
 MAX_MESSAGE: Final = 64 * 1024
-"""Most bytes of a packed message; a task with a longer one cannot be retried."""
+"""Maximum bytes of a packed message; a task with a longer one cannot be retried."""
 
 MAX_FAILURE: Final = 115_000
-"""Most bytes of memory that a failure takes in Redis, in all keys."""
+"""Maximum bytes of memory that a failure takes in Redis, in all keys."""
 
 SEPARATOR: Final = b"\0"
 

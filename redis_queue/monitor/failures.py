@@ -18,16 +18,16 @@ from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import MonitorKeys
 from redis_queue.store.scripts import Clock, NumberedCalls, Scripts, now_ms, pairs, server_clock
 
-MOST_KEPT: Final = 100_000
-"""Greatest number of failures that can be kept."""
+MAX_KEPT: Final = 100_000
+"""Maximum number of failures that can be kept."""
 
-MOST_DAYS: Final = 90
+MAX_DAYS: Final = 90
 
-MOST_AT_ONCE: Final = 100
-"""Most failures of one call that keeps some."""
+MAX_AT_ONCE: Final = 100
+"""Maximum number of failures of one call that keeps some."""
 
-MOST_GROUPS: Final = 500
-"""Most groups; failures of further ones are counted as "(other)"."""
+MAX_GROUPS: Final = 500
+"""Maximum number of groups; failures of further ones are counted as "(other)"."""
 
 ROWS: Final = 100
 """Failures per read: a row may have 20,000 bytes."""
@@ -55,11 +55,11 @@ class Failures:
         The oldest ones beyond *most* (1 to 100,000), and those older than *days* (up to 90), are removed, some in each
         call. *missed* is the number of failures that the caller could not keep. Raises InvalidValueError.
         """
-        check_limit(most, MOST_KEPT, name="most")
-        if isinstance(days, bool) or not isinstance(days, int | float) or not 0 < days <= MOST_DAYS:
-            raise InvalidValueError(f"days={days!r}: must be > 0 and at most {MOST_DAYS}")
-        if len(failures) > MOST_AT_ONCE:
-            raise InvalidValueError(f"failures: must be at most {MOST_AT_ONCE}, got {len(failures)}")
+        check_limit(most, MAX_KEPT, name="most")
+        if isinstance(days, bool) or not isinstance(days, int | float) or not 0 < days <= MAX_DAYS:
+            raise InvalidValueError(f"days={days!r}: must be > 0 and at most {MAX_DAYS}")
+        if len(failures) > MAX_AT_ONCE:
+            raise InvalidValueError(f"failures: must be at most {MAX_AT_ONCE}, got {len(failures)}")
         # The last field is the longest one.
         rows = [(id_bytes(f.id), ms_of(f.failed_at), *write_failure(f)) for f in failures]
         for part in list(by_size(rows)) or [[]]:
@@ -89,7 +89,7 @@ class Failures:
         rows = self._scripts.command("HGETALL", self._keys.groups)
         oldest = from_ms(self._oldest())
         groups = [group for group in (read_group(*pair) for pair in pairs(rows)) if group and group.last_at >= oldest]
-        return sorted(groups, key=lambda row: row.last_at, reverse=True)[: MOST_GROUPS + 1]
+        return sorted(groups, key=lambda row: row.last_at, reverse=True)[: MAX_GROUPS + 1]
 
     @staticmethod
     def cursor(failure: Failure) -> str:

@@ -16,8 +16,8 @@ from redis_queue.store.connection import Client
 from redis_queue.store.keys import MonitorKeys
 from redis_queue.store.scripts import Clock, Scripts, now_ms, pairs, server_clock
 
-MOST_MINUTES: Final = 2 * 1440
-MOST_HOURS: Final = 90 * 24
+MAX_MINUTES: Final = 2 * 1440
+MAX_HOURS: Final = 90 * 24
 
 ALL: Final = b"0"
 """Number under which the counts of all series are added up."""
@@ -27,8 +27,8 @@ REST: Final = b"1"
 
 SPAN_DAYS: Final = 30
 
-MOST_BY_MINUTE: Final = 120
-"""Most minutes that are added up minute by minute."""
+MAX_BY_MINUTE: Final = 120
+"""Maximum minutes that are added up minute by minute."""
 
 _SERIES: Final = re.compile(rb"(\d{1,15}) (\d{1,7})")
 _MINUTE: Final = re.compile(rb"\d{1,11}")
@@ -60,12 +60,12 @@ class RunHistory:
 
         *series* selects one; default: the sum of all. Raises InvalidValueError.
         """
-        check_limit(limit, MOST_MINUTES)
+        check_limit(limit, MAX_MINUTES)
         return self._periods(limit, series, 1, self._stored_minutes)
 
     def hours(self, limit: int = 24, series: Series | None = None) -> list[Period]:
         """Return the counts of the last *limit* (1 to 2,160) hours; as :meth:`minutes`."""
-        check_limit(limit, MOST_HOURS)
+        check_limit(limit, MAX_HOURS)
         return self._periods(limit, series, 60, self._stored_hours)
 
     def totals(self, minutes: int, *, before: int = 0) -> dict[Series, Tally]:
@@ -74,17 +74,17 @@ class RunHistory:
         With *before*, those that it would have returned so many minutes ago. More than two hours are rounded to full
         hours, more than two days to full days. Raises InvalidValueError.
         """
-        if isinstance(minutes, bool) or not isinstance(minutes, int) or not 1 <= minutes <= MOST_HOURS * 60:
-            raise InvalidValueError(f"minutes={minutes!r}: must be 1 to {MOST_HOURS * 60}")
-        if isinstance(before, bool) or not isinstance(before, int) or not 0 <= before <= MOST_HOURS * 60:
-            raise InvalidValueError(f"before={before!r}: must be 0 to {MOST_HOURS * 60}")
+        if isinstance(minutes, bool) or not isinstance(minutes, int) or not 1 <= minutes <= MAX_HOURS * 60:
+            raise InvalidValueError(f"minutes={minutes!r}: must be 1 to {MAX_HOURS * 60}")
+        if isinstance(before, bool) or not isinstance(before, int) or not 0 <= before <= MAX_HOURS * 60:
+            raise InvalidValueError(f"before={before!r}: must be 0 to {MAX_HOURS * 60}")
         names = {**self._numbers(), REST: OTHER}
         now, open_minute, counts = self._current(list(names))
         last = now - before
         first = last - minutes + 1
-        if minutes <= MOST_BY_MINUTE and now - first < MOST_MINUTES:
+        if minutes <= MAX_BY_MINUTE and now - first < MAX_MINUTES:
             found = _flat(self._stored_minutes(list(names), first, last))
-        elif minutes <= MOST_MINUTES:
+        elif minutes <= MAX_MINUTES:
             found = _flat(self._stored_hours(list(names), first // 60, last // 60))
         else:
             found = self._stored_days(list(names), first // 1440, last // 1440)
@@ -99,7 +99,7 @@ class RunHistory:
 
         Series without runs in this time are left out. Raises InvalidValueError.
         """
-        check_limit(minutes, MOST_BY_MINUTE, name="minutes")
+        check_limit(minutes, MAX_BY_MINUTE, name="minutes")
         names = {**self._numbers(), REST: OTHER}
         last, open_minute, counts = self._current(list(names))
         span = range(last - minutes + 1, last + 1)

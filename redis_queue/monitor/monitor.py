@@ -12,7 +12,7 @@ from redis_queue.basics.times import from_ms
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.history import RunHistory
 from redis_queue.monitor.model import Run, RunningTask, WorkerRow
-from redis_queue.monitor.report import MOST_RUNNING, SEPARATOR
+from redis_queue.monitor.report import MAX_RUNNING, SEPARATOR
 from redis_queue.monitor.rows import MAX_TEXT, read_run, read_running, read_worker
 from redis_queue.store.chunks import CHUNK, check_limit, chunks
 from redis_queue.store.connection import Client
@@ -22,15 +22,15 @@ from redis_queue.store.scripts import Clock, Scripts, now_ms, server_clock
 SEEN_MS: Final = 60_000
 """Milliseconds after which a worker that did not report is left out."""
 
-MOST_WORKERS: Final = 10_000
+MAX_WORKERS: Final = 10_000
 
-MOST_BYTES: Final = 32 * 1024 * 1024
-"""Most bytes of reports that one search reads."""
+MAX_BYTES: Final = 32 * 1024 * 1024
+"""Maximum bytes of reports that one search reads."""
 
 _ROW: Final = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
 
-MOST_OF_TREE: Final = 200
-"""Most tasks of one canvas."""
+MAX_OF_TREE: Final = 200
+"""Maximum number of tasks of one canvas."""
 
 
 class Workers:
@@ -41,7 +41,7 @@ class Workers:
         self._keys = MonitorKeys(prefix)
         self._clock = clock
 
-    def rows(self, limit: int = MOST_WORKERS) -> list[WorkerRow]:
+    def rows(self, limit: int = MAX_WORKERS) -> list[WorkerRow]:
         """Return up to *limit* workers that were seen within the last 60 s, by name; unreadable rows are left out."""
         return self._read(self._names()[:limit])
 
@@ -59,19 +59,19 @@ class Workers:
         return next(iter(self._read([name.encode(errors="replace")])), None)
 
     def running(self, limit: int = 1000) -> list[RunningTask]:
-        """Return up to *limit* running tasks, worker by worker; each worker reports at most :data:`MOST_RUNNING`.
+        """Return up to *limit* running tasks, worker by worker; each worker reports at most :data:`MAX_RUNNING`.
 
-        It reads at most :data:`MOST_BYTES` of reports.
+        It reads at most :data:`MAX_BYTES` of reports.
         """
         return list(itertools.islice(self._search(b""), limit))
 
     def running_of(self, name: str) -> list[RunningTask]:
         """Return the running tasks of one worker."""
         text = self._scripts.command("HGET", self._keys.running, name.encode(errors="replace"))
-        return [] if text is None else read_running(name, text, MOST_RUNNING)
+        return [] if text is None else read_running(name, text, MAX_RUNNING)
 
     def find_running(self, id_: str) -> RunningTask | None:
-        """Return a running task by its id; None if :data:`MOST_BYTES` of reports do not have it."""
+        """Return a running task by its id; None if :data:`MAX_BYTES` of reports do not have it."""
         # An id begins the array of its task: tasks that it is the root of have it elsewhere, and are not parsed.
         part = b"[" + json.dumps(id_[:MAX_TEXT]).encode()
         return next((task for task in self._search(part) if task.id == id_), None)
@@ -79,16 +79,16 @@ class Workers:
     def related(self, id_: str, limit: int = 1000) -> list[RunningTask]:
         """Return up to *limit* running tasks whose id, parent, root or group is *id_*.
 
-        It searches the reports without parsing all of them, and at most :data:`MOST_BYTES` of them.
+        It searches the reports without parsing all of them, and at most :data:`MAX_BYTES` of them.
         """
         tasks = self._search(json.dumps(id_[:MAX_TEXT]).encode())
         found = (task for task in tasks if id_ in (task.id, task.parent, task.root, task.group))
         return list(itertools.islice(found, limit))
 
     def _search(self, part: bytes) -> Iterator[RunningTask]:
-        """Yield the tasks of living workers whose reports have *part*, from up to :data:`MOST_BYTES` of reports."""
-        names: list[bytes] = sorted(self._scripts.command("HKEYS", self._keys.running))[:MOST_WORKERS]
-        left = MOST_BYTES
+        """Yield the tasks of living workers whose reports have *part*, from up to :data:`MAX_BYTES` of reports."""
+        names: list[bytes] = sorted(self._scripts.command("HKEYS", self._keys.running))[:MAX_WORKERS]
+        left = MAX_BYTES
         for chunk in chunks(names):
             texts: list[bytes | None] = self._scripts.command("HMGET", self._keys.running, *chunk)
             hits = {name: text for name, text in zip(chunk, texts, strict=True) if text is not None and part in text}
@@ -96,14 +96,14 @@ class Workers:
             for name, text in hits.items():
                 worker = name.decode(errors="replace")
                 if worker in alive:
-                    yield from read_running(worker, text, MOST_RUNNING)
+                    yield from read_running(worker, text, MAX_RUNNING)
             left -= sum(len(text or b"") for text in texts)
             if left <= 0:
                 return
 
     def _names(self) -> list[bytes]:
         names: list[bytes] = self._scripts.command("HKEYS", self._keys.workers)
-        return sorted(names)[:MOST_WORKERS]
+        return sorted(names)[:MAX_WORKERS]
 
     def _read(self, names: Sequence[bytes]) -> list[WorkerRow]:
         found: list[WorkerRow] = []
@@ -140,10 +140,10 @@ class Runs:
         return self._read((id_.decode(errors="replace") for id_ in ids), last=True)
 
     def tree(self, root: str) -> list[Run]:
-        """Return the last runs of up to :data:`MOST_OF_TREE` tasks that a task *root* has led to, itself among them."""
+        """Return the last runs of up to :data:`MAX_OF_TREE` tasks that a task *root* has led to, itself among them."""
         start = f"{root}{SEPARATOR}".encode(errors="replace")
         members: list[bytes] = self._scripts.command(
-            "ZRANGE", self._keys.trees, b"[" + start, b"(" + start + b"\xff", "BYLEX", "LIMIT", 0, MOST_OF_TREE
+            "ZRANGE", self._keys.trees, b"[" + start, b"(" + start + b"\xff", "BYLEX", "LIMIT", 0, MAX_OF_TREE
         )
         return self._read((member[len(start) :].decode(errors="replace") for member in members), last=True)
 

@@ -13,17 +13,17 @@ from redis_queue.store.connection import Client
 from redis_queue.store.keys import MonitorKeys
 from redis_queue.store.scripts import Clock, NumberedCalls, Scripts, server_clock
 
-MOST_SERIES: Final = 100
-"""Most series in one call. In all, 200 are counted apart; the runs of others are counted as "(other)"."""
+MAX_SERIES: Final = 100
+"""Maximum number of series in one call. In all, 200 are counted apart; the runs of others are counted as "(other)"."""
 
-MOST_RUNNING: Final = 100
-"""Most running tasks that a worker reports."""
+MAX_RUNNING: Final = 100
+"""Maximum number of running tasks that a worker reports."""
 
-MOST_ENDED: Final = 20
-"""Most ended runs in one report."""
+MAX_ENDED: Final = 20
+"""Maximum number of ended runs in one report."""
 
-MOST_CLOSES: Final = 100
-"""Most calls that close the series of the minute before, ten at a time."""
+MAX_CLOSES: Final = 100
+"""Maximum number of calls that close the series of the minute before, ten at a time."""
 
 AGAIN: Final = -1
 """Reply of a call that has closed some, and must be repeated."""
@@ -47,13 +47,13 @@ class Reports:
         tallies: Mapping[Series, Tally] | None = None,
         ended: Sequence[Run] = (),
         *,
-        left: bool = False,
+        leaving: bool = False,
     ) -> int:
         """Store the state of *worker*, the tasks that it runs, and what ended since its last report.
 
-        Return the time of the server in ms. It takes one round trip, and another one for every :data:`MOST_SERIES` of
-        the *tallies*; the first call of a minute takes up to 21. With *left* the worker is removed; its *seen_at* is
-        ignored. At most :data:`MOST_RUNNING` running tasks and :data:`MOST_ENDED` runs are written.
+        Return the time of the server in ms. It takes one round trip, and another one for every :data:`MAX_SERIES` of
+        the *tallies*; the first call of a minute takes up to 21. With *leaving* the worker is removed; its *seen_at* is
+        ignored. At most :data:`MAX_RUNNING` running tasks and :data:`MAX_ENDED` runs are written.
         """
         for count in self.count_calls(tallies or {}):
             count()
@@ -61,9 +61,9 @@ class Reports:
             "monitor/report",
             now=self._clock(),
             worker="" if worker is None else worker.name[:MAX_TEXT],
-            row="" if worker is None or left else write_worker(worker),
-            tasks="" if left else write_running(running[:MOST_RUNNING]),
-            more=_encoded(part for run in ended[:MOST_ENDED] for part in (run.id, _root(run), write_run(run))),
+            row="" if worker is None or leaving else write_worker(worker),
+            tasks="" if leaving else write_running(running[:MAX_RUNNING]),
+            more=_encoded(part for run in ended[:MAX_ENDED] for part in (run.id, _root(run), write_run(run))),
         )()
         return now
 
@@ -73,14 +73,14 @@ class Reports:
         Each one adds its part once, however often it is made: after a StoreError, make the same call again before the
         next one. That holds for a day after its last attempt.
         """
-        return [self._count_call(part) for part in chunks(tallies.items(), MOST_SERIES)]
+        return [self._count_call(part) for part in chunks(tallies.items(), MAX_SERIES)]
 
     def _count_call(self, tallies: Iterable[tuple[Series, Tally]]) -> Callable[[], None]:
         texts = _encoded(part for series, tally in tallies for part in (series_key(series), write_tally(tally)))
         call = self._counting.prepare("monitor/count", now=self._clock(), more=texts)
 
         def count() -> None:
-            for _ in range(MOST_CLOSES):
+            for _ in range(MAX_CLOSES):
                 if call() != AGAIN:
                     return
             raise StoreUnavailableError("the counts of the last minute have too many series; try again")

@@ -17,18 +17,18 @@ from redis_queue.store.codec import read_document, small_integer
 from redis_queue.store.ids import readable
 
 MAX_TEXT: Final = 255
-"""Most characters of a name or an id."""
+"""Maximum characters of a name or an id."""
 
 MAX_ARGUMENTS: Final = 200
-"""Most characters of the arguments of a running task."""
+"""Maximum characters of the arguments of a running task."""
 
 MAX_KEY: Final = 300
-"""Most characters of a key."""
+"""Maximum characters of a key."""
 
-MOST_WORKER_QUEUES: Final = 100
-MOST_LISTS: Final = 400
-MOST_VERSIONS: Final = 10
-MOST_SECONDS: Final = 1e9
+MAX_WORKER_QUEUES: Final = 100
+MAX_LISTS: Final = 400
+MAX_VERSIONS: Final = 10
+MAX_SECONDS: Final = 1e9
 
 UNREADABLE: Final = (ValueError, KeyError, TypeError, OverflowError)
 """Errors of a row that another program, or another version, has written."""
@@ -147,7 +147,7 @@ def seconds_of(found: Any) -> float | None:
     """Return stored seconds: not negative, not endless; None for anything else."""
     if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
         return None
-    return min(max(0.0, float(found)), MOST_SECONDS)
+    return min(max(0.0, float(found)), MAX_SECONDS)
 
 
 def ms_of(at: datetime) -> int:
@@ -156,11 +156,11 @@ def ms_of(at: datetime) -> int:
 
 
 def _texts(found: Any) -> tuple[str, ...]:
-    return tuple(text_of(text) for text in found[:MOST_WORKER_QUEUES])
+    return tuple(text_of(text) for text in found[:MAX_WORKER_QUEUES])
 
 
 def _keys(found: Any) -> tuple[str, ...]:
-    return tuple(str(key)[:MAX_KEY] for key in found[:MOST_LISTS])
+    return tuple(str(key)[:MAX_KEY] for key in found[:MAX_LISTS])
 
 
 def _arguments(found: Any) -> str:
@@ -168,11 +168,11 @@ def _arguments(found: Any) -> str:
 
 
 def _versions(found: Any) -> dict[str, str]:
-    return {text_of(name): text_of(version) for name, version in _first(found, MOST_VERSIONS)}
+    return {text_of(name): text_of(version) for name, version in _first(found, MAX_VERSIONS)}
 
 
 def _held(found: Any) -> dict[str, int]:
-    return {text_of(queue): small_integer(count) for queue, count in _first(found, MOST_WORKER_QUEUES)}
+    return {text_of(queue): small_integer(count) for queue, count in _first(found, MAX_WORKER_QUEUES)}
 
 
 def _first(found: Any, most: int) -> list[tuple[Any, Any]]:

@@ -30,7 +30,7 @@ def network(address: str) -> str:
 
 
 def is_own_host(header: str, names: Collection[str]) -> bool:
-    """Tell whether a Host header names localhost, one of *names* (lower case), or an IP address.
+    """Return whether a Host header names localhost, one of *names* (lower case), or an IP address.
 
     A page of another site that reaches this port by DNS rebinding sends the name of that site, never an IP address.
     """

@@ -19,13 +19,13 @@ from redis_queue.store.scripts import Scripts
 
 logger = logger_of(__name__)
 
-MOST_LINES: Final = 1000
+MAX_LINES: Final = 1000
 """Number of actions that are kept."""
 
 MAX_DETAIL: Final = 500
 
-MOST_SUBJECTS: Final = 10
-"""Most subjects that the audit keeps of one action."""
+MAX_SUBJECTS: Final = 10
+"""Maximum number of subjects that the audit keeps of one action."""
 
 REMEMBERED_MS: Final = 24 * 3600 * 1000
 
@@ -71,7 +71,7 @@ class Audit:
         self.add(line)
 
     def add(self, line: AuditLine) -> None:
-        """Keep *line*; the oldest beyond :data:`MOST_LINES` is deleted."""
+        """Keep *line*; the oldest beyond :data:`MAX_LINES` is deleted."""
         row = {
             "at": round(line.at.timestamp() * 1000),
             "user": line.user,
@@ -79,15 +79,15 @@ class Audit:
             "queue": line.queue,
             "count": line.count,
             "detail": line.detail[:MAX_DETAIL],
-            "subjects": [_written(subject) for subject in line.subjects[:MOST_SUBJECTS]],
+            "subjects": [_written(subject) for subject in line.subjects[:MAX_SUBJECTS]],
             # After a lost reply the row may be stored twice; it is read once.
             "nonce": os.urandom(8).hex(),
         }
         self._scripts.command("LPUSH", self._key, json.dumps(row))
-        self._scripts.command("LTRIM", self._key, 0, MOST_LINES - 1)
+        self._scripts.command("LTRIM", self._key, 0, MAX_LINES - 1)
 
     def begin(self, operation: str) -> bool:
-        """Tell whether *operation* is new, so that a form sent twice acts once. Remembered for a day."""
+        """Return whether *operation* is new, so that a form sent twice acts once. Remembered for a day."""
         key = self._keys.operation(operation)
         nonce = os.urandom(8).hex().encode()
         if self._scripts.command("SET", key, nonce, "NX", "PX", REMEMBERED_MS) is not None:
@@ -106,7 +106,7 @@ def _written(subject: Subject) -> list[Any]:
 
 
 def _subjects(rows: Any, queue: str) -> Iterator[Subject]:
-    for id_, task, at in rows[:MOST_SUBJECTS]:
+    for id_, task, at in rows[:MAX_SUBJECTS]:
         yield Subject(
             str(id_)[:MAX_DETAIL], queue, str(task)[:MAX_DETAIL], None if at is None else from_ms(small_integer(at))
         )

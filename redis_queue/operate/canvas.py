@@ -15,12 +15,12 @@ from redis_queue.operate.task_life import RESULT_STATES, WORDS, TaskLife
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.ids import is_id
 
-MOST_NODES: Final = 200
+MAX_NODES: Final = 200
 
-MOST_LOOKS: Final = 50
-"""Most entries that are looked up for the states of tasks."""
+MAX_LOOKS: Final = 50
+"""Maximum number of entries that are looked up for the states of tasks."""
 
-MOST_DEPTH: Final = 20
+MAX_DEPTH: Final = 20
 """Levels of a tree; deeper tasks are shown at the last one."""
 
 
@@ -47,7 +47,7 @@ class Canvas:
 
 
 def canvas(access: Access, life: TaskLife) -> Canvas | None:
-    """Return the tree of the tasks around a task, up to :data:`MOST_NODES`; None if it is alone.
+    """Return the tree of the tasks around a task, up to :data:`MAX_NODES`; None if it is alone.
 
     Sources are the kept runs, running tasks, the result backend if it is Redis, and delayed tasks among those found.
     The members of a group that no task has sent are found among the latest 500 runs.
@@ -83,10 +83,10 @@ class _Nodes:
         self.more = False
 
     def add(self, node: Node, *, replace_state: bool = False) -> bool:
-        """Add *node*, or what it knows more; tell whether it is new."""
+        """Add *node*, or what else it knows; return whether it is new."""
         known = self.found.get(node.id)
         if known is None:
-            if len(self.found) >= MOST_NODES or not is_id(node.id):
+            if len(self.found) >= MAX_NODES or not is_id(node.id):
                 self.more = self.more or is_id(node.id)
                 return False
             self.found[node.id] = node
@@ -142,7 +142,7 @@ def _of_record(record: ResultRecord) -> Node:
 
 
 def _add_stored(access: Access, nodes: _Nodes) -> None:
-    unknown = nodes.unknown()[:MOST_LOOKS]
+    unknown = nodes.unknown()[:MAX_LOOKS]
     if not unknown or access.catalog.find("delay", access.default_delay_queue) is None:
         return
     queue = access.delay_queue()
@@ -167,6 +167,6 @@ def _in_order(found: dict[str, Node], root: str) -> list[Node]:
         while waiting:
             id_, depth = waiting.pop()
             if id_ not in ordered:
-                ordered[id_] = replace(found[id_], depth=min(depth, MOST_DEPTH))
+                ordered[id_] = replace(found[id_], depth=min(depth, MAX_DEPTH))
                 waiting += [(child, depth + 1) for child in reversed(children.get(id_, []))]
     return list(ordered.values())

@@ -23,8 +23,8 @@ from redis_queue.operate.queue_row import BROKEN, CeleryOverview, CeleryQueueRow
 from redis_queue.store.keys import check_name
 from redis_queue.store.redis_errors import redact
 
-MOST_CELERY_QUEUES: Final = 10_000
-"""Most queues of an app that are known."""
+MAX_CELERY_QUEUES: Final = 10_000
+"""Maximum number of queues of an app that are known."""
 
 REMEMBERED_SECONDS: Final = 10.0
 """How long the names of queues are remembered: to find them takes longer than to count them."""
@@ -33,10 +33,10 @@ RATE_MINUTES: Final = 5
 
 NO_REPORTS: Final = "the reports of workers cannot be read: redis-queue doctor"
 
-LEAST_SECONDS: Final = 5.0
-"""Least time between two looks at a queue that tell how much it grew."""
+MIN_SECONDS: Final = 5.0
+"""Minimum time between two looks at a queue that tell how much it grew."""
 
-MOST_SECONDS: Final = 60.0
+MAX_SECONDS: Final = 60.0
 """Age after which a look is replaced by a newer one."""
 
 
@@ -52,7 +52,7 @@ class CeleryQueues:
         self._bound_until = 0.0
         self._looks: dict[str, tuple[float, int]] = {}
 
-    def overview(self, part: str = "", *, offset: int = 0, limit: int = MOST_CELERY_QUEUES) -> CeleryOverview:
+    def overview(self, part: str = "", *, offset: int = 0, limit: int = MAX_CELERY_QUEUES) -> CeleryOverview:
         """Return the rows of up to *limit* queues whose names contain *part*, by name from position *offset* on.
 
         The cost does not grow with the number of messages. If the broker cannot be read, each row has an error.
@@ -151,7 +151,7 @@ class CeleryQueues:
             self._bound = set(readable(broker.bound(known | self._bound)))
             self._bound_until = time.monotonic() + REMEMBERED_SECONDS
         consumed = readable(queue for row in workers or () for queue in row.queues)
-        return sorted({*known, *consumed, *self._bound})[:MOST_CELERY_QUEUES]
+        return sorted({*known, *consumed, *self._bound})[:MAX_CELERY_QUEUES]
 
     def _rows(
         self, names: Sequence[str], depths: Sequence[Depth], reports: Sequence[WorkerRow] | None, at: datetime
@@ -188,11 +188,11 @@ class CeleryQueues:
         size = row.ready + (row.in_flight or 0)
         then, before = self._looks.get(row.name, (now, size))
         seconds = now - then
-        if row.name not in self._looks or not 0 <= seconds <= MOST_SECONDS:
-            if len(self._looks) >= MOST_CELERY_QUEUES:
+        if row.name not in self._looks or not 0 <= seconds <= MAX_SECONDS:
+            if len(self._looks) >= MAX_CELERY_QUEUES:
                 self._looks.clear()
             self._looks[row.name] = now, size
-        if row.executed_per_minute is None or not LEAST_SECONDS <= seconds <= 2 * MOST_SECONDS:
+        if row.executed_per_minute is None or not MIN_SECONDS <= seconds <= 2 * MAX_SECONDS:
             return row
         return replace(row, put_per_minute=max(0.0, row.executed_per_minute + (size - before) / seconds * 60))
 

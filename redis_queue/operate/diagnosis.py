@@ -30,7 +30,7 @@ from redis_queue.doctor.finding import CHECK_BROKER, Check, error, run, run_all,
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.operate.access import Access
 from redis_queue.operate.listing import LOOK_BYTES
-from redis_queue.operate.work_checks import ANSWER_WITHIN, CHECKS, flow_places, unread_queues
+from redis_queue.operate.work_checks import ANSWER_WITHIN, CHECKS, flow_places, unconsumed_queues
 from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.codec import read_document
 from redis_queue.store.ids import MAX_ID, readable
@@ -38,10 +38,10 @@ from redis_queue.store.redis_errors import redact
 from redis_queue.store.scripts import Scripts
 
 SAMPLE: Final = 10_000
-"""Most messages in flight that are read; a random sample of more."""
+"""Maximum number of messages in flight that are read; a random sample of more."""
 
 NAMED: Final = 5
-"""Most messages or names in a finding."""
+"""Maximum number of messages or names in a finding."""
 
 LARGE: Final = 65_536
 """Bytes of a message above which it is not read for its task id."""
@@ -63,7 +63,7 @@ def examine(access: Access, *, ask: bool) -> list[Finding]:
     if access.app is None:
         return found
     # Without an answer of the workers, nobody knows what those without the extension consume.
-    unread = run("unread queues", unread_queues, [access]) if ask else ()
+    unread = run("unread queues", unconsumed_queues, [access]) if ask else ()
     return [
         *found,
         *run_all({"dispatchers": _dispatchers, "tasks": _unknown_tasks}, [context]),
@@ -155,10 +155,10 @@ class InFlightBroker:
         found: list[bytes] = self.scripts.command("HRANDFIELD", self.keys.unacked, SAMPLE)
         return found
 
-    def flags(self, tags: Sequence[bytes], *, acting: bool = False) -> bytes:
-        """Return a flag for each of *tags* (see lua/broker/mend.lua); with *acting* add lost ones to the index."""
-        mend = self.scripts.bind("broker/mend", None, **self.keys.by_name)
-        return b"".join(mend(now=0, acting=int(acting), more=chunk) for chunk in chunks(tags))
+    def flags(self, tags: Sequence[bytes], *, repair: bool = False) -> bytes:
+        """Return a flag for each of *tags* (see lua/broker/repair.lua); with *repair* add lost ones to the index."""
+        script = self.scripts.bind("broker/repair", None, **self.keys.by_name)
+        return b"".join(script(now=0, repair=int(repair), more=chunk) for chunk in chunks(tags))
 
     def task_id(self, tag: bytes) -> str:
         """Return the id of the task in a message; "" if it is unknown."""
@@ -195,7 +195,7 @@ def in_flight_broker(access: Access) -> Iterator[InFlightBroker | None]:
 
 @dataclass(frozen=True, slots=True)
 class MessagesInFlight:
-    """The messages in flight: a flag of each (see lua/broker/mend.lua), and names of the first lost ones.
+    """The messages in flight: a flag of each (see lua/broker/repair.lua), and names of the first lost ones.
 
     Lost ones are not in kombu's *index*. Those without a lease have kombu's *timeout* in seconds, if it is known.
     *failure* tells why the broker could not be asked.
@@ -275,7 +275,7 @@ def unindexed(context: CheckContext) -> Iterator[Finding]:
         )
 
 
-def bare_workers(context: CheckContext) -> Iterator[Finding]:
+def workers_without_leases(context: CheckContext) -> Iterator[Finding]:
     """Workers without leases do not consume beside workers with leases."""
     in_flight, without_lease = context.in_flight, context.in_flight.flags.count(NO_LEASE)
     if in_flight.failure:
@@ -307,7 +307,7 @@ def _repair_in_flight(access: Access, *, dry_run: bool) -> list[Finding]:
         with in_flight_broker(access) as broker:
             if broker is not None:
                 tags = broker.sample()
-                if count := len(_lost(tags, broker.flags(tags, acting=not dry_run))):
+                if count := len(_lost(tags, broker.flags(tags, repair=not dry_run))):
                     yield f"add {count:,} messages in flight to {broker.keys.index.decode()}", not dry_run
 
     try:
@@ -318,5 +318,5 @@ def _repair_in_flight(access: Access, *, dry_run: bool) -> list[Finding]:
 
 IN_FLIGHT: Final[dict[str, Check[CheckContext]]] = {
     "in flight": unindexed,
-    "workers without leases": bare_workers,
+    "workers without leases": workers_without_leases,
 }

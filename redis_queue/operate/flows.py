@@ -41,11 +41,11 @@ KINDS: Final = {"key": "limits count for each key", "fair": "keys take turns"}
 
 NO_LIMITS: Final = "no limits"
 
-MOST_DIGITS: Final = 15
-"""Most significant digits of a number in a rate: those that a float holds."""
+MAX_DIGITS: Final = 15
+"""Maximum significant digits of a number in a rate: those that a float holds."""
 
-MOST_COUNT: Final = 999_999_999
-"""Greatest number in a rate."""
+MAX_COUNT: Final = 999_999_999
+"""Maximum number in a rate."""
 
 _WHOLE: Final = re.compile(r"-?\d{1,12}", re.ASCII)
 
@@ -111,9 +111,9 @@ def rate_text(interval_ms: float | None) -> str | None:
 def _number(unit_ms: float, interval_ms: float) -> str:
     """Return the shortest number of starts in *unit_ms* that is stored as *interval_ms*; "" if there is none."""
     count = unit_ms / interval_ms
-    if count > MOST_COUNT:
+    if count > MAX_COUNT:
         return ""
-    for digits in range(1, MOST_DIGITS + 1):
+    for digits in range(1, MAX_DIGITS + 1):
         # At most six decimals, as in a rate; the interval is stored with six, too.
         number = f"{float(f'{count:.{digits}g}'):.6f}".rstrip("0").rstrip(".")
         if float(number) and f"{unit_ms / float(number):.6f}" == f"{interval_ms:.6f}":
@@ -134,12 +134,12 @@ def without_key(state: FlowState, keys: Sequence[KeyState], *, are_all: bool) ->
 
 
 def is_changed(state: FlowState) -> bool:
-    """Tell whether the limits differ from those in the code."""
+    """Return whether the limits differ from those in the code."""
     return state.limits != state.declared
 
 
 def has_limits(state: FlowState) -> bool:
-    """Tell whether a flow has limits, now or in the code; a queue that is only paused has none."""
+    """Return whether a flow has limits, now or in the code; a queue that is only paused has none."""
     return bool(state.kind) or state.limits != FlowLimits() or is_changed(state)
 
 

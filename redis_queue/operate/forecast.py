@@ -16,9 +16,9 @@ from redis_queue.errors import ConfigurationError, InvalidValueError, StoreError
 from redis_queue.model import Entry, Unread
 from redis_queue.operate.access import Access
 
-LOOKS: Final = 4
-EACH: Final = 20
-"""A window with more than LOOKS * EACH entries is sampled: EACH entries in LOOKS places."""
+SAMPLES: Final = 4
+ENTRIES_PER_SAMPLE: Final = 20
+"""A window with more entries than SAMPLES * ENTRIES_PER_SAMPLE is sampled."""
 
 DATA: Final = "(data)"
 """Name in place of the task for entries that are not tasks."""
@@ -27,12 +27,12 @@ LARGE: Final = "(large)"
 """Name in place of the task for entries that are too large to read."""
 
 WINDOW_BYTES: Final = 256 * 1024
-"""Most bytes of records read per window."""
+"""Maximum bytes of records read per window."""
 
-MOST_PER_REQUEST: Final = 20
-"""Most queues of one request."""
+MAX_PER_REQUEST: Final = 20
+"""Maximum number of queues of one request."""
 
-MOST_SECONDS: Final = 3600
+MAX_SECONDS: Final = 3600
 
 _SECONDS: Final = re.compile(r"\d{1,4}", re.ASCII)
 
@@ -81,14 +81,14 @@ def _name(entry: Entry) -> str:
 
 
 def _look(queue: DelayQueue, start: datetime | None, end: datetime, width: timedelta, count: int) -> list[Entry]:
-    if count <= LOOKS * EACH:
+    if count <= SAMPLES * ENTRIES_PER_SAMPLE:
         return queue.list(limit=count, due_after=start, due_before=end, max_bytes=WINDOW_BYTES)
-    part = WINDOW_BYTES // LOOKS
-    found = list(queue.list(limit=EACH, due_after=start, due_before=end, max_bytes=part))
-    for look in range(1, LOOKS):
+    part = WINDOW_BYTES // SAMPLES
+    found = list(queue.list(limit=ENTRIES_PER_SAMPLE, due_after=start, due_before=end, max_bytes=part))
+    for look in range(1, SAMPLES):
         # At a random time within its part of the window, so that entries at full minutes are not all of the sample.
-        point = end - width * ((LOOKS - look - random.random()) / LOOKS)
-        found += queue.list(limit=EACH, due_after=point, due_before=end, max_bytes=part)
+        point = end - width * ((SAMPLES - look - random.random()) / SAMPLES)
+        found += queue.list(limit=ENTRIES_PER_SAMPLE, due_after=point, due_before=end, max_bytes=part)
     return found
 
 
@@ -128,10 +128,10 @@ def _read(parameters: Sequence[tuple[str, str]]) -> tuple[list[str], int]:
         if name not in ("queue", "due_within"):
             raise InvalidValueError(f"{name[:60]!r}: unknown parameter; expected queue or due_within")
     names = list(dict.fromkeys(value for name, value in parameters if name == "queue"))
-    if not 1 <= len(names) <= MOST_PER_REQUEST:
-        raise InvalidValueError(f"queue: must be given 1 to {MOST_PER_REQUEST} times, got {len(names)}")
+    if not 1 <= len(names) <= MAX_PER_REQUEST:
+        raise InvalidValueError(f"queue: must be given 1 to {MAX_PER_REQUEST} times, got {len(names)}")
     times = [value for name, value in parameters if name == "due_within"]
     text = times[0] if times else "0"
-    if len(times) > 1 or not _SECONDS.fullmatch(text) or int(text) > MOST_SECONDS:
-        raise InvalidValueError(f"due_within={text[:60]!r}: must be given once, whole seconds from 0 to {MOST_SECONDS}")
+    if len(times) > 1 or not _SECONDS.fullmatch(text) or int(text) > MAX_SECONDS:
+        raise InvalidValueError(f"due_within={text[:60]!r}: must be given once, whole seconds from 0 to {MAX_SECONDS}")
     return names, int(text)

@@ -34,7 +34,7 @@ SPANS: Final = {
 ROSE_BY: Final = 2.0
 """Factor by which the share of failures rises before a series is marked."""
 
-LEAST_FAILURES: Final = 3
+MIN_FAILURES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class HistoryRow:
     @property
     def rose(self) -> bool:
         """Whether tasks fail more often than in the span before: a deploy may have broken them."""
-        if self.before is None or self.tally.failed < LEAST_FAILURES:
+        if self.before is None or self.tally.failed < MIN_FAILURES:
             return False
         return self.failing > ROSE_BY * _share(self.before)
 

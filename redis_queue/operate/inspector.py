@@ -20,8 +20,8 @@ from redis_queue.store.registry import RegistryRow
 from redis_queue.store.scripts import Clock, ReadCall, Scripts, now_ms, pairs, server_clock
 from redis_queue.store.settings import Settings
 
-MOST_SHARDS: Final = 2048
-"""Most shards that one call counts, apart from small queues (:data:`FEW_SHARDS`)."""
+MAX_SHARDS: Final = 2048
+"""Maximum number of shards that one call counts, apart from small queues (:data:`FEW_SHARDS`)."""
 
 FEW_SHARDS: Final = 16
 """A queue with at most this many shards is always counted."""
@@ -45,12 +45,12 @@ class Inspector:
     def queues(self, known: Iterable[RegistryRow] | None = None) -> list[QueueRow]:
         """Return one row for each queue of *known* (default: all queues), by kind and name; O(1) for each shard.
 
-        The queues are counted up to :data:`MOST_SHARDS` shards in all. A larger queue after that is not counted, and
+        The queues are counted up to :data:`MAX_SHARDS` shards in all. A larger queue after that is not counted, and
         its row has an *error*; those with at most :data:`FEW_SHARDS` shards are always counted.
         """
         rows = list(self.catalog.known() if known is None else known)
         looks: list[list[ReadCall] | str] = []
-        left = MOST_SHARDS
+        left = MAX_SHARDS
         for row in rows:
             looks.append(self._looks(row, left))
             left -= row.shards if row.kind == "delay" and isinstance(looks[-1], list) else 0

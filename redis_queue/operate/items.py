@@ -27,8 +27,8 @@ from redis_queue.operate.queue_row import QueueRow
 
 Waiting = tuple[Entry, TaskEntry]
 
-MOST_QUEUES: Final = 200
-"""Most queues that one page reads."""
+MAX_QUEUES: Final = 200
+"""Maximum number of queues that one page reads."""
 
 LetterCursor = tuple[int, int]
 """The number of a queue among all of them, or among those with one name, and of its letters to skip."""
@@ -39,11 +39,11 @@ MessageCursor = tuple[int, int]
 USUAL_MINUTES: Final = 1440
 """Minutes of history from which the usual run time is estimated."""
 
-LEAST_RUNS: Final = 20
-"""Least runs for an estimate."""
+MIN_RUNS: Final = 20
+"""Minimum runs for an estimate."""
 
-MOST_READ: Final = 10_000
-"""Most running tasks that are read for one page."""
+MAX_READ: Final = 10_000
+"""Maximum number of running tasks that are read for one page."""
 
 
 class Entries(Listing[Waiting, str]):
@@ -85,12 +85,12 @@ class Entries(Listing[Waiting, str]):
         return Chunk(items, None if is_last else items[-1][1], spent)
 
     def match(self, item: Waiting) -> bool:
-        """Tell whether the entry matches, and count it."""
+        """Return whether the entry matches, and count it."""
         self.report.add(item[1].task)
         return self.conditions.match(item[1])
 
     def is_unread(self, item: Waiting) -> bool:
-        """Tell whether the payload is needed and was too large."""
+        """Return whether the payload is needed and was too large."""
         return self.reads and isinstance(item[0].payload, Unread)
 
     def count(self) -> int | None:
@@ -127,7 +127,7 @@ class Letter:
 class Letters(Listing[Letter, LetterCursor]):
     """The dead letters of the queues called *name*, or of all; oldest first in each queue.
 
-    A page covers at most :data:`MOST_QUEUES` queues. Queues that cannot be read are left out and added to the faults of
+    A page covers at most :data:`MAX_QUEUES` queues. Queues that cannot be read are left out and added to the faults of
     the report. Raises InvalidNameError for an unknown name.
     """
 
@@ -168,18 +168,18 @@ class Letters(Listing[Letter, LetterCursor]):
         return Chunk(items, items[-1][1] if items else (number + 1, 0), spent)
 
     def match(self, item: Letter) -> bool:
-        """Tell whether the letter matches, and count it."""
+        """Return whether the letter matches, and count it."""
         self.report.add(item.task if self.reads else "")
         return self.conditions.match(item)
 
     def is_unread(self, item: Letter) -> bool:
-        """Tell whether the body is needed and was too large."""
+        """Return whether the body is needed and was too large."""
         return self.reads and isinstance(item.letter.body, Unread)
 
     def _find_queues(self, start: int) -> None:
         catalog = self._access.catalog
         if self._name is None:
-            listing = catalog.listing(offset=start, limit=MOST_QUEUES)
+            listing = catalog.listing(offset=start, limit=MAX_QUEUES)
             found, after = listing.known, listing.next
         else:
             found, after = catalog.known(self._name)[start:], None
@@ -216,7 +216,7 @@ class FailureList(Listing[Failure, str]):
         return Chunk([(row, self._failures.cursor(row)) for row in rows], following)
 
     def match(self, item: Failure) -> bool:
-        """Tell whether the failure matches, and count it."""
+        """Return whether the failure matches, and count it."""
         self.report.add(item.task)
         return self.conditions.match(item)
 
@@ -259,7 +259,7 @@ class Messages(Listing[WaitingMessage, MessageCursor]):
         return Chunk(items, items[-1][1] if items else (number + 1, 0), spent)
 
     def match(self, item: WaitingMessage) -> bool:
-        """Tell whether the message matches, and count it."""
+        """Return whether the message matches, and count it."""
         self.report.add(item.task)
         return self.conditions.match(item)
 
@@ -303,9 +303,9 @@ class RunningRow:
 def running(access: Access, *, task: str = "", worker: str = "", limit: int = 200) -> list[RunningRow]:
     """Return up to *limit* tasks that have run for a second or more, longest first; *task*, *worker*: parts of names.
 
-    It reads up to :data:`MOST_READ` of them. Raises StoreError.
+    It reads up to :data:`MAX_READ` of them. Raises StoreError.
     """
-    found = access.monitor.workers.running(limit=MOST_READ)
+    found = access.monitor.workers.running(limit=MAX_READ)
     matching = [row for row in found if task in row.task and worker in row.worker]
     matching.sort(key=lambda row: row.since)
     return list(_rows(access, matching[:limit], access.inspector.now()))
@@ -316,7 +316,7 @@ def _rows(access: Access, tasks: list[RunningTask], now: datetime) -> Iterator[R
     for task in tasks:
         seconds = max(0.0, (now - task.since).total_seconds())
         tally = usual.get(Series(task.task, task.queue))
-        if tally is None or tally.duration.total < LEAST_RUNS:
+        if tally is None or tally.duration.total < MIN_RUNS:
             yield RunningRow(task, seconds)
         else:
             yield RunningRow(task, seconds, tally.duration.quantile(0.5), tally.duration.quantile(0.95))

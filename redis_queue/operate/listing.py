@@ -26,24 +26,24 @@ Key = TypeVar("Key")
 InQueue = tuple[AnyQueue, T]
 """An item, and its queue."""
 
-MOST_NAMES: Final = 1000
-"""Most names that are remembered for suggestions."""
+MAX_NAMES: Final = 1000
+"""Maximum number of names that are remembered for suggestions."""
 
 SUGGESTED: Final = 3
 
-MOST_LOOKED_AT: Final = 1000
+MAX_LOOKED_AT: Final = 1000
 """Items that are read for one page, so that a rare name costs no more than a frequent one."""
 
-MOST_LOOKED_AT_TO_ACT: Final = 100_000
+MAX_LOOKED_AT_TO_ACT: Final = 100_000
 """Items that are read to find those of an action, so that a request ends in time."""
 
 LOOK_BYTES: Final = 2 * 1024 * 1024
-"""Most bytes of records per read; bodies that do not fit stay in Redis."""
+"""Maximum bytes of records per read; bodies that do not fit stay in Redis."""
 
-MOST_BYTES: Final = 4 * LOOK_BYTES
+MAX_BYTES: Final = 4 * LOOK_BYTES
 """Bytes of records that are read for one page."""
 
-MOST_BYTES_TO_ACT: Final = 32 * LOOK_BYTES
+MAX_BYTES_TO_ACT: Final = 32 * LOOK_BYTES
 """Bytes of records that are read to find the items of an action."""
 
 
@@ -58,7 +58,7 @@ class SearchReport:
     def add(self, task: str) -> None:
         """Count an entry; *task* is "" if it is not a task."""
         self.looked += 1
-        if task and len(self._names) < MOST_NAMES:
+        if task and len(self._names) < MAX_NAMES:
             self._names.add(task)
 
     def no_match(self, noun: str) -> str:
@@ -147,10 +147,10 @@ class Listing(ABC, Generic[T, Cursor]):
 
     @abstractmethod
     def match(self, item: T) -> bool:
-        """Tell whether *item* matches, and count it."""
+        """Return whether *item* matches, and count it."""
 
     def is_unread(self, item: T) -> bool:  # noqa: ARG002
-        """Tell whether the body of *item* is needed and was too large."""
+        """Return whether the body of *item* is needed and was too large."""
         return False
 
     def nothing(self, otherwise: str) -> tuple[str, str]:
@@ -166,7 +166,7 @@ class Listing(ABC, Generic[T, Cursor]):
     def page(self, start: Cursor | None, limit: int) -> Page[T, Cursor]:
         """Return up to *limit* items that match behind the cursor *start*.
 
-        It looks at about :data:`MOST_LOOKED_AT` items and reads about :data:`MOST_BYTES`. Large
+        It looks at about :data:`MAX_LOOKED_AT` items and reads about :data:`MAX_BYTES`. Large
         bodies stay in Redis: such items match by what else is known of them. Raises InvalidValueError for a cursor that
         is none, and StoreError.
         """
@@ -199,7 +199,7 @@ class Listing(ABC, Generic[T, Cursor]):
         found: list[Key] = []
         cursor, looked, unread, spent = None, 0, 0, 0
         with self.opened():
-            while len(found) < most and looked < MOST_LOOKED_AT_TO_ACT and spent < MOST_BYTES_TO_ACT:
+            while len(found) < most and looked < MAX_LOOKED_AT_TO_ACT and spent < MAX_BYTES_TO_ACT:
                 page = self._page(cursor, most - len(found))
                 found += [row for item in page.items if (row := key(item)) is not None]
                 cursor, looked = page.next, looked + page.looked
@@ -211,7 +211,7 @@ class Listing(ABC, Generic[T, Cursor]):
     def _page(self, start: Cursor | None, limit: int) -> Page[T, Cursor]:
         found: list[T] = []
         cursor, looked, unread, spent = start, 0, 0, 0
-        while len(found) < limit and looked < MOST_LOOKED_AT and spent < MOST_BYTES:
+        while len(found) < limit and looked < MAX_LOOKED_AT and spent < MAX_BYTES:
             size = CHUNK if self.searches else min(limit - len(found), CHUNK)
             chunk = self.read(cursor, size, LOOK_BYTES if self.reads else max(0, LOOK_BYTES - spent))
             spent += chunk.spent

@@ -90,7 +90,7 @@ METRICS: Final[Mapping[str, MetricGroup]] = {
     "scrape": MetricGroup(
         _gauge(
             "up",
-            "1 if Redis could be read for this scrape; 0 if not, and then there are no other metrics of queues.",
+            "1 if this scrape could read Redis; if 0, no other metrics of queues are exported.",
             lambda look: int(look is not None),
         ),
         _gauge(

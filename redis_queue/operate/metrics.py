@@ -29,14 +29,14 @@ T = TypeVar("T")
 OTHERS: Final = "(other)"
 """The queue label under which the smallest queues are added up."""
 
-MOST_FLOWS: Final = 200
-"""Most flows that are exported."""
+MAX_FLOWS: Final = 200
+"""Maximum number of flows that are exported."""
 
-MOST_CELERY_QUEUES: Final = 200
+MAX_CELERY_QUEUES: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Scrape:
     """What one scrape read of the queues; *dispatching*: what each DelayQueue has sent, and its dispatchers."""
 
     at: datetime
@@ -89,7 +89,7 @@ class Collector:
             if samples is not None:
                 yield from METRICS[name].families(samples)
 
-    def _readers(self, look: _Look | None) -> dict[str, Callable[[], Samples | None]]:
+    def _readers(self, look: _Scrape | None) -> dict[str, Callable[[], Samples | None]]:
         inspector, monitor = self._inspector, self._inspector.monitor
         readers: dict[str, Callable[[], Samples | None]] = {
             "scrape": lambda: [((), (look,))],
@@ -115,19 +115,19 @@ class Collector:
         return readers
 
     def _of_celery_queues(self) -> Samples:
-        rows = [row for row in self._celery_queues()[:MOST_CELERY_QUEUES] if not row.error]
+        rows = [row for row in self._celery_queues()[:MAX_CELERY_QUEUES] if not row.error]
         # Delayed tasks that cannot be read must not hide the queues, which alerts watch.
         due = _tried("delayed tasks", self._due) if rows else None
         return [((row.name,), (row, None if due is None else due.get(row.name, 0))) for row in rows]
 
-    def _look(self) -> _Look:
+    def _look(self) -> _Scrape:
         known, left_out = self._inspector.catalog.first(self._most_read, self._kept)
         overview = self._inspector.overview(known)
         readable = [row for row in overview.queues if not row.error]
         kept = self._chosen(readable)
         dispatching, broken = self._dispatching(known, {row.name for row in kept if row.kind == "delay"})
         unreadable = len({(row.kind, row.name) for row in overview.queues if row.error} | broken)
-        return _Look(overview.at, _with_others(readable, kept), unreadable, dispatching, left_out)
+        return _Scrape(overview.at, _with_others(readable, kept), unreadable, dispatching, left_out)
 
     def _chosen(self, rows: Sequence[QueueRow]) -> list[QueueRow]:
         """Return the rows with a label of their own: those that had one before, then the largest.
@@ -181,7 +181,7 @@ def _single(read: Any) -> Samples | None:
     return None if read is None else [((), (read,))]
 
 
-def flow_samples(inspector: Inspector, at: datetime, most: int = MOST_FLOWS) -> list[tuple[tuple[str], Any]]:
+def flow_samples(inspector: Inspector, at: datetime, most: int = MAX_FLOWS) -> list[tuple[tuple[str], Any]]:
     """Read up to *most* flows: those first of which most messages run or wait. Raises StoreError.
 
     Each is its name, its state, and how many seconds its oldest message waits: 0 if none waits, None if unknown.

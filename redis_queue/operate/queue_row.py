@@ -22,8 +22,8 @@ Count = Literal["ready", "delayed", "in_flight", "dead", "quarantined", "put", "
 BROKEN: Final = (WrongTypeError, SchemaError, ValueError, OverflowError)
 """Errors raised for a queue whose keys another tool has overwritten; ConfigurationError is a ValueError."""
 
-MOST_FAULTS: Final = 5
-"""Most queues that a text names."""
+MAX_FAULTS: Final = 5
+"""Maximum number of queues that a text names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class CeleryQueueRow:
         return max(0, (self.ready or 0) - self.waiting_for_place)
 
     @property
-    def is_unread(self) -> bool:
+    def is_unconsumed(self) -> bool:
         """Whether messages wait and no known worker consumes the queue."""
         return bool(self.ready) and self.consumers == 0
 
@@ -177,8 +177,8 @@ class Faults:
 
     def text(self) -> str:
         """Return all errors in one line; "" if there are none."""
-        named = [f"{row.kind} {row.name}: {row.error}" for row in self.rows[:MOST_FAULTS]]
-        more = len(self.rows) - MOST_FAULTS
+        named = [f"{row.kind} {row.name}: {row.error}" for row in self.rows[:MAX_FAULTS]]
+        more = len(self.rows) - MAX_FAULTS
         return "; ".join([*named, *([f"{more:,} more queues"] if more > 0 else [])])
 
     def add(self, row: QueueRow) -> None:

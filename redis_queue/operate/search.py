@@ -12,13 +12,13 @@ from redis_queue.monitor.report import OTHER
 from redis_queue.operate.access import Access
 from redis_queue.store.registry import RegistryRow
 
-MOST_RESULTS: Final = 20
-"""Most results of each kind."""
+MAX_RESULTS: Final = 20
+"""Maximum number of results of each kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What matches, up to :data:`MOST_RESULTS` of each kind; *tasks* and *celery_queues* are names.
+    """What matches, up to :data:`MAX_RESULTS` of each kind; *tasks* and *celery_queues* are names.
 
     *more* names the kinds that have more.
     """
@@ -55,8 +55,8 @@ def search(access: Access, text: str) -> Found:
     queues = [found.queue for found in series]
     if access.celery_queues is not None:
         queues += access.celery_queues.configured()
-    listing = access.catalog.listing(text, limit=MOST_RESULTS)
-    workers, number = monitor.workers.page(text, limit=MOST_RESULTS)
+    listing = access.catalog.listing(text, limit=MAX_RESULTS)
+    workers, number = monitor.workers.page(text, limit=MAX_RESULTS)
     groups = [row for row in monitor.failures.groups() if text in f"{row.group.task} {row.group.exception}"]
     tasks, celery_queues = _matching((found.task for found in series), text), _matching(queues, text)
     counts = {
@@ -67,12 +67,12 @@ def search(access: Access, text: str) -> Found:
         "failures": len(groups),
     }
     return Found(
-        tasks[:MOST_RESULTS],
-        celery_queues[:MOST_RESULTS],
+        tasks[:MAX_RESULTS],
+        celery_queues[:MAX_RESULTS],
         listing.known,
         workers,
-        groups[:MOST_RESULTS],
-        [kind for kind, count in counts.items() if count > MOST_RESULTS],
+        groups[:MAX_RESULTS],
+        [kind for kind, count in counts.items() if count > MAX_RESULTS],
     )
 
 

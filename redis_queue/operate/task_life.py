@@ -29,11 +29,11 @@ from redis_queue.store.redis_errors import redact
 
 T = TypeVar("T")
 
-MOST_RECORD: Final = 1024 * 1024
-"""Most bytes of a stored entry that are read."""
+MAX_RECORD: Final = 1024 * 1024
+"""Maximum bytes of a stored entry that are read."""
 
-MOST_DELAY_QUEUES: Final = 10
-MOST_CELERY_QUEUES: Final = 20
+MAX_DELAY_QUEUES: Final = 10
+MAX_CELERY_QUEUES: Final = 20
 
 SEARCH_SECONDS: Final = 1.0
 """After this time, no further Celery queue is searched."""
@@ -227,7 +227,7 @@ def task_life(access: Access, id_: str) -> TaskLife:
     check_id(id_)
     monitor = access.monitor
     life = TaskLife(id_, access.inspector.now())
-    look = _Looks(life)
+    look = _SourceReader(life)
     life.running = look.at("running tasks", lambda: monitor.workers.find_running(id_), "no worker reports it")
     life.runs = look.at("runs", lambda: monitor.runs.get(id_), NO_RUNS) or ()
     life.stored = look.at("delayed tasks and dead letters", lambda: _stored(access, id_), "no entry has its id")
@@ -243,7 +243,7 @@ def task_life(access: Access, id_: str) -> TaskLife:
     return life
 
 
-class _Looks:
+class _SourceReader:
     """Looks at sources, and notes what they know."""
 
     def __init__(self, life: TaskLife) -> None:
@@ -262,12 +262,12 @@ class _Looks:
 
 
 def _stored(access: Access, id_: str) -> tuple[DelayQueue, Item, TaskEntry] | None:
-    names = [known.name for known in access.catalog.listing(kind="delay", limit=MOST_DELAY_QUEUES).known]
+    names = [known.name for known in access.catalog.listing(kind="delay", limit=MAX_DELAY_QUEUES).known]
     default = access.default_delay_queue
     for name in [default, *(name for name in names if name != default)] if default in names else names:
         queue = access.delay_queue(name)
         for entry_id in (id_, retry_id(id_)):
-            item = queue.look(entry_id, max_bytes=MOST_RECORD)
+            item = queue.look(entry_id, max_bytes=MAX_RECORD)
             if item is not None:
                 return queue, item, task_of(item)
     return None
@@ -310,5 +310,5 @@ def _waiting(access: Access, life: TaskLife) -> tuple[str, WaitingMessage] | Non
 
 
 def _queues(access: Access) -> list[str]:
-    rows = access.celery_queues.overview(limit=MOST_CELERY_QUEUES).rows if access.celery_queues else []
+    rows = access.celery_queues.overview(limit=MAX_CELERY_QUEUES).rows if access.celery_queues else []
     return [row.name for row in rows if row.ready]

@@ -30,7 +30,7 @@ from redis_queue.monitor.model import Tally, WorkerRow
 from redis_queue.monitor.report import OTHER
 from redis_queue.operate.access import Access
 from redis_queue.operate.flows import KINDS, LimitsRow
-from redis_queue.operate.items import MOST_READ, RunningRow, running
+from redis_queue.operate.items import MAX_READ, RunningRow, running
 from redis_queue.operate.queue_row import BROKEN, CeleryQueueRow
 from redis_queue.store.redis_errors import redact
 from redis_queue.store.scripts import Scripts
@@ -38,26 +38,26 @@ from redis_queue.store.scripts import Scripts
 MINUTES: Final = 60
 """Minutes of history in which failures count."""
 
-LEAST_ENDS: Final = 20
-"""Least runs of a task, besides those that were retried, for a finding about failures."""
+MIN_ENDS: Final = 20
+"""Minimum runs of a task, besides those that were retried, for a finding about failures."""
 
 FAILING: Final = 0.9
-"""Least share of failures."""
+"""Minimum share of failures."""
 
-LEAST_SECONDS: Final = 60.0
-"""Least run time for a finding about a running task."""
+MIN_SECONDS: Final = 60.0
+"""Minimum run time for a finding about a running task."""
 
 FACTOR: Final = 500
-"""Least multiple of the median of its run time in the last day."""
+"""Minimum multiple of the median of its run time in the last day."""
 
 ANSWER_WITHIN: Final = 1.0
 """Seconds to wait for answers of workers."""
 
 SIMILAR: Final = 0.7
-"""Least similarity of a consumed queue that the advice names."""
+"""Minimum similarity of a consumed queue that the advice names."""
 
-MOST_APPS: Final = 5
-"""Most apps that a finding names."""
+MAX_APPS: Final = 5
+"""Maximum number of apps that a finding names."""
 
 
 def failing_tasks(access: Access) -> Iterator[Finding]:
@@ -71,7 +71,7 @@ def failing_tasks(access: Access) -> Iterator[Finding]:
     failing = [
         (failed, count, task)
         for task, (failed, count) in ends.items()
-        if count >= LEAST_ENDS and failed >= FAILING * count
+        if count >= MIN_ENDS and failed >= FAILING * count
     ]
 
     def finding(row: tuple[int, int, str]) -> Finding:
@@ -85,8 +85,8 @@ def failing_tasks(access: Access) -> Iterator[Finding]:
 def slow_tasks(access: Access) -> Iterator[Finding]:
     """No running task takes far longer than usual."""
     slow: dict[str, list[RunningRow]] = {}
-    for row in running(access, limit=MOST_READ):
-        if row.seconds >= LEAST_SECONDS and row.is_slow and row.p50 is not None and row.seconds >= FACTOR * row.p50:
+    for row in running(access, limit=MAX_READ):
+        if row.seconds >= MIN_SECONDS and row.is_slow and row.p50 is not None and row.seconds >= FACTOR * row.p50:
             slow.setdefault(row.task.task, []).append(row)
 
     def finding(rows: list[RunningRow]) -> Finding:
@@ -101,7 +101,7 @@ def slow_tasks(access: Access) -> Iterator[Finding]:
     return first(list(slow.values()), finding, "tasks run for far longer than usual", "redis-queue running")
 
 
-def unread_queues(access: Access) -> Iterator[Finding]:
+def unconsumed_queues(access: Access) -> Iterator[Finding]:
     """Every Celery queue with messages is consumed."""
     if access.celery_queues is None:
         return
@@ -110,7 +110,7 @@ def unread_queues(access: Access) -> Iterator[Finding]:
         yield warning(f"could not be checked: {overview.error}", CHECK_BROKER)
         return
     # The check of workers of flows reports the messages that wait for a place.
-    unread = [row for row in overview.rows if row.is_unread and row.listed]
+    unread = [row for row in overview.rows if row.is_unconsumed and row.listed]
     if not unread:
         return
     # Workers without the extension do not report what they consume.
@@ -145,7 +145,7 @@ def flow_limits(access: Access) -> Iterator[Finding]:
     different = {name: apps for name, apps in found.items() if len({(app.limits, app.kind) for app in apps}) > 1}
 
     def finding(name: str) -> Finding:
-        texts = some_of([f"{_text(app)} in {app.app}" for app in different[name]], MOST_APPS, " apps")
+        texts = some_of([f"{_text(app)} in {app.app}" for app in different[name]], MAX_APPS, " apps")
         return warning(
             f"flow {name} has {texts}: the worker that started last sets them for all",
             f"give all apps the same limits, or set them for all: redis-queue flow set {name}",
@@ -235,7 +235,7 @@ def _places_in_vain(access: Access) -> int:
 
 
 def _shares_store(app: Any, channel: Any) -> bool:
-    """Tell whether the Redis of kombu's *channel*, the broker of *app*, is its store; True if that is unknown."""
+    """Return whether the Redis of kombu's *channel*, the broker of *app*, is its store; True if that is unknown."""
     found = True
     if CelerySettings.of(app).url is not None:
         store = Store.of(app)

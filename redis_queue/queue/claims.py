@@ -22,8 +22,8 @@ from redis_queue.store.redis_errors import is_outage
 from redis_queue.store.scripts import Scripts
 from redis_queue.store.settings import Settings
 
-SHORTEST_WAIT: Final = 0.005
-"""Redis 6.2 cuts a timeout of a millisecond to 0, which means for ever."""
+MIN_WAIT: Final = 0.005
+"""Redis 6.2 cuts a timeout of a millisecond to 0, which means forever."""
 
 
 def read_message(records: Records, row: Sequence[Any], lease: Lease | None) -> Message | None:
@@ -187,7 +187,7 @@ class QueueClaims:
 
     def _wait(self, seconds: float) -> None:
         # Blocks on the wake-up token, never on messages: a token lost with its consumer costs one poll interval.
-        self._scripts.command("BLPOP", self._records.keys.wake, max(seconds, SHORTEST_WAIT))
+        self._scripts.command("BLPOP", self._records.keys.wake, max(seconds, MIN_WAIT))
 
     def _pause(self, error: StoreError, backoff: Backoff, deadline: float) -> None:
         pause = max(0.0, min(backoff.next(), deadline - time.monotonic()))

@@ -16,7 +16,7 @@ from redis_queue.model import Message
 
 Handler = Callable[[Message], Any]
 
-LONGEST_WAIT: Final = 0.005
+MAX_WAIT: Final = 0.005
 """Seconds: a killed process repeats at most the messages of this time, and those whose handlers run."""
 
 
@@ -77,7 +77,7 @@ def _checked(message: Message, ask: Callable[[], Seconds]) -> Seconds:
 
 
 class AckBuffer:
-    """Collects finished messages, apart for each thread that adds some.
+    """Collects finished messages, separately for each thread.
 
     A thread takes its messages back to settle them itself. If it does not within 5 ms, because its next handler takes
     longer, a thread of the buffer calls *ack* with them.
@@ -132,10 +132,10 @@ class AckBuffer:
         with self._lock:
             if not self._waiting:
                 return None
-            return max(0.0, min(since for since, _ in self._waiting.values()) + LONGEST_WAIT - time.monotonic())
+            return max(0.0, min(since for since, _ in self._waiting.values()) + MAX_WAIT - time.monotonic())
 
     def _take_due(self) -> list[Message]:
-        latest = time.monotonic() if self._closed.is_set() else time.monotonic() - LONGEST_WAIT
+        latest = time.monotonic() if self._closed.is_set() else time.monotonic() - MAX_WAIT
         with self._lock:
             due = [thread for thread, (since, _) in self._waiting.items() if since <= latest]
             return [message for thread in due for message in self._waiting.pop(thread)[1]]

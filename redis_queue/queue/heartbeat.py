@@ -79,7 +79,7 @@ class Heartbeat:
                 self._lost.discard(_key(item))
 
     def is_lost(self, held: LeasedItem) -> bool:
-        """Tell whether the last beat found the lease of *held* lost."""
+        """Return whether the last beat found the lease of *held* lost."""
         with self._lock:
             return _key(held) in self._lost
 

@@ -130,7 +130,7 @@ class RedisQueue(BaseQueue[Message]):
         return self._claims.ack_then_get(done, check_limit(limit, CHUNK))
 
     def still_mine(self, message: Message) -> bool:
-        """Tell whether an ack of *message* would be accepted now."""
+        """Return whether an ack of *message* would be accepted now."""
         return self._records.extend([message], 0)[0]
 
     @contextlib.contextmanager
@@ -163,7 +163,7 @@ class RedisQueue(BaseQueue[Message]):
                 raise LeaseLostError
 
     def consume(self, *, timeout: Seconds | None = None) -> Iterator[Message]:
-        """Yield messages for ever, or until no message came for *timeout*.
+        """Yield messages forever, or until no message came for *timeout*.
 
         A message is acked when the loop asks for the next one, and given back if break, return or an exception ends
         the loop before that. Its lease is extended meanwhile. In a child process forked within the loop, the loop ends,

@@ -92,7 +92,7 @@ class AsyncConnection:
     def read(self) -> None:
         """Handle all replies that have arrived; waits for the rest of one that has arrived in part."""
         if not self._unanswered and self.is_readable():
-            # A closed connection, which raises an error, stays readable for ever.
+            # A closed connection, which raises an error, stays readable forever.
             raise redis.ConnectionError("Redis sent a reply without a command")
         while self._unanswered and self.is_readable():
             self._read_one()
@@ -112,7 +112,7 @@ class AsyncConnection:
         return self._receive() if self.is_readable() else None
 
     def is_readable(self) -> bool:
-        """Tell whether something has arrived that was not read."""
+        """Return whether something has arrived that was not read."""
         self._check()
         return bool(self._connection.can_read(0))
 

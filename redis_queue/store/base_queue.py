@@ -120,7 +120,7 @@ class Shards:
     ) -> tuple[list[Found], Sequence[StoreError]]:
         """Return what *work* returns for each of *shards* (default: all), and the errors of broken ones.
 
-        If all of them are on one server, its absence ends the loop: the others would only wait for it again.
+        If all are on one server that cannot be reached, the loop ends: the others would only wait for it again.
         """
         found: list[Found] = []
         errors: list[StoreError] = []
@@ -256,7 +256,7 @@ class BaseQueue(Generic[Held]):
         """Give *items* back, as :meth:`nack` does, keeping their order; one round trip per 500 and shard."""
         wait = duration_ms(delay)
         return self._shards.settle(
-            items, partial(Records.release, delay=wait, reason=reason, counted=counted or dead, dead=dead)
+            items, partial(Records.nack, delay=wait, reason=reason, counted=counted or dead, dead=dead)
         )
 
     def extend(self, item: Held, lease: Seconds | None = None) -> bool:

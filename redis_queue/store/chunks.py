@@ -13,7 +13,7 @@ T = TypeVar("T")
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
 CHUNK: Final = 500
-"""Most ids of one script call, so that none runs longer than a few milliseconds."""
+"""Maximum number of ids of one script call, so that none runs longer than a few milliseconds."""
 
 MANY: Final = 1_000_000_000
 """Largest limit of a call that works in chunks."""

@@ -44,12 +44,12 @@ class Serializer(Protocol):
 
 
 MAX_DIGITS: Final = 4300
-"""Most characters of an integer, as in newer versions of Python: the time to read one is quadratic."""
+"""Maximum characters of an integer, as in newer versions of Python: the time to read one is quadratic."""
 
 MAX_INTEGER: Final = 2**63 - 1
 
 MAX_DEPTH: Final = 200
-"""Most levels of a document: code that walks it recurses once per level."""
+"""Maximum levels of a document: code that walks it recurses once per level."""
 
 
 def _refuse_constant(value: str) -> NoReturn:

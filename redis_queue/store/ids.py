@@ -22,7 +22,7 @@ def check_id(value: str, *, name: str = "id") -> str:
 
 
 def is_id(value: object) -> bool:
-    """Tell whether *value* is a valid id of a message or entry."""
+    """Return whether *value* is a valid id of a message or entry."""
     return isinstance(value, str) and 0 < len(value) <= MAX_ID and value.isprintable()
 
 

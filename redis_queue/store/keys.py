@@ -269,7 +269,7 @@ class FlowKeys(KeyGroup):
     offers = Key("ZSET", "places that were free and that more waits for -> turn")
     weights = KeyOf("HASH", "key of flow x -> turns of this key for one of another")
     keys = KeyOf("ZSET", "key of flow x -> number of messages that wait")
-    signal = KeyOf("STRING", "a number that changes when workers of queue x have to look", expires="a day")
+    signal = KeyOf("STRING", "a number that changes when workers of queue x must check for messages", expires="a day")
     slot = _SLOT
 
     def __init__(self, prefix: str, broker_prefix: str = "") -> None:
@@ -362,7 +362,7 @@ _KEY: Final = re.compile(r"\{([^{}:]+):(queue|delay):([^{}:]+)(?::(\d{1,4}))?\}:
 
 
 def is_reserved(key: str) -> bool:
-    """Tell whether *key* belongs to redis_queue, under any prefix."""
+    """Return whether *key* belongs to redis_queue, under any prefix."""
     return _RESERVED.fullmatch(key) is not None
 
 

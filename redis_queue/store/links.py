@@ -12,7 +12,7 @@ from redis.retry import Retry
 
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.connection import Client
-from redis_queue.store.redis_errors import refuses_for_now
+from redis_queue.store.redis_errors import is_temporary_refusal
 
 Argument = bytes | str | int | float
 
@@ -96,8 +96,8 @@ class DirectLink:
 
 
 def _may_be_elsewhere(error: redis.ResponseError) -> bool:
-    """Tell whether a new connection may find another server, a new primary, or log in with another password."""
-    return refuses_for_now(error) and not isinstance(error, redis.exceptions.OutOfMemoryError)
+    """Return whether a new connection may find another server, a new primary, or log in with another password."""
+    return is_temporary_refusal(error) and not isinstance(error, redis.exceptions.OutOfMemoryError)
 
 
 def new_connection(pool: Any) -> Any:

@@ -79,15 +79,13 @@ class Records:
         """Ack *held*; False for each whose lease was lost."""
         return [kept for chunk in chunks(held) for kept in read_flags(self.call("records/ack", more=id_tokens(chunk)))]
 
-    def release(
-        self, held: Sequence[LeasedItem], *, delay: int, reason: object, counted: bool, dead: bool
-    ) -> list[bool]:
+    def nack(self, held: Sequence[LeasedItem], *, delay: int, reason: object, counted: bool, dead: bool) -> list[bool]:
         """Give *held* back, to be claimed after *delay* ms; False for each whose lease was lost."""
         return [
             flag != _NO
             for chunk in chunks(held)
             for flag in self.call(
-                "records/release",
+                "records/nack",
                 now=self.clock(),
                 delay=delay,
                 reason=reason_bytes(reason),
@@ -228,7 +226,7 @@ class Records:
             self._scripts.command("UNLINK", key)
             return size
         total = 0
-        # Up to the size at the beginning: a busy producer must not keep a purge going for ever.
+        # Up to the size at the beginning: a busy producer must not keep a purge going forever.
         most = min(size, limit)
         while total < most and (deleted := self._purge_some(key, min(CHUNK, most - total))):
             total += deleted
@@ -293,7 +291,7 @@ def _version(line: bytes) -> str:
 
 
 def read_flags(flags: bytes) -> list[bool]:
-    """Tell whether each flag in the reply of a script is 1."""
+    """Return whether each flag in the reply of a script is 1."""
     return [flag == _YES for flag in flags]
 
 

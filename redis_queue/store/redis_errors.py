@@ -50,12 +50,12 @@ def translate(error: Exception, *, unknown: bool = False) -> StoreError:
     return StoreError(text + doubt) if meaning is None else meaning.ours(f"{meaning.text}{doubt} ({text})")
 
 
-MOST_CAUSES: Final = 10
-"""Most causes of an error that are looked at: they may form a ring."""
+MAX_CAUSES: Final = 10
+"""Maximum number of causes of an error that are looked at: they may form a ring."""
 
 
-def refuses_for_now(error: BaseException | None) -> bool:
-    """Tell whether *error*, or what caused it, is a refusal of Redis because of its state, not of the command.
+def is_temporary_refusal(error: BaseException | None) -> bool:
+    """Return whether *error*, or what caused it, is a refusal of Redis because of its state, not of the command.
 
     The same command succeeds later: a primary is demoted or has too few replicas, memory or disk is full, a script runs
     for too long, data is loaded, a slot moves, there are too many clients, or a password is replaced. What was refused
@@ -65,8 +65,8 @@ def refuses_for_now(error: BaseException | None) -> bool:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Tell whether *error* ends without any change to the call: Redis cannot be reached, or refuses it for now."""
-    return isinstance(error, StoreUnavailableError) or refuses_for_now(error)
+    """Return whether the same call may succeed later: Redis cannot be reached, or refuses it for now."""
+    return isinstance(error, StoreUnavailableError) or is_temporary_refusal(error)
 
 
 def as_unavailable(error: Exception) -> StoreUnavailableError | None:
@@ -79,11 +79,11 @@ def as_unavailable(error: Exception) -> StoreUnavailableError | None:
 
 
 def _refusal_in(error: BaseException | None) -> Exception | None:
-    for _ in range(MOST_CAUSES):
+    for _ in range(MAX_CAUSES):
         if not isinstance(error, Exception):
             break
         meaning = _meaning(error)
-        if meaning is not None and meaning.passes:
+        if meaning is not None and meaning.is_temporary:
             return error
         error = error.__cause__
     return None
@@ -97,7 +97,7 @@ def _meaning(error: Exception) -> _Meaning | None:
 
 
 def lacks_permission(error: Exception) -> bool:
-    """Tell whether Redis refused a command, or one in a script, for want of a permission."""
+    """Return whether Redis refused a command, or one in a script, because a permission is missing."""
     text = _WRAPPED.sub("", str(error))
     return isinstance(error, redis.exceptions.NoPermissionError) or text.startswith(_NO_PERMISSION)
 
@@ -108,8 +108,8 @@ UNKNOWN: Final = "; whether the call took effect is unknown"
 
 
 def may_have_arrived(error: Exception) -> bool:
-    """Tell whether the command that failed with *error* may have been executed: sent, but no reply."""
-    if isinstance(error, redis.ResponseError) or refuses_for_now(error):
+    """Return whether the command that failed with *error* may have been executed: sent, but no reply."""
+    if isinstance(error, redis.ResponseError) or is_temporary_refusal(error):
         return False
     return isinstance(error, _UNREACHABLE) and not _NOT_CONNECTED.search(str(error))
 
@@ -126,13 +126,13 @@ FULL: Final = (
 
 
 class _Meaning(NamedTuple):
-    """Errors of redis-py, by class or first words, and ours for them. *passes*: see :func:`refuses_for_now`."""
+    """Errors of redis-py, by class or first words, and ours for them; *is_temporary* as in is_temporary_refusal."""
 
     kinds: tuple[type[Exception], ...]
     words: tuple[str, ...]
     ours: type[StoreError]
     text: str
-    passes: bool = False
+    is_temporary: bool = False
 
 
 _MEANINGS: Final = (
@@ -141,7 +141,7 @@ _MEANINGS: Final = (
         ("NOAUTH", "WRONGPASS"),
         StoreRefusedError,
         "Redis refused the login; check user and password",
-        passes=True,
+        is_temporary=True,
     ),
     _Meaning(
         (redis.ReadOnlyError,),
@@ -149,7 +149,7 @@ _MEANINGS: Final = (
         ("READONLY", "The previous master is now a slave"),
         StoreUnavailableError,
         "connected to a read-only replica",
-        passes=True,
+        is_temporary=True,
     ),
     _Meaning(
         (redis.exceptions.NoPermissionError,),
@@ -157,9 +157,9 @@ _MEANINGS: Final = (
         StoreRefusedError,
         "the Redis user lacks a permission",
     ),
-    _Meaning((redis.exceptions.OutOfMemoryError,), ("OOM",), StoreRefusedError, FULL, passes=True),
+    _Meaning((redis.exceptions.OutOfMemoryError,), ("OOM",), StoreRefusedError, FULL, is_temporary=True),
     # A full disk, missing replicas.
-    _Meaning((), ("MISCONF", "NOREPLICAS"), StoreUnavailableError, "Redis refuses writes for now", passes=True),
+    _Meaning((), ("MISCONF", "NOREPLICAS"), StoreUnavailableError, "Redis refuses writes for now", is_temporary=True),
     _Meaning(
         # redis-py removes the first word if it has a class for it, and raises a plain ClusterError after too many
         # redirections: a slot is moving.
@@ -167,9 +167,11 @@ _MEANINGS: Final = (
         ("LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY ", "UNBLOCKED"),
         StoreUnavailableError,
         "Redis is not ready",
-        passes=True,
+        is_temporary=True,
     ),
-    _Meaning((), ("max number of clients",), StoreUnavailableError, "Redis takes no more connections", passes=True),
+    _Meaning(
+        (), ("max number of clients",), StoreUnavailableError, "Redis takes no more connections", is_temporary=True
+    ),
     _Meaning(
         (redis.exceptions.AskError,),
         ("MOVED", "ASK"),

@@ -15,8 +15,8 @@ from redis_queue.store.keys import Kind, PrefixKeys, check_name
 from redis_queue.store.scripts import Scripts
 from redis_queue.store.settings import MAX_SHARDS, Settings
 
-MOST_FIELDS: Final = 20_000
-"""Most queues read to choose a page of them."""
+MAX_FIELDS: Final = 20_000
+"""Maximum number of queues read to choose a page of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +65,16 @@ class Registry:
         return None if value is None else row_of(field, value)
 
     def fields(self) -> tuple[list[bytes], int]:
-        """Return ``kind:name`` of up to :data:`MOST_FIELDS` queues in order, and the number of all queues."""
+        """Return ``kind:name`` of up to :data:`MAX_FIELDS` queues in order, and the number of all queues."""
         count = int(self._scripts.command("HLEN", self._key))
-        if count <= MOST_FIELDS:
+        if count <= MAX_FIELDS:
             return sorted(self._scripts.command("HKEYS", self._key)), count
         found: set[bytes] = set()
         for page in self._scripts.scan("HSCAN", self._key, count=CHUNK):
             found.update(field for field, _ in page)
-            if len(found) >= MOST_FIELDS:
+            if len(found) >= MAX_FIELDS:
                 break
-        return sorted(found)[:MOST_FIELDS], count
+        return sorted(found)[:MAX_FIELDS], count
 
     def read(self, fields: Sequence[bytes]) -> list[RegistryRow]:
         """Return the registry entries *fields*; unreadable ones are left out."""

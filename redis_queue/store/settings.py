@@ -22,7 +22,7 @@ _NUMBERS: Final = (
     ("put_back_on_get", 0, 500),
     ("shards", 1, MAX_SHARDS),
 )
-"""Least and greatest values of settings."""
+"""Minimum and maximum values of settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Settings:
     max_body: int = 256 * 1024
     #: Longest time a waiting ``get`` relies on the wake-up before it looks again (seconds or timedelta).
     poll_interval: Seconds = 1.0
-    #: Most expired leases that a ``get`` puts back; 0 leaves them to ``put_back``.
+    #: Maximum number of expired leases that a ``get`` puts back; 0 leaves them to ``put_back``.
     put_back_on_get: int = 10
     #: DelayQueue only: number of hash tags over which the queue is spread, for Redis Cluster. It cannot be changed
     #: later: opened with another number, the queue stores nothing.

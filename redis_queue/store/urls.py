@@ -77,11 +77,11 @@ def url_of(client: redis.Redis | redis.RedisCluster) -> str:
 
 def _hosts(nodes: Sequence[tuple[str, int]]) -> str:
     known = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in nodes]
-    return ",".join([*known[:MOST_HOSTS], *(["..."] if known[MOST_HOSTS:] else [])])
+    return ",".join([*known[:MAX_HOSTS], *(["..."] if known[MAX_HOSTS:] else [])])
 
 
-MOST_HOSTS: Final = 3
-"""Most hosts in a URL."""
+MAX_HOSTS: Final = 3
+"""Maximum number of hosts in a URL."""
 
 _NO_TEXT: Final = ("credential_provider", "sentinel_kwargs")
 """Options that are objects, not text."""

@@ -17,7 +17,7 @@ Age = Callable[[datetime], timedelta]
 """Return the time since a moment, without travels."""
 
 SHOWN: Final = 10
-"""Most tasks in a message."""
+"""Maximum number of tasks in a message."""
 
 MAX_CALL: Final = 200
 

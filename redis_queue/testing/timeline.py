@@ -219,7 +219,7 @@ class Timeline:
                     self._run_pending()
             self._clock.stop_at(target)
         finally:
-            self._clock.go_on()
+            self._clock.resume()
         return self.runs[first:]
 
     def _next(self, target: int) -> Entry | None:
@@ -282,7 +282,7 @@ class Timeline:
             raise failed
 
     def _fill(self) -> bool:
-        """Take the next task of a flow if no other one is pending; tell whether one is."""
+        """Take the next task of a flow if no other one is pending; return whether one is."""
         if not self._pending and uses_admission(self.app):
             taken = self._flows.take()
             if taken is not None:
@@ -321,7 +321,7 @@ class Timeline:
         return "was not sent yet; travel to the task that sends it"
 
     def _can_come(self) -> bool:
-        """Tell whether a result may still come from another thread, or from a worker in this process."""
+        """Return whether a result may still come from another thread, or from a worker in this process."""
         return self._runner not in (None, get_ident()) or self.app.loader.worker_initialized
 
     def _age(self, since: datetime) -> timedelta:

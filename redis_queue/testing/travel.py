@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MoveTo = Callable[[datetime], object]
 """Move the clock of the process: ``move_to`` of time-machine or freezegun."""
 
-LONGEST_AGE: Final = 60_000
+MAX_AGE: Final = 60_000
 """Milliseconds that a slow test may take between a send and a look at it."""
 
 LEASE_MS: Final = 3_600_000
@@ -57,7 +57,7 @@ class TravelClock:
         if self.move_to is not None:
             self.move_to(from_ms(self._stopped))
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Continue from the time at which it was stopped."""
         if self._stopped is not None:
             self._ahead = self._stopped - _process_ms()
@@ -66,7 +66,7 @@ class TravelClock:
     def age(self, since: int) -> int:
         """Return the ms since *since* without travelled time, at most a minute."""
         travelled = sum(max(0, to - max(begin, since)) for begin, to in self._travelled)
-        return min(max(0, self() - since - travelled), LONGEST_AGE)
+        return min(max(0, self() - since - travelled), MAX_AGE)
 
 
 def _process_ms() -> int:

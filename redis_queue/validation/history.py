@@ -17,8 +17,8 @@ from redis_queue.model import Entry, Message
 
 Kind = Literal["invoke", "ok", "refused"]
 
-LONGEST: Final = 12
-"""Most steps of a message that a violation shows: the first and the last ones."""
+MAX_STEPS: Final = 12
+"""Maximum number of steps of a message that a violation shows: the first and the last ones."""
 
 
 class Event(NamedTuple):
@@ -80,9 +80,9 @@ class Violation:
 
     def __str__(self) -> str:
         steps = [f"    {event}" for event in self.history]
-        if len(steps) > LONGEST:
-            half = LONGEST // 2
-            steps = [*steps[:half], f"    ... {len(steps) - LONGEST} more ...", *steps[-half:]]
+        if len(steps) > MAX_STEPS:
+            half = MAX_STEPS // 2
+            steps = [*steps[:half], f"    ... {len(steps) - MAX_STEPS} more ...", *steps[-half:]]
         return "\n".join([f"{self.promise}: {self.id}", *steps])
 
 

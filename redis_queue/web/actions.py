@@ -23,11 +23,11 @@ from redis_queue.web.permissions import require
 
 pages = Blueprint("actions", __name__)
 
-MOST_AT_ONCE: Final = 10_000
-"""Most rows of one action, so that the request ends in time."""
+MAX_AT_ONCE: Final = 10_000
+"""Maximum number of rows of one action, so that the request ends in time."""
 
-MOST_FORM_BYTES: Final = 900_000
-"""Most bytes of row references in one form; must be below MAX_FORM."""
+MAX_FORM_BYTES: Final = 900_000
+"""Maximum bytes of row references in one form; must be below MAX_FORM."""
 
 NOT_CONFIRMED: Final = "This action was not confirmed: start with a preview."
 
@@ -135,15 +135,15 @@ def _choice(action: Action, form: Form, target: str) -> Choice:
         return Choice(scope, arguments)
     matching = bool(form.conditions) and request_args.flag("matching") and not references
     if not matching:
-        request_args.check_rows(references, f"{action.label} what?", MOST_AT_ONCE)
+        request_args.check_rows(references, f"{action.label} what?", MAX_AT_ONCE)
     return Choice(
         scope,
         arguments,
         references,
         conditions=request_args.conditions(form.conditions),
-        most=MOST_AT_ONCE,
+        most=MAX_AT_ONCE,
         pinned=True,
-        room=MOST_FORM_BYTES,
+        room=MAX_FORM_BYTES,
     )
 
 

@@ -41,7 +41,7 @@ from redis_queue.web import (
     workers,
 )
 from redis_queue.web.context import EXTENSION, Context
-from redis_queue.web.guard import Cookies, Guard, LoginRequired, form_token, seal
+from redis_queue.web.guard import Cookies, Guard, LoginRequired, add_security_headers, form_token
 from redis_queue.web.permissions import may, permissions
 from redis_queue.web.settings import WebOverrides, WebSettings
 
@@ -71,7 +71,7 @@ HTMX: Final = json.dumps(
 """Settings of htmx, read from a ``<meta>`` element."""
 
 MAX_FORM: Final = 1024 * 1024
-"""Most bytes of a form."""
+"""Maximum bytes of a form."""
 
 PAGES: Final = (
     overview,
@@ -198,7 +198,7 @@ def _finish(response: Response) -> Response:
     here, location = request.host_url, response.headers.get("Location", "")
     if location.startswith(here):
         response.headers["Location"] = f"/{location.removeprefix(here)}"
-    return seal(response)
+    return add_security_headers(response)
 
 
 def _refuse(error: Exception) -> tuple[str, int] | Response:

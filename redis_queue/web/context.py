@@ -28,7 +28,7 @@ CHECK_EVERY: Final = 60.0
 FIRST_WAIT: Final = 0.2
 """Seconds for which a page waits for the first check; it never waits for a later one."""
 
-MOST_CHECKED: Final = 200
+MAX_CHECKED: Final = 200
 """With more queues, only the page of the doctor checks: the checks of each queue add up."""
 
 _log = logger_of(__name__)
@@ -36,8 +36,8 @@ _log = logger_of(__name__)
 EXTENSION: Final = "redis_queue"
 """Key of the context in ``app.extensions``."""
 
-MOST_NAMES: Final = 200
-"""Most queue names in a form."""
+MAX_NAMES: Final = 200
+"""Maximum number of queue names in a form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class Health:
         """Return the last result; None if there is none yet.
 
         Starts a check if the last one is older than :data:`CHECK_EVERY`; only if there is none, it waits for the result
-        up to :data:`FIRST_WAIT`. With more than :data:`MOST_CHECKED` *queues* it starts none.
+        up to :data:`FIRST_WAIT`. With more than :data:`MAX_CHECKED` *queues* it starts none.
         """
-        if queues <= MOST_CHECKED:
+        if queues <= MAX_CHECKED:
             self._start()
         with self._lock:
             if self._checked_at is None:
@@ -136,7 +136,7 @@ def page(template: str, **values: Any) -> str:
 def delay_queues(name: str | None) -> tuple[DelayQueue, list[str]]:
     """Return the DelayQueue *name* and the names for a form; by default that of Celery tasks, or else the first."""
     access = context().access
-    names = [known.name for known in access.catalog.listing(kind="delay", limit=MOST_NAMES).known]
+    names = [known.name for known in access.catalog.listing(kind="delay", limit=MAX_NAMES).known]
     if name is None and names and access.app is None and access.default_delay_queue not in names:
         name = names[0]
     if name is None and not names and access.app is None:

@@ -10,7 +10,7 @@ from redis_queue.catalog import kind_of
 from redis_queue.operate.actions.entries import reference
 from redis_queue.operate.items import Letters
 from redis_queue.web import request_args
-from redis_queue.web.context import MOST_NAMES, context, page
+from redis_queue.web.context import MAX_NAMES, context, page
 
 pages = Blueprint("dead_letters", __name__)
 
@@ -25,8 +25,10 @@ def show() -> str:
     name = request_args.text("name", exact=True)
     conditions = request_args.conditions(CONDITIONS)
     letters = Letters(context().access, name, conditions)
-    found = request_args.searched(letters, CONDITIONS, request_args.place(), "no dead letters", request_args.place_mark)
-    listing = context().access.catalog.listing(limit=MOST_NAMES)
+    found = request_args.searched(
+        letters, CONDITIONS, request_args.list_cursor(), "no dead letters", request_args.encode_list_cursor
+    )
+    listing = context().access.catalog.listing(limit=MAX_NAMES)
     return page(
         "dead_letters.html",
         name=name,

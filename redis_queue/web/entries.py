@@ -31,8 +31,8 @@ CONDITIONS: Final = {
 }
 """Fields of the form, and the conditions that they set."""
 
-MOST_BYTES: Final = 1024 * 1024
-"""Most bytes of a record that are shown."""
+MAX_BYTES: Final = 1024 * 1024
+"""Maximum bytes of a record that are shown."""
 
 
 @pages.get("/scheduled")
@@ -65,7 +65,7 @@ def one() -> str:
     name = request_args.text("queue", exact=True) or context().access.default_delay_queue
     queue = context().access.queue(request_args.choice("kind", KINDS, "delay"), name)
     id_ = request.args.get("id", "")
-    item = queue.look(id_, max_bytes=MOST_BYTES)
+    item = queue.look(id_, max_bytes=MAX_BYTES)
     if item is None:
         abort(404, f"{name!r} has no {id_!r}: it has run, was cancelled, or never existed.")
     task = task_of(item)

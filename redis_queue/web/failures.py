@@ -15,7 +15,7 @@ from redis_queue.web.context import context, page
 pages = Blueprint("failures", __name__)
 
 GROUPS: Final = 20
-"""Most groups that the page lists."""
+"""Maximum number of groups that the page lists."""
 
 CONDITIONS: Final = {
     "task": "task",
@@ -26,7 +26,7 @@ CONDITIONS: Final = {
 }
 """Fields of the form, and the conditions that they set."""
 
-MOST_CURSOR: Final = 280
+MAX_CURSOR: Final = 280
 
 
 @pages.get("/failures")
@@ -34,7 +34,7 @@ def show() -> str:
     """Show the groups of failures, and those that match the search, the last one first."""
     request_args.allow(*CONDITIONS, "after", "limit")
     failures, conditions = context().access.monitor.failures, request_args.conditions(CONDITIONS)
-    after, listing = request_args.text("after", most=MOST_CURSOR), FailureList(context().access, conditions)
+    after, listing = request_args.text("after", most=MAX_CURSOR), FailureList(context().access, conditions)
     found = request_args.searched(listing, CONDITIONS, after, "")
     groups = failures.groups() if not conditions and after is None else []
     return page(

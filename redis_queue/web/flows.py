@@ -19,8 +19,8 @@ from redis_queue.web.request_args import ROWS
 
 pages = Blueprint("flows", __name__)
 
-MOST_KEYS: Final = 100
-"""Most keys that the page of a flow lists."""
+MAX_KEYS: Final = 100
+"""Maximum number of keys that the page of a flow lists."""
 
 
 @pages.get("/flows")
@@ -57,7 +57,7 @@ def one() -> str:
     except InvalidValueError as error:
         abort(404, f"{error}.")
     now, code = LimitsRow.of(state.limits), LimitsRow.of(state.declared)
-    keys = access.flows.keys(name, MOST_KEYS + 1) if state.kind else []
+    keys = access.flows.keys(name, MAX_KEYS + 1) if state.kind else []
     return render_template(
         "flow.html",
         state=state,
@@ -66,9 +66,9 @@ def one() -> str:
         kind=KINDS.get(state.kind, ""),
         limits=[row for row in _rows(now, code) if row[1:] != (None, None)],
         arguments=[(argument, *row) for argument, row in arguments_of(state).items()],
-        rows=keys[:MOST_KEYS],
-        more=len(keys) > MOST_KEYS,
-        rest=without_key(state, keys, are_all=len(keys) <= MOST_KEYS),
+        rows=keys[:MAX_KEYS],
+        more=len(keys) > MAX_KEYS,
+        rest=without_key(state, keys, are_all=len(keys) <= MAX_KEYS),
         **source_of(name),
     )
 
@@ -81,7 +81,7 @@ def source_of(name: str) -> dict[str, str]:
 
 
 def is_flow_name(name: str) -> bool:
-    """Tell whether a flow can have this name; other programs may have written others."""
+    """Return whether a flow can have this name; other programs may have written others."""
     with contextlib.suppress(InvalidValueError):
         return bool(check_flow_name(name))
     return False
@@ -109,5 +109,5 @@ def unique() -> str:
 
 
 def can_release(owner: Owner) -> bool:
-    """Tell whether a form can name this owner: its texts are printable, and no other program wrote them."""
+    """Return whether a form can name this owner: its texts are printable, and no other program wrote them."""
     return 0 < len(owner.task) <= MAX_NAME and f"{owner.task}{owner.key}".isprintable() and is_id(owner.task_id)

@@ -14,7 +14,7 @@ from redis_queue.web.context import delay_queues
 
 pages = Blueprint("forecast", __name__)
 
-MOST_TASKS: Final = 12
+MAX_TASKS: Final = 12
 
 
 class HeatMap(NamedTuple):
@@ -77,14 +77,14 @@ def _rows(windows: list[tuple[datetime, int]], span: HeatMap) -> list[list[dict[
 
 
 def is_searchable(task: str) -> bool:
-    """Tell whether the list of entries accepts *task* as a search; names of tasks may be any text."""
+    """Return whether the list of entries accepts *task* as a search; names of tasks may be any text."""
     return task.isprintable() and task == task.strip() and 0 < len(task) <= request_args.MAX_TEXT
 
 
 def _tasks(tasks: Any, windows: int) -> list[tuple[str, list[tuple[int, int]], int]]:
     most = max((number for _, counts in tasks for number in counts), default=0)
-    rows = list(tasks[:MOST_TASKS])
-    rest = [sum(counts[window] for _, counts in tasks[MOST_TASKS:]) for window in range(windows)]
+    rows = list(tasks[:MAX_TASKS])
+    rest = [sum(counts[window] for _, counts in tasks[MAX_TASKS:]) for window in range(windows)]
     if any(rest):
         rows.append(("(others)", rest))
     return [(name, [(number, level(number, most)) for number in counts], sum(counts)) for name, counts in rows]

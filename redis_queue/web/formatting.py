@@ -14,7 +14,7 @@ from redis_queue.basics.times import span_text
 from redis_queue.model import Unread
 
 MAX_BODY: Final = 20_000
-"""Most characters of a body that are shown."""
+"""Maximum characters of a body that are shown."""
 
 _JSON: Final = json.JSONEncoder(ensure_ascii=False, default=repr, indent=2)
 

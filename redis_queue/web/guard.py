@@ -21,18 +21,18 @@ from redis_queue.operate.addresses import network
 from redis_queue.web.permissions import READ_ONLY, Permissions, permissions
 from redis_queue.web.settings import WebSettings
 
-WRONG_IN: Final = 60.0
-MOST_WRONG: Final = 10
-"""Most wrong passwords for a name from one network within :data:`WRONG_IN` seconds."""
+FAILED_LOGIN_WINDOW: Final = 60.0
+MAX_FAILED_LOGINS: Final = 10
+"""Maximum number of wrong passwords for a name from one network within :data:`FAILED_LOGIN_WINDOW` seconds."""
 
-MOST_WRONG_FOR_NAME: Final = 50
+MAX_FAILED_LOGINS_PER_NAME: Final = 50
 """The same from all networks together; networks from which the user has signed in before are exempt."""
 
 TOKEN_SECONDS: Final = 12 * 3600
 """How long a form is valid."""
 
-MOST_REMEMBERED: Final = 10_000
-MOST_OF_NAME: Final = 100
+MAX_REMEMBERED: Final = 10_000
+MAX_OF_NAME: Final = 100
 BUCKETS: Final = 1 << 16
 
 SAFE: Final = ("GET", "HEAD", "OPTIONS")
@@ -60,11 +60,11 @@ HEADERS: Final = {
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
 }
 
-LOOKS: Final = ("workers.ask",)
+READ_ONLY_FORMS: Final = ("workers.ask",)
 """Forms that change nothing in Redis."""
 
-MOST_DIGITS: Final = 12
-"""Most digits of the expiry time of a token."""
+MAX_DIGITS: Final = 12
+"""Maximum digits of the expiry time of a token."""
 
 COOKIE: Final = "redis_queue_session"
 
@@ -91,7 +91,7 @@ class Guard:
         if request.endpoint != "static":
             g.permissions = Permissions.of(self._settings, request.environ)
         if request.method not in SAFE:
-            if not permissions().verbs and request.endpoint not in LOOKS:
+            if not permissions().verbs and request.endpoint not in READ_ONLY_FORMS:
                 abort(403, READ_ONLY)
             self._check_form()
 
@@ -147,8 +147,8 @@ class _Logins:
 
     def __init__(self, users: Mapping[str, str]) -> None:
         self._users = users
-        self._failures = _Failures(MOST_WRONG)
-        self._failures_of_name = _Failures(MOST_WRONG_FOR_NAME)
+        self._failures = _Failures(MAX_FAILED_LOGINS)
+        self._failures_of_name = _Failures(MAX_FAILED_LOGINS_PER_NAME)
         self._signed_in: set[Login] = set()
 
     def name(self) -> str:
@@ -157,13 +157,13 @@ class _Logins:
         if sent is None:
             raise LoginRequired
         # Behind a proxy all users may share one address: count by name, too.
-        name = (sent.username or "")[:MOST_OF_NAME]
+        name = (sent.username or "")[:MAX_OF_NAME]
         login, everybody = (network(request.remote_addr or ""), name), ("", name)
         signed_in_before = login in self._signed_in
         if self._failures.is_blocked(login) or (not signed_in_before and self._failures_of_name.is_blocked(everybody)):
             abort(429, "Too many wrong passwords: wait a minute.")
         if sent.type == "basic" and self._knows(sent.username, sent.password):
-            if len(self._signed_in) < MOST_REMEMBERED:
+            if len(self._signed_in) < MAX_REMEMBERED:
                 self._signed_in.add(login)
             return str(sent.username)
         self._failures.add(login)
@@ -180,7 +180,7 @@ class _Logins:
 
 
 class _Failures:
-    """Failed logins; at most *most* are allowed within :data:`WRONG_IN` seconds.
+    """Failed logins; at most *most* are allowed within :data:`FAILED_LOGIN_WINDOW` seconds.
 
     Logins share :data:`BUCKETS` buckets, so that other names push none out, and memory is bounded. A few may be blocked
     together; nobody outside knows which, as Python's hashes of texts differ in each process.
@@ -192,11 +192,11 @@ class _Failures:
         self._lock = threading.Lock()
 
     def is_blocked(self, login: Login) -> bool:
-        """Tell whether *login* has reached the limit."""
+        """Return whether *login* has reached the limit."""
         bucket = hash(login) % BUCKETS
         with self._lock:
             times = self._times.get(bucket)
-            while times and times[0] < time.monotonic() - WRONG_IN:
+            while times and times[0] < time.monotonic() - FAILED_LOGIN_WINDOW:
                 times.popleft()
             if times is not None and not times:
                 del self._times[bucket]
@@ -224,7 +224,7 @@ class Cookies(SecureCookieSessionInterface):
         return f"{request.script_root}/"
 
     def get_cookie_secure(self, app: Flask) -> bool:  # noqa: ARG002 - Flask's signature
-        """Tell whether the cookie is limited to TLS."""
+        """Return whether the cookie is limited to TLS."""
         return request.is_secure
 
 
@@ -237,7 +237,7 @@ def form_token() -> str:
 def _token(ends: str) -> str:
     """Return the token that expires at *ends*, seconds since the epoch; a random one if *ends* is not a time."""
     browser, key = session.get("browser"), str(current_app.secret_key).encode()
-    if not isinstance(browser, str) or not (ends.isascii() and ends.isdecimal() and len(ends) <= MOST_DIGITS):
+    if not isinstance(browser, str) or not (ends.isascii() and ends.isdecimal() and len(ends) <= MAX_DIGITS):
         return secrets.token_urlsafe()
     # Signed as JSON, so that a user name cannot pose as another field.
     signed = json.dumps(["form", ends, browser, g.user]).encode()
@@ -251,7 +251,7 @@ def https_only(response: Response) -> Response:
     return response
 
 
-def seal(response: Response) -> Response:
+def add_security_headers(response: Response) -> Response:
     """Add the security headers: only our own scripts, no framing, no caching."""
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)

@@ -9,27 +9,27 @@ from typing import Final
 
 from flask import Blueprint, render_template, url_for
 
-from redis_queue.catalog import MOST_ROWS
+from redis_queue.catalog import MAX_ROWS
 from redis_queue.operate.access import Access
 from redis_queue.operate.flows import paused_queues
 from redis_queue.operate.history import SPANS, Curves, curves
-from redis_queue.operate.items import MOST_QUEUES
+from redis_queue.operate.items import MAX_QUEUES
 from redis_queue.operate.queue_row import BROKEN, CeleryOverview, Faults, Overview, QueueRow, fault_text
 from redis_queue.store.registry import RegistryRow
 from redis_queue.web import request_args
-from redis_queue.web.context import MOST_CHECKED, context
+from redis_queue.web.context import MAX_CHECKED, context
 from redis_queue.web.dispatches import plot_of
 
 pages = Blueprint("overview", __name__)
 
 RECENT = 5
-MOST_RECENT_OF = 20
-"""Most queues from which recent dead letters are read."""
+MAX_RECENT_OF = 20
+"""Maximum number of queues from which recent dead letters are read."""
 
-MOST_CURVES = 20
+MAX_CURVES = 20
 """Most DelayQueues with a curve in their row."""
 
-MOST_PLOTS = 2
+MAX_PLOTS = 2
 """Most DelayQueues with charts; the others have them on their pages."""
 
 DEFAULT_SPAN: Final = "1h"
@@ -72,20 +72,20 @@ def show() -> str:
     request_args.allow("span")
     span = request_args.choice("span", SPANS, DEFAULT_SPAN)
     access = context().access
-    listing = access.catalog.listing(limit=MOST_QUEUES)
+    listing = access.catalog.listing(limit=MAX_QUEUES)
     overview = access.inspector.overview(listing.known)
     rows = overview.queues
     celery = _celery(access, overview.at)
-    dispatching = [row.name for row in rows if row.kind == "delay" and not row.error][:MOST_CURVES]
+    dispatching = [row.name for row in rows if row.kind == "delay" and not row.error][:MAX_CURVES]
     plots = [plot for plot in map(plot_of, dispatching) if plot is not None]
     return render_template(
         "overview.html",
         health=context().health.checked(listing.total + listing.unseen),
-        too_many=listing.total + listing.unseen > MOST_CHECKED,
+        too_many=listing.total + listing.unseen > MAX_CHECKED,
         celery=celery,
         paused=set() if celery is None else paused_queues(access),
         overview=overview,
-        table=replace(overview, queues=rows[:MOST_ROWS]),
+        table=replace(overview, queues=rows[:MAX_ROWS]),
         more=listing.total + listing.unseen - len(rows),
         ready=sum(row.ready for row in rows if row.kind == "queue") + (celery.ready or 0 if celery else 0),
         in_flight=overview.total("in_flight") + (celery.in_flight or 0 if celery else 0),
@@ -96,7 +96,7 @@ def show() -> str:
         span=span,
         step=STEPS[span],
         failing_minutes=FAILING_MINUTES,
-        plots=plots[:MOST_PLOTS],
+        plots=plots[:MAX_PLOTS],
         curves={("delay", plot.queue): plot.sent for plot in plots},
         recent=_recent(rows, listing.known),
     )
@@ -106,7 +106,7 @@ def _celery(access: Access, at: datetime) -> CeleryOverview | None:
     if access.celery_queues is None:
         return None
     try:
-        return access.celery_queues.overview(limit=MOST_ROWS)
+        return access.celery_queues.overview(limit=MAX_ROWS)
     except BROKEN as error:
         return CeleryOverview(at, error=fault_text(error))
 
@@ -153,7 +153,7 @@ def _recent(rows: Sequence[QueueRow], known: Sequence[RegistryRow]) -> list[tupl
     dead = [(row, one) for row, one in zip(rows, known, strict=True) if row.dead and not row.error]
     dead.sort(key=lambda pair: -pair[0].dead)
     found: list[tuple[str, str, datetime, str, str]] = []
-    for row, one in dead[:MOST_RECENT_OF]:
+    for row, one in dead[:MAX_RECENT_OF]:
         # The page of dead letters shows the errors of unreadable queues.
         with Faults().of(one.kind, one.name):
             queue = context().access.catalog.open(one)

@@ -55,7 +55,7 @@ def permissions() -> Permissions:
 
 
 def may(*verbs: str) -> bool:
-    """Tell whether the user of this request may use at least one of *verbs*."""
+    """Return whether the user of this request may use at least one of *verbs*."""
     return not permissions().verbs.isdisjoint(verbs)
 
 

@@ -20,7 +20,7 @@ pages = Blueprint("queues", __name__)
 
 NEXT: Final = 20
 NEXT_BYTES: Final = 256 * 1024
-"""Most bytes read of the next messages; records contain the time of the put."""
+"""Maximum bytes read of the next messages; records contain the time of the put."""
 
 
 @pages.get("/queues")
@@ -28,7 +28,7 @@ def show() -> str:
     """List all queues, those of Celery first."""
     request_args.allow("name", "offset", "celery")
     name, offset = request_args.text("name"), request_args.offset()
-    celery_offset = request_args.number("celery", 0, 0, request_args.MOST_OFFSET)
+    celery_offset = request_args.number("celery", 0, 0, request_args.MAX_OFFSET)
     access = context().access
     celery = access.celery_queues
     listing = access.catalog.listing(name or "", offset=offset, limit=ROWS)

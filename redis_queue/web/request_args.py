@@ -18,8 +18,8 @@ MAX_TEXT: Final = 300
 ROWS: Final = 50
 """Rows of a page."""
 
-MOST_ROWS: Final = 100
-MOST_OFFSET: Final = 10_000_000
+MAX_ROWS: Final = 100
+MAX_OFFSET: Final = 10_000_000
 
 _PLACE: Final = re.compile(r"(\d{1,6})\.(\d{1,9})", re.ASCII)
 
@@ -59,7 +59,7 @@ def number(name: str, default: int, low: int, high: int) -> int:
 
 def offset() -> int:
     """Return the number of rows before the page."""
-    return number("offset", 0, 0, MOST_OFFSET)
+    return number("offset", 0, 0, MAX_OFFSET)
 
 
 def text(name: str, *, exact: bool = False, most: int = MAX_TEXT) -> str | None:
@@ -117,7 +117,7 @@ def searched(
     These are the texts of the *fields*, a *link* to the page, whether it is the *first* one, its items, and the *mark*
     of the place *after* it, if there are more.
     """
-    found = listing.page(start, number("limit", ROWS, 1, MOST_ROWS))
+    found = listing.page(start, number("limit", ROWS, 1, MAX_ROWS))
     return {
         "search": {name: request.args.get(name, "").strip() for name in fields},
         "link": {name: value for name, value in request.args.items() if name != "after" and value},
@@ -129,7 +129,7 @@ def searched(
     }
 
 
-def place() -> tuple[int, int] | None:
+def list_cursor() -> tuple[int, int] | None:
     """Return the place at which a page begins, ``list.offset``; None for the first one."""
     found = text("after")
     if found is None:
@@ -140,7 +140,7 @@ def place() -> tuple[int, int] | None:
     return int(parts[1]), int(parts[2])
 
 
-def place_mark(found: tuple[int, int]) -> str:
+def encode_list_cursor(found: tuple[int, int]) -> str:
     """Return the text of a place."""
     return "{}.{}".format(*found)
 

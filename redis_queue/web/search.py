@@ -22,8 +22,8 @@ from redis_queue.web.request_args import MAX_TEXT
 
 pages = Blueprint("search", __name__)
 
-MOST_SUGGESTIONS: Final = 100
-"""Most names of one field."""
+MAX_SUGGESTIONS: Final = 100
+"""Maximum number of names of one field."""
 
 
 @pages.get("/search")
@@ -67,7 +67,7 @@ def _series() -> list[Series]:
 
 
 def _sorted(names: Iterable[str]) -> list[str]:
-    return sorted({name for name in names if 0 < len(name) <= MAX_TEXT and name.isprintable()})[:MOST_SUGGESTIONS]
+    return sorted({name for name in names if 0 < len(name) <= MAX_TEXT and name.isprintable()})[:MAX_SUGGESTIONS]
 
 
 @pages.get("/task", endpoint="task")

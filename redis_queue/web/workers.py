@@ -10,7 +10,7 @@ from flask import Blueprint, abort, render_template
 from redis_queue.delay.dispatch_log import DispatcherRow
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate.actions.workers import RESIZES, reference
-from redis_queue.operate.items import MOST_QUEUES, running
+from redis_queue.operate.items import MAX_QUEUES, running
 from redis_queue.operate.liveness import state_of
 from redis_queue.operate.queue_row import Faults
 from redis_queue.operate.work_checks import ANSWER_WITHIN
@@ -21,9 +21,9 @@ from redis_queue.web.search import task_names
 
 pages = Blueprint("workers", __name__)
 
-MOST_OFFSET: Final = 10_000
+MAX_OFFSET: Final = 10_000
 
-MOST_RUNNING: Final = 200
+MAX_RUNNING: Final = 200
 
 
 @pages.get("/workers")
@@ -50,10 +50,10 @@ def ask() -> str:
 
 def _page(workers: list[dict[str, Any]] | None) -> str:
     request_args.allow("name", "offset")
-    name, offset = request_args.text("name"), request_args.number("offset", 0, 0, MOST_OFFSET)
+    name, offset = request_args.text("name"), request_args.number("offset", 0, 0, MAX_OFFSET)
     access, rows = context().access, list[tuple[str, DispatcherRow]]()
     faults = Faults()
-    for known in access.catalog.listing(kind="delay", limit=MOST_QUEUES).known:
+    for known in access.catalog.listing(kind="delay", limit=MAX_QUEUES).known:
         with faults.of(known.kind, known.name):
             queue = access.catalog.open(known)
             if isinstance(queue, DelayQueue):
@@ -93,11 +93,11 @@ def show_running() -> str:
     """Show the tasks that have run for a second or more."""
     request_args.allow("task", "worker")
     task, worker = request_args.text("task"), request_args.text("worker")
-    rows = running(context().access, task=task or "", worker=worker or "", limit=MOST_RUNNING + 1)
+    rows = running(context().access, task=task or "", worker=worker or "", limit=MAX_RUNNING + 1)
     return page(
         "running.html",
-        rows=rows[:MOST_RUNNING],
-        more=len(rows) > MOST_RUNNING,
+        rows=rows[:MAX_RUNNING],
+        more=len(rows) > MAX_RUNNING,
         search={"task": task, "worker": worker},
         names=task_names(),
         reference_of=reference,

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from redis_queue import Flow
-from redis_queue.admission.declarations import KEPT_MS, MOST_APPS, Declaration, Declarations
+from redis_queue.admission.declarations import KEPT_MS, MAX_APPS, Declaration, Declarations
 from redis_queue.admission.flow_rules import FlowLimits, FlowState
 from redis_queue.admission.flows import Flows
 from redis_queue.errors import InvalidValueError
@@ -254,10 +254,10 @@ def test_old_ones_are_deleted(declarations: Declarations, client: redis.Redis, c
 
 
 def test_their_number_is_limited(declarations: Declarations, client: redis.Redis, clock: Clock) -> None:
-    for number in range(MOST_APPS + 5):
+    for number in range(MAX_APPS + 5):
         clock.forward(1)
         declarations.write(f"app {number}", {"queue:mail": Flow(limit=10)})
-    assert client.hlen(KEY) == MOST_APPS + 1
+    assert client.hlen(KEY) == MAX_APPS + 1
     assert not client.hexists(KEY, "app 0")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from redis_queue.admission.owners import MOST_LISTED, Owner, Owners, field_of, new_token
+from redis_queue.admission.owners import MAX_LISTED, Owner, Owners, field_of, new_token
 from redis_queue.errors import InvalidValueError, WrongTypeError
 from redis_queue.store.keys import FlowKeys
 from tests.support.wait import must
@@ -151,19 +151,19 @@ class TestList:
         assert sorted(found) == sorted(f"key {number}" for number in range(23))
 
     def test_ten_thousand(self, owners: Owners, client: redis.Redis) -> None:
-        fields = [field_of(f"task {number % 10}", f"key {number:05d}") for number in range(MOST_LISTED)]
+        fields = [field_of(f"task {number % 10}", f"key {number:05d}") for number in range(MAX_LISTED)]
         ends = time.time() * 1000 + 3_600_000
         client.hset(KEYS.owners, mapping={field: f"12ab - w 1000 id-{field[-5:]}" for field in fields})
         client.zadd(KEYS.owner_ends, {field: ends + number for number, field in enumerate(fields)})
-        assert owners.count() == MOST_LISTED
-        everything = owners.page(limit=MOST_LISTED)
+        assert owners.count() == MAX_LISTED
+        everything = owners.page(limit=MAX_LISTED)
         assert [f"{owner.task}\0{owner.key}" for owner in everything.owners] == fields
         assert {owner.task_id[3:] for owner in everything.owners} == {field[-5:] for field in fields}
         page = owners.page("k 7", limit=3, offset=500)
         assert ([owner.key for owner in page.owners], page.total) == (["key 05007", "key 05017", "key 05027"], 1000)
         assert len(owners.list("task 7", limit=500)) == 500
         assert owners.release("task 7", "key 05007")
-        assert owners.count() == MOST_LISTED - 1
+        assert owners.count() == MAX_LISTED - 1
         assert owners.page("k 7").total == 999
 
     @pytest.mark.parametrize(
@@ -261,8 +261,8 @@ class TestInput:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"limit": 0}, f"limit=0: must be a whole number from 1 to {MOST_LISTED:,}"),
-            ({"limit": MOST_LISTED + 1}, f"limit={MOST_LISTED + 1}: must be"),
+            ({"limit": 0}, f"limit=0: must be a whole number from 1 to {MAX_LISTED:,}"),
+            ({"limit": MAX_LISTED + 1}, f"limit={MAX_LISTED + 1}: must be"),
             ({"limit": True}, "limit=True: must be"),
             ({"offset": -1}, "offset=-1: must be"),
             ({"part": "a\nb"}, r"task 'a\\nb': must be at most 200 printable characters"),

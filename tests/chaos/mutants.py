@@ -132,7 +132,7 @@ FOUND_BY_TESTS: Final = {
     },
     "tests/doctor/test_in_flight.py": {
         "return a message in flight that was settled meanwhile": lua(
-            "broker/mend", "if redis.call('HEXISTS', unacked, tag) == 0 then", "if false then"
+            "broker/repair", "if redis.call('HEXISTS', unacked, tag) == 0 then", "if false then"
         ),
     },
     "tests/celery/admission/test_admission.py": {
@@ -298,7 +298,7 @@ FOUND_BY_RUNS: Final = {
         "settle and keep in flight": lua("includes/finish", "redis.call('ZREM', in_flight, unpack(done))", ""),
         "store without a place": lua("queue/put", "redis.pcall('LPUSH', ready, unpack(pushed))", "#pushed"),
         "the last comes first": lua("queue/put", "'LPUSH', ready, unpack", "'RPUSH', ready, unpack"),
-        "dead too soon": lua("records/release", "deliveries >= max_deliveries", "deliveries > max_deliveries - 2"),
+        "dead too soon": lua("records/nack", "deliveries >= max_deliveries", "deliveries > max_deliveries - 2"),
         "take a lock that another one holds": lua("lock/acquire", "and ends > now then", "and ends < 0 then"),
         "a fence that comes again": lua(
             "lock/acquire", "fence = math.max(fence + 1, now * 1000)", "fence = now - now % 1000"

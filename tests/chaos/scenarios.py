@@ -29,7 +29,7 @@ from tests.support.store.server_states import REFUSALS
 from tests.support.wait import wait_until
 
 OUTAGE: Final = 0.3
-LONGEST: Final = 2.0
+TIMEOUT: Final = 2.0
 """Seconds for which a fault waits for requests."""
 
 PAUSE_MS: Final = 10_000
@@ -269,7 +269,7 @@ def _lose_replies(proxy: FaultProxy) -> None:
     proxy.mode = "drop_replies"
     # Perhaps all processes have been killed: then the run has to go on, to start others.
     with contextlib.suppress(AssertionError):
-        wait_until(lambda: proxy.bytes_dropped > dropped, timeout=LONGEST, description="a lost reply")
+        wait_until(lambda: proxy.bytes_dropped > dropped, timeout=TIMEOUT, description="a lost reply")
     proxy.mode = "pass"
 
 

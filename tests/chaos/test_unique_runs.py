@@ -9,7 +9,7 @@ import pytest
 
 from chaos.checker import check
 from chaos.tasks import LEASE
-from chaos.unique_plan import FATES, KINDS, LONGEST_DELAY, SHORTEST_DELAY, SPACING, UniquePlan
+from chaos.unique_plan import FATES, KINDS, MAX_DELAY, MIN_DELAY, SPACING, UniquePlan
 from chaos.unique_runs import SETTLED_MS
 from redis_queue.validation.history import Event
 
@@ -235,5 +235,5 @@ def test_labels_tell_all_kinds_of_calls() -> None:
     plans = [UniquePlan.of(f"{kind}{number}") for kind in KINDS for number in range(300)]
     assert {plan.fate for plan in plans} == {"", *(fate for fate, _ in FATES)}
     assert {plan.key for plan in plans} == {"k0", "k1"}
-    assert all(plan.delay == 0 or SHORTEST_DELAY <= plan.delay <= LONGEST_DELAY for plan in plans)
+    assert all(plan.delay == 0 or MIN_DELAY <= plan.delay <= MAX_DELAY for plan in plans)
     assert not any(plan.fate == "expire" and plan.unique.on_conflict == "replace" for plan in plans)

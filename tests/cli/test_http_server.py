@@ -70,7 +70,7 @@ def serving(limits: ClientLimits, app: Any = hello) -> Iterator[Site]:
 
 
 def answered(connection: socket.socket) -> bool:
-    """Send a request; tell whether the answer is complete."""
+    """Send a request; return whether the answer is complete."""
     connection.sendall(REQUEST)
     found = b""
     while not found.endswith(b"hello"):

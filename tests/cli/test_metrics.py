@@ -110,7 +110,7 @@ def test_a_port_in_use_is_a_one_line_error(run: Run, client: redis.Redis) -> Non
 
 
 def test_a_hanging_redis_is_reported_before_the_scrape_times_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "PATIENCE", 0.2)
+    monkeypatch.setattr(metrics, "REPLY_TIMEOUT", 0.2)
     with RedisServer() as server:
         server.pause()
         began = time.monotonic()

@@ -51,7 +51,7 @@ def pages() -> list[Path]:
 
 
 def matches(expected: str, found: str) -> bool:
-    """Tell whether *found* has the lines of *expected* in order; … matches anything, runs of blanks are one blank."""
+    """Return whether *found* has the lines of *expected* in order; … matches anything, runs of blanks are one blank."""
     at = 0
     lines = [" ".join(line.split()) for line in found.splitlines()]
     for wanted in expected.splitlines():

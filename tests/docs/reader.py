@@ -13,7 +13,7 @@ from redis_queue.testing.server import DeathGuard
 from tests.docs.blocks import Block, matches
 from tests.support.wait import wait_until
 
-LONGEST = 120
+TIMEOUT = 120
 """Time limit of a block in seconds. The first process in a new environment compiles all that it imports."""
 
 READY = ("ready.", "dashboard on", "Running on", "Starting development server")
@@ -105,7 +105,7 @@ class Reader:
     def run(self, command: list[str]) -> str:
         """Run *command* and return its output."""
         done = subprocess.run(
-            command, cwd=self._directory, env=self._environment, capture_output=True, text=True, timeout=LONGEST
+            command, cwd=self._directory, env=self._environment, capture_output=True, text=True, timeout=TIMEOUT
         )
         assert done.returncode == 0, f"{command[-1]}\n{done.stdout}{done.stderr}"
         return done.stdout

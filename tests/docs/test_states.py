@@ -94,5 +94,5 @@ def test_the_pictures_are_drawn_from_the_tables(name: str) -> None:
 
 
 def deletes_records(script: str) -> bool:
-    """Tell whether a script deletes records; messages in lists of Celery have none."""
+    """Return whether a script deletes records; messages in lists of Celery have none."""
     return bool(re.search(r"'HDEL', (?:records|unacked)|'(?:LREM|LTRIM|RPOP)', list", load(script).source))

@@ -15,7 +15,7 @@ from redis_queue.admission.flow_rules import FlowLimits
 from redis_queue.admission.flows import Flows
 from redis_queue.basics.times import from_ms
 from redis_queue.celery.stored_tasks import StoredTasks
-from redis_queue.doctor.finding import MOST_FINDINGS
+from redis_queue.doctor.finding import MAX_FINDINGS
 from redis_queue.monitor.model import WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import AppAccess, access_to
@@ -94,10 +94,10 @@ class TestLimits:
 
     def test_many_are_counted(self, client: redis.Redis) -> None:
         for limit in range(1, 9):
-            flows = {f"queue:q{number}": Flow(limit=limit) for number in range(MOST_FINDINGS + 2)}
+            flows = {f"queue:q{number}": Flow(limit=limit) for number in range(MAX_FINDINGS + 2)}
             Declarations(Scripts(client), FlowKeys("redis_queue")).write(f"app {limit}", flows)
         *texts, (last, _) = found(client, "flow limits")
-        assert (len(texts), last) == (MOST_FINDINGS, "2 more flows have different limits in several apps")
+        assert (len(texts), last) == (MAX_FINDINGS, "2 more flows have different limits in several apps")
         assert " and 3 more apps: " in texts[0][0]
 
 

@@ -19,7 +19,7 @@ from redis_queue.doctor import Finding
 from redis_queue.monitor.model import WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import AppAccess, access_to
-from redis_queue.operate.diagnosis import LARGE, NAMED, broker_of, repair
+from redis_queue.operate.diagnosis import LARGE, NAMED, in_flight_broker, repair
 from tests.support.celery.leasing import Leasing
 from tests.support.celery.leasing_names import WAIT
 from tests.support.doctor.stage import problems
@@ -113,11 +113,11 @@ class TestIndex:
     def test_a_repair_leaves_what_was_settled_meanwhile(self, app: Celery, client: redis.Redis) -> None:
         take(app)
         client.delete("unacked_index")
-        with broker_of(AppAccess(app)) as broker:
+        with in_flight_broker(AppAccess(app)) as broker:
             assert broker is not None
             tags = broker.sample()
             client.delete("unacked")
-            assert broker.flags(tags, acting=True) == b"0"
+            assert broker.flags(tags, repair=True) == b"0"
         assert not client.exists("unacked_index")
 
     def test_work_is_no_finding(self, app: Celery, client: redis.Redis) -> None:

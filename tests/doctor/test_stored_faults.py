@@ -78,7 +78,7 @@ def test_other_prefixes_are_not_checked(stage: Stage) -> None:
 
 
 def test_the_schema_equals_that_of_the_scripts() -> None:
-    for name in ("records/mend", "queue/get"):
+    for name in ("records/repair", "queue/get"):
         assert re.search(rf"^local known, SCHEMA = .+, {SCHEMA}$", load(name).source, re.MULTILINE)
 
 

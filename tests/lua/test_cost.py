@@ -17,11 +17,11 @@ from redis_queue.store.script_files import Script, load
 from tests.support.lua import Text, names
 from tests.support.servers import RedisServer
 
-LONGEST_MS: Final = 250
-"""Most ms of a call with up to a megabyte of arguments: far more than any needs, on a busy machine, too."""
+MAX_MS: Final = 250
+"""Maximum milliseconds of a call with up to a megabyte of arguments: far more than any needs on a busy machine."""
 
-MOST_BYTES: Final = 96 << 20
-"""Most bytes by which a call may let the server grow."""
+MAX_BYTES: Final = 96 << 20
+"""Maximum bytes by which a call may let the server grow."""
 
 LONG = "a" * 600_000
 """A text of most of the bytes that a call may have."""
@@ -57,7 +57,7 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
     """A client of it that does not wait long."""
     with server.client(socket_timeout=10) as client:
         client.flushall()
-        client.config_set("slowlog-log-slower-than", LONGEST_MS * 1000)
+        client.config_set("slowlog-log-slower-than", MAX_MS * 1000)
         yield client
 
 
@@ -151,6 +151,6 @@ def test_cost_is_bounded_whatever_the_arguments_are(server: RedisServer, client:
             server.restart()
             pytest.fail(f"{name} with {what} does not end")
         dear += [(what, entry["duration"] // 1000) for entry in client.slowlog_get() if b"EVAL" in entry["command"][:4]]
-        if (grown := peak_of(process) - before) > MOST_BYTES:
+        if (grown := peak_of(process) - before) > MAX_BYTES:
             dear.append((what, f"{grown >> 20} MB"))
     assert dear == []

@@ -14,7 +14,7 @@ import redis
 
 from redis_queue.errors import InvalidValueError, StoreError
 from redis_queue.monitor.failure_rows import MAX_FAILURE, MAX_FAILURE_TEXT, MAX_MESSAGE, MAX_TRACEBACK, cut, cut_middle
-from redis_queue.monitor.failures import MOST_GROUPS, Failures
+from redis_queue.monitor.failures import MAX_GROUPS, Failures
 from redis_queue.monitor.model import Failure, FailureGroup
 from redis_queue.store.keys import MonitorKeys
 from tests.support.clock import Clock, when
@@ -204,7 +204,7 @@ def test_groups_beyond_the_limit_are_counted_together(failures: Failures, clock:
         keep(failures, *(failure(start + n, task=f"task{start + n}") for n in range(100)), missed=1)
     other = FailureGroup("(other)", "(other)")
     found = counts(failures)
-    assert len(found) <= MOST_GROUPS
+    assert len(found) <= MAX_GROUPS
     assert found[other] == 600 - (len(found) - 1)
     everything = [row for row in failures.list(limit=500)[0] if row.id != "id0"]
     failures.delete(everything)

@@ -11,7 +11,7 @@ from redis_queue import InvalidValueError
 from redis_queue.basics.histogram import Histogram
 from redis_queue.monitor.history import RunHistory
 from redis_queue.monitor.model import Series, Tally
-from redis_queue.monitor.report import MOST_SERIES as IN_A_REPORT
+from redis_queue.monitor.report import MAX_SERIES as IN_A_REPORT
 from redis_queue.monitor.report import OTHER, Reports
 from redis_queue.monitor.rows import read_tally, write_tally
 from redis_queue.store.keys import MonitorKeys
@@ -24,7 +24,7 @@ MAIL, BILL = Series("shop.mail", "mail"), Series("shop.bill", "default")
 KEYS = MonitorKeys("redis_queue")
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
-MOST_SERIES = 200
+MAX_SERIES = 200
 """Series that are counted apart."""
 
 
@@ -222,14 +222,14 @@ class TestSeries:
         assert history.series() == [BILL, MAIL]
 
     def test_beyond_the_limit_they_are_counted_together(self, reports: Reports, history: RunHistory) -> None:
-        for start in range(0, MOST_SERIES, IN_A_REPORT):
+        for start in range(0, MAX_SERIES, IN_A_REPORT):
             reports.write(tallies={Series(f"t{start + number}", "q"): tally(1) for number in range(IN_A_REPORT)})
         reports.write(tallies={Series(f"u{number}", "q"): tally(2) for number in range(3)})
         reports.write(tallies={Series("t7", "q"): tally(10)})
-        assert len(history.series()) == MOST_SERIES
+        assert len(history.series()) == MAX_SERIES
         assert history.totals(1)[OTHER] == tally(6)
         assert history.totals(1)[Series("t7", "q")] == tally(11)
-        assert executed(history.minutes(1)) == [MOST_SERIES + 16]
+        assert executed(history.minutes(1)) == [MAX_SERIES + 16]
         assert executed(history.minutes(1, OTHER)) == [6]
 
     def test_a_report_may_have_more_series_than_one_call(self, reports: Reports, history: RunHistory) -> None:
@@ -240,7 +240,7 @@ class TestSeries:
     def test_one_that_was_not_used_for_90_days_makes_room(
         self, reports: Reports, history: RunHistory, clock: Clock
     ) -> None:
-        for start in range(0, MOST_SERIES, IN_A_REPORT):
+        for start in range(0, MAX_SERIES, IN_A_REPORT):
             reports.write(tallies={Series(f"t{start + number}", "q"): tally(1) for number in range(IN_A_REPORT)})
         clock.forward(91 * DAY)
         reports.write(tallies={MAIL: tally(1)})
@@ -252,7 +252,7 @@ class TestSeries:
         self, reports: Reports, history: RunHistory, clock: Clock, client: redis.Redis
     ) -> None:
         for part in range(3):
-            reports.write(tallies={Series(f"t{part}.{number}", "q"): tally(1) for number in range(MOST_SERIES)})
+            reports.write(tallies={Series(f"t{part}.{number}", "q"): tally(1) for number in range(MAX_SERIES)})
             clock.forward(91 * DAY)
         reports.write(tallies={MAIL: tally(1)})
         assert history.all_time() == {MAIL: tally(1)}

@@ -10,7 +10,7 @@ import redis
 
 from redis_queue.monitor.model import Run
 from redis_queue.monitor.monitor import Runs
-from redis_queue.monitor.report import MOST_ENDED, Reports
+from redis_queue.monitor.report import MAX_ENDED, Reports
 from redis_queue.store.keys import MonitorKeys
 from tests.support.clock import Clock, when
 
@@ -82,7 +82,7 @@ def test_a_tree_has_the_runs_of_one_root(reports: Reports, runs: Runs) -> None:
 
 def test_a_report_has_a_limited_number_of_runs(reports: Reports, runs: Runs) -> None:
     reports.write(ended=[replace(RUN, id=str(number)) for number in range(100)])
-    assert len(runs.latest()) == MOST_ENDED
+    assert len(runs.latest()) == MAX_ENDED
 
 
 def test_runs_are_removed_after_two_days(reports: Reports, runs: Runs, clock: Clock, client: redis.Redis) -> None:
@@ -101,7 +101,7 @@ def test_at_most_20_000_tasks_are_kept(reports: Reports, runs: Runs, client: red
             pipe.zadd(KEYS.runs_order, {f"n{number}": 1})
             pipe.zadd(KEYS.trees, {f"root\0n{number}": 0})
         pipe.execute()
-    reports.write(ended=[replace(RUN, id=f"new{number}") for number in range(MOST_ENDED)])
+    reports.write(ended=[replace(RUN, id=f"new{number}") for number in range(MAX_ENDED)])
     sizes = client.hlen(KEYS.runs), client.zcard(KEYS.runs_order), client.zcard(KEYS.trees)
     assert max(sizes) <= 20_000
     assert len(set(sizes)) == 1

@@ -11,14 +11,14 @@ import pytest
 import redis
 
 from redis_queue.monitor.model import RunningTask, WorkerRow
-from redis_queue.monitor.monitor import MOST_WORKERS, Workers
+from redis_queue.monitor.monitor import MAX_WORKERS, Workers
 from redis_queue.monitor.rows import write_running, write_worker
 from redis_queue.store.chunks import chunks
 from redis_queue.store.keys import MonitorKeys
 from tests.support.clock import Clock, when
 from tests.support.servers import RedisServer
 
-MOST_SECONDS = 0.15
+MAX_SECONDS = 0.15
 EACH = 8
 WORKER = WorkerRow("", when(0), when(-60), host="host", queues=("mail",), busy=EACH)
 TASK = RunningTask("", "shop.mail", "mail", "", when(-30), "(1,)", "{}", 1, 0, "held", root="root", group="group")
@@ -30,7 +30,7 @@ def crowded() -> Iterator[redis.Redis]:
     """A server with the reports of as many workers as are read; all tasks have the same root and group."""
     keys = MonitorKeys("p")
     with RedisServer() as server, server.client(socket_timeout=60) as client:
-        for numbers in chunks(range(MOST_WORKERS)):
+        for numbers in chunks(range(MAX_WORKERS)):
             tasks = {f"w{number}": [replace(TASK, id=f"{number}-{part}") for part in range(EACH)] for number in numbers}
             client.hset(keys.workers, mapping={name: f"{SEEN_MS} {write_worker(WORKER)}" for name in tasks})
             client.hset(keys.running, mapping={name: write_running(rows) for name, rows in tasks.items()})
@@ -57,4 +57,4 @@ def test_a_running_task_is_found_quickly(
         start = time.process_time()
         assert look(workers) == expected
         took.append(time.process_time() - start)
-    assert statistics.median(took) < MOST_SECONDS
+    assert statistics.median(took) < MAX_SECONDS

@@ -11,7 +11,7 @@ import redis
 
 from redis_queue.monitor.model import Run, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.monitor import Workers
-from redis_queue.monitor.report import MOST_RUNNING, Reports
+from redis_queue.monitor.report import MAX_RUNNING, Reports
 from redis_queue.store.keys import MonitorKeys
 from tests.support.clock import Clock, when
 
@@ -103,9 +103,9 @@ def test_long_texts_are_cut_when_they_are_written(reports: Reports, workers: Wor
     long = "x" * 100_000
     reports.write(
         replace(ROW, host=long, queues=(long,) * 1000, pool=long, lists=(long,) * 1000),
-        [replace(TASK, args=long, kwargs=long, task=long)] * (MOST_RUNNING + 50),
+        [replace(TASK, args=long, kwargs=long, task=long)] * (MAX_RUNNING + 50),
     )
-    assert len(workers.running()) == MOST_RUNNING
+    assert len(workers.running()) == MAX_RUNNING
     assert len(client.hget(KEYS.workers, "one@host") or b"") < 200_000
     assert len(client.hget(KEYS.running, "one@host") or b"") < 200_000
 

@@ -12,7 +12,7 @@ from celery import Celery
 from redis_queue.monitor.model import Run, RunningTask, WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import AppAccess
-from redis_queue.operate.canvas import MOST_DEPTH, MOST_NODES, Canvas, canvas
+from redis_queue.operate.canvas import MAX_DEPTH, MAX_NODES, Canvas, canvas
 from redis_queue.operate.task_life import task_life
 
 PREFIX = "redis_queue"
@@ -88,7 +88,7 @@ def test_many_tasks_are_cut(access: AppAccess, client: redis.Redis) -> None:
     result(client, "root", [[[f"t{number}", None], None] for number in range(1000)])
     found = tree(access, "root")
     assert found is not None
-    assert (len(found.nodes), found.more) == (MOST_NODES, True)
+    assert (len(found.nodes), found.more) == (MAX_NODES, True)
 
 
 def test_a_long_chain_is_shown_flat_from_some_level_on(access: AppAccess, client: redis.Redis) -> None:
@@ -96,7 +96,7 @@ def test_a_long_chain_is_shown_flat_from_some_level_on(access: AppAccess, client
         result(client, f"t{number}", [[[f"t{number + 1}", None], None]])
     found = tree(access, "t0")
     assert found is not None
-    assert max(node.depth for node in found.nodes) == MOST_DEPTH
+    assert max(node.depth for node in found.nodes) == MAX_DEPTH
     assert len(found.nodes) == 61
 
 

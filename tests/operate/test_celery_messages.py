@@ -144,7 +144,7 @@ class TestLook:
     def test_the_search_for_an_action_reads_a_bounded_number_of_bytes(
         self, access: AppAccess, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("redis_queue.operate.listing.MOST_BYTES_TO_ACT", 8 * LOOK_BYTES)
+        monkeypatch.setattr("redis_queue.operate.listing.MAX_BYTES_TO_ACT", 8 * LOOK_BYTES)
         client.lpush("mail", *["x" * 60_000] * 600)
         messages = Messages(access, "mail", Conditions(task_part="never"))
         assert messages.gather(10_000, lambda found: found) == Selection([], True, messages.report)

@@ -89,7 +89,7 @@ class TestOnRedis:
         assert (row.kind, row.ready, row.in_flight, row.consumers, row.error) == ("celery", 50, 0, 0, "")
         assert row.oldest_age is not None
         assert 12 <= row.oldest_age < 60
-        assert row.is_unread
+        assert row.is_unconsumed
 
     def test_queues_of_the_configuration_routes_bindings_and_workers_are_known(
         self, make_app: Callable[..., Celery], client: redis.Redis
@@ -224,7 +224,7 @@ class TestWaitingForPlace:
                 "other": (1, 1, 0),
                 "plain": (1, 0, 1),
             }
-            assert rows["other"].is_unread
+            assert rows["other"].is_unconsumed
             assert demand(AppAccess(app), [("queue", "mail"), ("queue", "other")]).ready == 5
 
     def test_the_age_is_that_of_the_oldest(self, redis_server: RedisServer, client: redis.Redis) -> None:
@@ -379,4 +379,4 @@ def test_consumers_are_unknown_if_reports_cannot_be_read(make_app: Callable[...,
     client.lpush("mail", "x")
     client.set(MonitorKeys("redis_queue").workers, "something else")
     row = queues_of(make_app()).row("mail")
-    assert (row.ready, row.consumers, row.is_unread) == (1, None, False)
+    assert (row.ready, row.consumers, row.is_unconsumed) == (1, None, False)

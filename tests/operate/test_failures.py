@@ -136,7 +136,7 @@ def test_conditions(only: Conditions, matches: bool) -> None:
 
 
 def test_a_page_reads_a_limited_number(access: Access, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redis_queue.operate.listing.MOST_LOOKED_AT", 100)
+    monkeypatch.setattr("redis_queue.operate.listing.MAX_LOOKED_AT", 100)
     monkeypatch.setattr("redis_queue.operate.listing.CHUNK", 50)
     page = FailureList(access, Conditions(text="nothing")).page(None, 10)
     assert (page.items, page.looked, page.next is not None) == ([], 100, True)

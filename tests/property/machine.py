@@ -278,26 +278,26 @@ class Machine(RuleBasedStateMachine):
         return sorted(self.placed())
 
     def in_flight(self) -> bool:
-        """Tell whether anything is in flight."""
+        """Return whether anything is in flight."""
         return any(shard.in_flight for shard, _ in self.parts)
 
     def expired(self) -> bool:
-        """Tell whether a lease has ended; at times also without an ended lease."""
+        """Return whether a lease has ended; at times also without an ended lease."""
         now = self.clock.now
         return any(end <= now for shard, _ in self.parts for end in shard.in_flight.values()) or (
             self.in_flight() and self.seldom()
         )
 
     def room(self) -> bool:
-        """Tell whether an id is free; at times also if none is, so that one is stored again."""
+        """Return whether an id is free; at times also if none is, so that one is stored again."""
         return len(self.placed()) < len(self.alphabet) or self.seldom()
 
     def seldom(self) -> bool:
-        """Tell whether destructive rules may run now; if they always ran, little would be left to destroy."""
+        """Return whether destructive rules may run now; if they always ran, little would be left to destroy."""
         return self.calls % 3 == 0
 
     def at_times(self) -> bool:
-        """Tell whether to compare by the public reads as well; each takes a round trip."""
+        """Return whether to compare by the public reads as well; each takes a round trip."""
         return self.calls % 4 == 1
 
     def body(self) -> Any:

@@ -192,7 +192,7 @@ class ShardModel:
         return self.leases.get(id_, (0, None))[0]
 
     def holds(self, id_: str, number: int) -> bool:
-        """Tell whether claim *number* still holds the message."""
+        """Return whether claim *number* still holds the message."""
         return self.leases.get(id_, (0, None))[1] == number
 
     def ack(self, held: Sequence[Held]) -> list[bool]:

@@ -298,7 +298,7 @@ class DelayMachine(Machine):
         return Pushed(self.storable(self.known(name)), self.body(), delay, due)
 
     def readable(self, id_: str) -> bool:
-        """Tell whether a record can be read."""
+        """Return whether a record can be read."""
         return not self.model.shard(id_).flaw(id_)
 
     def due(self) -> list[str]:

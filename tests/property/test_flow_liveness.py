@@ -25,7 +25,7 @@ OF_BROKER: Final = {
 QUEUES: Final = ("a", "b")
 TASKS: Final = ("", "sync")
 START: Final = 1_700_000_000_000
-MOST_CALLS: Final = 300
+MAX_CALLS: Final = 300
 """Calls in which all that may start has started."""
 
 EXAMPLES: Final = 60 if profile() is PROFILES["default"] else 2000
@@ -96,12 +96,12 @@ class House:
 
     def settle_down(self) -> None:
         """Let all workers take until none gets more; then what may start must have started."""
-        for _ in range(MOST_CALLS):
+        for _ in range(MAX_CALLS):
             rounds = [self.take([queue], 20, []) for queue in sorted(self.present)]
             if not any(taken.messages or taken.left or taken.next_in <= 0.001 for taken in rounds):
                 break
         else:
-            pytest.fail(f"after {MOST_CALLS} calls of each worker, there is still more to take")
+            pytest.fail(f"after {MAX_CALLS} calls of each worker, there is still more to take")
         live = self.present - {flow.removeprefix("queue:") for flow in self.model.paused}
         assert not self.model.startable(live)
 

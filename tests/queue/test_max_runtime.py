@@ -16,7 +16,7 @@ from tests.support.clock import Clock
 from tests.support.wait import wait_until
 
 LEASE = 30.0
-LONGEST = 60.0
+MAX_RUNTIME = 60.0
 
 
 class Time:
@@ -55,7 +55,7 @@ def queue(client: redis.Redis, clock: Clock) -> RedisQueue:
 
 def run_batch(queue: RedisQueue, time: Time, handler: Callable[[Message], object]) -> Consumer:
     """Claim and handle one batch."""
-    consumer = time.consumer = Consumer(queue, handler, batch=20, max_runtime=LONGEST)
+    consumer = time.consumer = Consumer(queue, handler, batch=20, max_runtime=MAX_RUNTIME)
     consumer._handle(consumer._claim())
     return consumer
 
@@ -80,7 +80,7 @@ def test_a_hung_handler_also_releases_the_rest_of_its_batch(queue: RedisQueue, t
         seen.append(message.body)
         if message.body == 1:
             wait_until(lambda: queue.stats().acked == 1, description="the first one to be acked")
-            time.work(LONGEST + 2 * LEASE)
+            time.work(MAX_RUNTIME + 2 * LEASE)
             backs.append(queue.put_back())
 
     seen: list[int] = []
@@ -96,7 +96,7 @@ def test_a_hung_handler_also_releases_the_rest_of_its_batch(queue: RedisQueue, t
 def test_messages_not_put_back_are_handled_after_a_slow_handler(queue: RedisQueue, time: Time) -> None:
     def handle(message: Message) -> None:
         seen.append(message.body)
-        time.work(LONGEST + 2 * LEASE if message.body == 0 else 1)
+        time.work(MAX_RUNTIME + 2 * LEASE if message.body == 0 else 1)
 
     seen: list[int] = []
     queue.put_many(range(4))
@@ -134,7 +134,7 @@ def test_the_heartbeat_stops_only_for_messages_held_too_long(time: Time) -> None
         return Message(id_, None, {}, from_ms(0), 1, Lease(id_, from_ms(0)))
 
     leases = Leases()
-    heartbeat = Heartbeat(leases.extend, 1000, max_runtime=LONGEST)
+    heartbeat = Heartbeat(leases.extend, 1000, max_runtime=MAX_RUNTIME)
     heartbeat.add(message("old"))
     time.clock.forward(40)
     heartbeat.add(message("new"))

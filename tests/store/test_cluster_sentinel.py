@@ -183,7 +183,7 @@ class TestCluster:
 
 
 def is_primary(server: RedisServer) -> bool:
-    """Tell whether *server* runs and is a primary."""
+    """Return whether *server* runs and is a primary."""
     return server.answering and replication_of(server)["role"] == "master"
 
 

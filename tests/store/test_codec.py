@@ -77,7 +77,7 @@ def test_a_record_with_trailing_bytes_is_unreadable(body: Any, more: bytes) -> N
 
 
 def readable(record: bytes) -> bool:
-    """Tell whether *record* can be decoded; all errors but UnreadableError are raised."""
+    """Return whether *record* can be decoded; all errors but UnreadableError are raised."""
     try:
         found = CODEC.decode(record)
     except UnreadableError as error:

@@ -94,7 +94,7 @@ def timed(client: redis.Redis) -> DelayQueue:
 
 
 def only_in_quarantine(client: redis.Redis, keys: Keys, id_: str) -> bool:
-    """Tell whether *id_* is in no state but the quarantine."""
+    """Return whether *id_* is in no state but the quarantine."""
     places = (client.zscore(keys.waiting, id_), client.zscore(keys.in_flight, id_), client.zscore(keys.dead, id_))
     held = client.hget(keys.records, id_), client.hget(keys.leases, id_), client.lpos(keys.ready, id_)
     return not any(value is not None for value in (*places, *held))

@@ -32,7 +32,7 @@ from redis_queue.store.scripts import NumberedCalls, Scripts, load_scripts
 
 
 def is_redis_6(client: redis.Redis) -> bool:
-    """Tell whether the server of *client* is Redis 6."""
+    """Return whether the server of *client* is Redis 6."""
     return str(client.info("server")["redis_version"]).startswith("6.")
 
 
@@ -85,7 +85,7 @@ def dispatch(queue: RedisQueue, delayed: DelayQueue) -> None:
     Inspector(queue.client).catalog.known()
     row = DispatcherRow("me", datetime.now(timezone.utc), True, "1", 1, 0, "")
     delayed.dispatch_log.note(Dispatched(1, 0, Histogram.of([7])), dispatcher=row)
-    delayed.dispatch_log.note(Dispatched(), dispatcher=row, left=True)
+    delayed.dispatch_log.note(Dispatched(), dispatcher=row, leaving=True)
     delayed.moves.lead("me", 0)
     now = datetime.now(timezone.utc)
     reports = Reports(queue.client, "redis_queue")

@@ -18,7 +18,7 @@ from typing import Final
 
 from tests.support.services import shared
 
-MOST: Final = 10
+MAX_RERUNS: Final = 10
 """Do not run the failed tests again if there are more than this: so many failures are not random."""
 
 TESTS_FAILED: Final = 1
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
         cache = Path(directory)
         code = _pytest([*arguments, "-o", f"cache_dir={cache}"])
         failed = _failed(cache)
-        if code != TESTS_FAILED or not 0 < len(failed) <= MOST:
+        if code != TESTS_FAILED or not 0 < len(failed) <= MAX_RERUNS:
             return code
         _say(f"\n== {len(failed)} failed; once more, alone:")
         code = _pytest([*arguments, "-o", f"cache_dir={cache}", "-n", "0", "--last-failed"])

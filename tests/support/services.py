@@ -120,7 +120,7 @@ class RabbitServer(PrivateServer):
 
 
 def rabbitmq_answers(url: str) -> bool:
-    """Tell whether a RabbitMQ takes connections at *url*."""
+    """Return whether a RabbitMQ takes connections at *url*."""
     connect: Any = Connection  # kombu does not annotate it
     with connect(url, connect_timeout=3) as connection:
         try:
@@ -174,7 +174,7 @@ class PostgresServer(PrivateServer):
 
 
 def postgres_answers(url: str) -> bool:
-    """Tell whether a PostgreSQL takes connections at *url*."""
+    """Return whether a PostgreSQL takes connections at *url*."""
     try:
         psycopg.connect(url, connect_timeout=3).close()
     except psycopg.OperationalError:

@@ -13,7 +13,7 @@ import pytest
 from tests.support.binaries import server_binary
 from tests.support.parts import INSTALL_VARIABLE, PARTS, MissingPartError, install, report, require
 from tests.support.paths import ROOT
-from tests.support.rerun import FILE_VARIABLE, MOST
+from tests.support.rerun import FILE_VARIABLE, MAX_RERUNS
 from tests.support.services import PostgresServer
 
 TLS_TEST = ("tests/support/test_servers.py", "-k", "speaks_tls")
@@ -98,7 +98,7 @@ BROKEN = "def test_broken(): raise AssertionError('always')"
 HOPELESS = f"""
 import pytest
 
-@pytest.mark.parametrize("number", range({MOST + 1}))
+@pytest.mark.parametrize("number", range({MAX_RERUNS + 1}))
 def test_broken(number): raise AssertionError("always")
 """
 

@@ -18,7 +18,7 @@ from redis_queue.delay.model import Push
 from redis_queue.doctor.roles import ROLES
 from redis_queue.operate import listing
 from redis_queue.operate.access import AppAccess
-from redis_queue.operate.audit import MOST_SUBJECTS, Audit, AuditLine, Subject
+from redis_queue.operate.audit import MAX_SUBJECTS, Audit, AuditLine, Subject
 from redis_queue.store.scripts import load_scripts
 from redis_queue.web import actions, dashboard
 from tests.support.servers import RedisServer, client_options
@@ -258,7 +258,7 @@ class TestMatching:
         found = re.search(r"Cancel (\d+) entries\?", asked.text)
         assert found is not None
         assert 9 <= int(found[1]) <= 11
-        assert "and 1 more" in asked.text or int(found[1]) <= MOST_SUBJECTS
+        assert "and 1 more" in asked.text or int(found[1]) <= MAX_SUBJECTS
         writer.send(asked.confirmation)
         assert DelayQueue("scheduled", filled).count() == 65 - int(found[1])
 
@@ -282,7 +282,7 @@ class TestMatching:
     def test_a_form_is_limited_in_size(
         self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(actions, "MOST_FORM_BYTES", 300)
+        monkeypatch.setattr(actions, "MAX_FORM_BYTES", 300)
         asked = preview(writer, "/scheduled?task=shop.remind", "cancel", matching="1")
         count = len([name for name, _ in asked.confirmation.fields if name == "row"])
         assert 5 < count < 15
@@ -298,7 +298,7 @@ class TestMatching:
         assert (page.status, "made due." in page.text) == (200, True)
 
     def test_more_than_the_limit(self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(actions, "MOST_AT_ONCE", 20)
+        monkeypatch.setattr(actions, "MAX_AT_ONCE", 20)
         for left in (45, 25):
             asked = preview(writer, "/scheduled", "cancel", matching="1")
             assert "Cancel 20 entries?" in asked.text
@@ -307,8 +307,8 @@ class TestMatching:
             assert DelayQueue("scheduled", filled).count() == left
 
     def test_a_rare_one_among_many(self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(listing, "MOST_LOOKED_AT_TO_ACT", 30)
-        monkeypatch.setattr("redis_queue.operate.listing.MOST_LOOKED_AT", 30)
+        monkeypatch.setattr(listing, "MAX_LOOKED_AT_TO_ACT", 30)
+        monkeypatch.setattr("redis_queue.operate.listing.MAX_LOOKED_AT", 30)
         monkeypatch.setattr("redis_queue.operate.listing.CHUNK", 10)
         asked = preview(writer, "/scheduled?task=shop.nosuch", "cancel", matching="1")
         assert "No match among the first 30" in asked.text
@@ -401,7 +401,7 @@ class TestForms:
     def test_a_form_sent_concurrently_acts_once(
         self, writer: Browser, open_dashboard: Open, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(actions, "MOST_AT_ONCE", 10)
+        monkeypatch.setattr(actions, "MAX_AT_ONCE", 10)
         form = preview(writer, "/scheduled", "cancel", matching="1").confirmation
         cookie = writer.client.get_cookie("redis_queue_session")
         assert cookie is not None

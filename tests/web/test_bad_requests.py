@@ -40,7 +40,7 @@ def status(answer: bytes) -> int:
 
 
 def refused(answer: bytes, *codes: int) -> bool:
-    """Tell whether the request was refused; a client that is still sending may only see a closed connection."""
+    """Return whether the request was refused; a client that is still sending may only see a closed connection."""
     return not answer or status(answer) in codes
 
 

@@ -206,7 +206,7 @@ def test_without_a_dispatcher_pages_say_that_tasks_wait(open_dashboard: Open, fi
 
 
 def test_an_action_covers_what_fits(writer: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actions, "MOST_FORM_BYTES", 40)
+    monkeypatch.setattr(actions, "MAX_FORM_BYTES", 40)
     asked = preview(writer, "delete", matching="1")
     assert "There may be more matches. This action covers 1" in asked.text
 

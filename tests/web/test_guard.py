@@ -92,10 +92,10 @@ class TestUsers:
             options = {"environ_overrides": {"REMOTE_ADDR": address}}
             return browser.raw("/audit", auth=("ann", password), **options).status_code
 
-        assert [ask("wrong one") for _ in range(guard.MOST_WRONG)] == [401] * guard.MOST_WRONG
+        assert [ask("wrong one") for _ in range(guard.MAX_FAILED_LOGINS)] == [401] * guard.MAX_FAILED_LOGINS
         assert (ask("wrong one"), ask(USERS["ann"])) == (429, 429)
         assert ask(USERS["ann"], "10.0.0.2") == 200
-        now[0] += guard.WRONG_IN + 1
+        now[0] += guard.FAILED_LOGIN_WINDOW + 1
         assert ask(USERS["ann"]) == 200
 
     def test_an_ipv6_network_counts_as_one_address(self, open_dashboard: Open) -> None:
@@ -105,7 +105,7 @@ class TestUsers:
             options = {"environ_overrides": {"REMOTE_ADDR": address}}
             return browser.raw("/audit", auth=("ann", password), **options).status_code
 
-        for number in range(guard.MOST_WRONG):
+        for number in range(guard.MAX_FAILED_LOGINS):
             assert ask("wrong one", f"2001:db8:0:1:{number:x}::1") == 401
         assert ask(USERS["ann"], "2001:db8:0:1:ffff::1") == 429
         assert ask(USERS["ann"], "2001:db8:0:2::1") == 200
@@ -119,14 +119,14 @@ class TestUsers:
             return browser.raw("/audit", auth=(name, password), **options).status_code
 
         assert ask("ann", USERS["ann"], "10.0.0.1") == 200
-        codes = [ask("ann", "wrong one", f"10.1.0.{number}") for number in range(guard.MOST_WRONG_FOR_NAME + 5)]
-        assert codes == [401] * guard.MOST_WRONG_FOR_NAME + [429] * 5
+        codes = [ask("ann", "wrong one", f"10.1.0.{number}") for number in range(guard.MAX_FAILED_LOGINS_PER_NAME + 5)]
+        assert codes == [401] * guard.MAX_FAILED_LOGINS_PER_NAME + [429] * 5
         assert ask("ann", USERS["ann"], "10.0.0.1") == 200
         assert ask("ben", USERS["ben"], "10.1.0.1") == 200
 
     def test_a_user_does_not_lock_out_others_with_the_same_address(self, open_dashboard: Open) -> None:
         browser = open_dashboard(users={**USERS, "zoe": "another long one"})
-        for _ in range(guard.MOST_WRONG):
+        for _ in range(guard.MAX_FAILED_LOGINS):
             browser.raw("/audit", auth=("ann", "wrong one"))
         assert browser.raw("/audit", auth=("ann", USERS["ann"])).status_code == 429
         assert browser.raw("/audit", auth=("zoe", "another long one")).status_code == 200

@@ -71,12 +71,12 @@ def check(page: Page) -> None:
 
 
 def shown(text: str, page: Page) -> bool:
-    """Tell whether the page shows *text* as text."""
+    """Return whether the page shows *text* as text."""
     return text in "".join(page.pieces)
 
 
 def is_of(name: str, link: str) -> bool:
-    """Tell whether *link* is the page of the flow *name*."""
+    """Return whether *link* is the page of the flow *name*."""
     address = urlsplit(link)
     return address.path == "/flow" and parse_qs(address.query) == {"name": [name]}
 

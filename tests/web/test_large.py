@@ -56,15 +56,15 @@ def sent(client: redis.Redis) -> int:
         ("/scheduled", pages.LOOK_BYTES),
         ("/scheduled?limit=100&body=1", pages.LOOK_BYTES),
         ("/scheduled?id_prefix=waits-1", pages.LOOK_BYTES),
-        ("/scheduled?task=shop.nosuch", pages.MOST_BYTES),
+        ("/scheduled?task=shop.nosuch", pages.MAX_BYTES),
         ("/dead", pages.LOOK_BYTES),
         ("/dead?limit=100&body=1", pages.LOOK_BYTES),
-        ("/dead?task=shop.nosuch", pages.MOST_BYTES),
+        ("/dead?task=shop.nosuch", pages.MAX_BYTES),
         ("/queue?kind=delay&name=scheduled", 0),
         ("/queue?kind=queue&name=orders", queues.NEXT_BYTES),
         ("/forecast?span=hour", forecast.WINDOW_BYTES * 2),
         ("/entry?id=largest&body=1", 0),
-        ("/entry?id=waits-1&body=1", entries.MOST_BYTES),
+        ("/entry?id=waits-1&body=1", entries.MAX_BYTES),
     ],
 )
 def test_a_page_stays_within_its_limit(path: str, most: int, large: redis.Redis) -> None:
@@ -97,7 +97,7 @@ def test_a_search_continues_where_its_limit_ended(large: redis.Redis) -> None:
         unread += page.unread
         if page.next is None:
             break
-        assert page.spent == pages.MOST_BYTES
+        assert page.spent == pages.MAX_BYTES
         place = page.next
     assert found == [f"waits-{number}" for number in range(COUNT)]
     assert unread == 1

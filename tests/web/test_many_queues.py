@@ -10,12 +10,12 @@ import redis
 from prometheus_client import CollectorRegistry, generate_latest
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.catalog import MOST_ROWS
+from redis_queue.catalog import MAX_ROWS
 from redis_queue.delay.model import Push
-from redis_queue.operate.inspector import MOST_SHARDS, Inspector
+from redis_queue.operate.inspector import MAX_SHARDS, Inspector
 from redis_queue.operate.metrics import Collector
 from redis_queue.store.keys import Keys
-from redis_queue.store.registry import MOST_FIELDS
+from redis_queue.store.registry import MAX_FIELDS
 from redis_queue.web import dashboard
 from tests.support.web.browser import SCREENS, Browser
 from tests.support.web.contents import KEY
@@ -73,9 +73,9 @@ def test_queues_are_paged_and_searched(crowded: redis.Redis) -> None:
     page = browser.get("/queues")
     assert f"{NAMES + 2:,} queues." in page.text
     seen = [link for link in page.links if "/queue?" in link]
-    assert len(seen) == MOST_ROWS
+    assert len(seen) == MAX_ROWS
     following = browser.get(page.link("offset=50"))
-    assert len({*seen, *(link for link in following.links if "/queue?" in link)}) == 2 * MOST_ROWS
+    assert len({*seen, *(link for link in following.links if "/queue?" in link)}) == 2 * MAX_ROWS
     found = browser.get("/queues?name=zz-")
     assert [link for link in found.links if "/queue?" in link] == [
         "/queue?kind=delay&name=zz-last",
@@ -109,8 +109,8 @@ def test_rows_with_many_shards_are_not_counted(client: redis.Redis) -> None:
     before = processed(client)
     page = browser.get("/queues")
     # Nine commands for each shard.
-    assert processed(client) - before < 12 * MOST_SHARDS
-    assert page.text.count("not counted: 1,024 shards") == 20 - MOST_SHARDS // 1024
+    assert processed(client) - before < 12 * MAX_SHARDS
+    assert page.text.count("not counted: 1,024 shards") == 20 - MAX_SHARDS // 1024
     rows = {row.name: row for row in Inspector(client).queues()}
     assert (rows["orders"].ready, rows["zz"].delayed) == (1, 1)
     assert "not counted" not in browser.get("/queue?kind=delay&name=many-00019").text
@@ -159,9 +159,9 @@ def test_counts_take_few_round_trips(client: redis.Redis, monkeypatch: pytest.Mo
 
 
 def test_more_names_than_are_listed(client: redis.Redis) -> None:
-    register(client, MOST_FIELDS + 500)
+    register(client, MAX_FIELDS + 500)
     listing = Inspector(client).catalog.listing()
-    assert (len(listing.known), listing.total, listing.unseen) == (MOST_ROWS, MOST_FIELDS, 500)
+    assert (len(listing.known), listing.total, listing.unseen) == (MAX_ROWS, MAX_FIELDS, 500)
     page = Browser(dashboard(client, secret_key=KEY)).get("/queues")
     assert "500 more are not listed" in page.text
 

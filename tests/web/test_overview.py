@@ -16,7 +16,7 @@ from redis_queue.operate.inspector import Inspector
 from redis_queue.store.keys import MonitorKeys
 from redis_queue.web import context as health
 from redis_queue.web import dashboard
-from redis_queue.web.context import CHECK_EVERY, MOST_CHECKED, Health
+from redis_queue.web.context import CHECK_EVERY, MAX_CHECKED, Health
 from tests.support.wait import wait_until
 from tests.support.web.browser import Browser, Page
 from tests.support.web.contents import KEY
@@ -171,9 +171,9 @@ class TestHealth:
         assert "secret" not in found.failure
 
     def test_with_many_queues_only_the_doctor_checks(self, state: Health, checks: list[Any]) -> None:
-        assert state.checked(MOST_CHECKED + 1) is None
+        assert state.checked(MAX_CHECKED + 1) is None
         state.note([ERROR])
-        found = state.checked(MOST_CHECKED + 1)
+        found = state.checked(MAX_CHECKED + 1)
         assert found is not None
         assert found.worst == ERROR
 

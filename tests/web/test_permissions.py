@@ -16,7 +16,7 @@ from redis_queue.operate.actions.registry import PERMISSIONS
 from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import Keys
 from redis_queue.web import WebSettings, dashboard
-from redis_queue.web.guard import LOOKS
+from redis_queue.web.guard import READ_ONLY_FORMS
 from tests.support.paths import ROOT
 from tests.support.web.browser import SCREENS, Browser, Form, Page
 from tests.support.web.contents import Open, everything
@@ -143,7 +143,7 @@ def test_a_verb_needs_its_permission_and_no_other(offer: Offer, open_dashboard: 
 
 def test_every_form_that_can_be_sent_is_tested_above(app: Celery, open_dashboard: Open, contents: redis.Redis) -> None:
     made = dashboard(app, allow_write=True)
-    sent = set(LOOKS)
+    sent = set(READ_ONLY_FORMS)
     writer = open_dashboard(allow_write=True)
     adapter = made.url_map.bind("localhost")
     for offer in OFFERS:

@@ -26,14 +26,14 @@ MARK: Final = "flow-"
 """How the delivery tags of messages with a place in a flow begin."""
 
 RECENT: Final = 0.01
-"""Seconds: a worker takes messages ahead if each of its processes ended several in this time, and none of longer tasks:
-their places would be held in vain."""
+"""Seconds: a worker takes messages ahead only if each of its processes ended several in this time: longer
+tasks would hold places while they wait."""
 
 SHORT_TASKS: Final = 4
 """Tasks of one process that ended in RECENT seconds, from which on they are short."""
 
-MOST_AHEAD: Final = 500
-"""Most messages that a worker without a prefetch count takes ahead."""
+MAX_AHEAD: Final = 500
+"""Maximum number of messages that a worker without a prefetch count takes ahead."""
 
 SCAN: Final = 1000
 
@@ -51,7 +51,7 @@ def processes_of(consumer: Any) -> int:
 
 
 def has_place(tag: str) -> bool:
-    """Tell whether the message with this delivery tag has a place in a flow."""
+    """Return whether the message with this delivery tag has a place in a flow."""
     return tag.startswith(MARK)
 
 
@@ -224,7 +224,7 @@ class Admission:
         """
         processes = self.processes()
         recent = self.ends.recent()
-        window = max(processes, min(recent, most or MOST_AHEAD)) if recent >= SHORT_TASKS * processes else processes
+        window = max(processes, min(recent, most or MAX_AHEAD)) if recent >= SHORT_TASKS * processes else processes
         held = len(state.reserved_requests) + received
         return Capacity(free=processes - held, room=window - held, window=window)
 

@@ -74,7 +74,7 @@ class FlowPolicy(TaskOptions[Flow]):
         return part_of(app, cls, "flow_policy")
 
     def may_apply(self, task: str) -> bool:
-        """Tell whether calls of *task* may belong to a flow."""
+        """Return whether calls of *task* may belong to a flow."""
         return self._has_queues or self.of_task(task) is not None
 
     def check(self) -> None:

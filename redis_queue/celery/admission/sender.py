@@ -47,7 +47,7 @@ def check_admission(app: Celery) -> None:
 
 
 def uses_admission(app: Celery) -> bool:
-    """Tell whether *app* has flows or unique tasks, whose messages wait for admission."""
+    """Return whether *app* has flows or unique tasks, whose messages wait for admission."""
     return bool(FlowPolicy.of(app).all()) or bool(UniquePolicy.of(app).all())
 
 

@@ -15,7 +15,7 @@ from amqp.serialization import dumps
 from amqp.spec import Basic
 from kombu.exceptions import OperationalError
 
-from redis_queue.celery.brokers.base import Broker, Meanwhile, Settle, do_nothing, properties, reason_of
+from redis_queue.celery.brokers.base import Broker, Settle, WhileWaiting, do_nothing, properties, reason_of
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.task_entry import restore_types
 from redis_queue.errors import InvalidValueError
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from celery import Celery
 
 CONFIRM_WITHIN: Final = 10.0
-"""Most seconds without any confirm; a broker that is out of memory or disk sends none."""
+"""Maximum seconds without any confirm; a broker that is out of memory or disk sends none."""
 
 FRAME_OVERHEAD: Final = 20
 """Bytes of a header frame without its properties: frame header and end, class, weight and length of the body."""
 
 PIECE: Final = 16 * 1024
-"""Most bytes of a write, which has to end within the timeout of the socket; py-amqp writes each message by itself.
+"""Maximum bytes of a write, which has to end within the timeout of the socket; py-amqp writes each message by itself.
 
 RabbitMQ begins with the first piece while the next ones are made: larger ones let it wait longer.
 """
@@ -62,7 +62,7 @@ class AmqpBroker(Broker):
         self._confirming: Any = None
         self._exchanges: set[str] = {""}
 
-    def publish(self, envelopes: Sequence[Envelope], settle: Settle, meanwhile: Meanwhile = do_nothing) -> None:
+    def publish(self, envelopes: Sequence[Envelope], settle: Settle, while_waiting: WhileWaiting = do_nothing) -> None:
         """Publish all, then wait for all confirms.
 
         If a message makes the broker close the channel, the outcome of the messages around it is unknown: they are
@@ -79,7 +79,7 @@ class AmqpBroker(Broker):
         while batches:
             batch = [number for number in batches.pop(0) if number in open_numbers]
             try:
-                self._publish_batch(envelopes, batch, settle_once, meanwhile)
+                self._publish_batch(envelopes, batch, settle_once, while_waiting)
             except Exception as error:
                 if self.is_away(error):
                     raise
@@ -113,7 +113,7 @@ class AmqpBroker(Broker):
         self._exchanges -= {envelope.exchange} - {""}
 
     def _publish_batch(
-        self, envelopes: Sequence[Envelope], batch: Sequence[int], settle: Settle, meanwhile: Meanwhile
+        self, envelopes: Sequence[Envelope], batch: Sequence[int], settle: Settle, while_waiting: WhileWaiting
     ) -> None:
         self._settle, self._waiting, self._envelopes = settle, {}, envelopes
         self._ids = [_mark(envelope, number) for number, envelope in enumerate(envelopes)]
@@ -136,7 +136,7 @@ class AmqpBroker(Broker):
                 del piece[:PIECE]
         if piece:
             transport.write(piece)
-        meanwhile()
+        while_waiting()
         self._await_confirms()
 
     def _prepare(self, envelope: Envelope) -> str | None:

@@ -25,11 +25,11 @@ logger = logger_of(__name__)
 Settle = Callable[[int, str | None], None]
 """Takes the number of a message in its batch and why it was refused; None if the broker has taken it."""
 
-Meanwhile = Callable[[], None]
+WhileWaiting = Callable[[], None]
 """Called while the broker writes its confirms, before they are read."""
 
-MOST_DECLARED: Final = 10_000
-"""Most declarations that one connection remembers."""
+MAX_DECLARED: Final = 10_000
+"""Maximum number of declarations that one connection remembers."""
 
 
 def do_nothing() -> None:
@@ -63,7 +63,7 @@ class Broker:
         self._declared: set[str] = set()
         self._conflicting: set[str] = set()
 
-    def publish(self, envelopes: Sequence[Envelope], settle: Settle, meanwhile: Meanwhile = do_nothing) -> None:  # noqa: ARG002 - it waits for no confirms
+    def publish(self, envelopes: Sequence[Envelope], settle: Settle, while_waiting: WhileWaiting = do_nothing) -> None:  # noqa: ARG002 - it waits for no confirms
         """Publish in order, and call *settle* for each message as soon as the broker has taken or refused it.
 
         Raises kombu's OperationalError, or one of kombu's connection errors, if the broker is away: it may or may not
@@ -100,7 +100,7 @@ class Broker:
         for item, key in self._needs(envelope):
             if key not in self._declared:
                 self._declare(item, by_name=not envelope.exchange)
-                if len(self._declared) >= MOST_DECLARED:
+                if len(self._declared) >= MAX_DECLARED:
                     self._declared.clear()
                 self._declared.add(key)
 
@@ -153,7 +153,7 @@ class Broker:
         return reason_of(error)
 
     def is_away(self, error: Exception) -> bool:
-        """Tell whether *error* means that the broker cannot be reached, not that it refuses a message."""
+        """Return whether *error* means that the broker cannot be reached, not that it refuses a message."""
         # kombu counts KeyError among the connection errors of Redis; it comes from an unknown name in the message.
         kinds = (*self.connection.connection_errors, OperationalError, OSError)
         cause = error.__cause__ if isinstance(error, OperationalError) and error.__cause__ else error

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import redis
 
-from redis_queue.celery.brokers.base import Broker, Meanwhile, Settle, do_nothing
+from redis_queue.celery.brokers.base import Broker, Settle, WhileWaiting, do_nothing
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import ListNames
 from redis_queue.celery.message.envelope import Envelope
@@ -20,7 +20,7 @@ from redis_queue.model import Entry
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import PrefixKeys
-from redis_queue.store.redis_errors import refuses_for_now
+from redis_queue.store.redis_errors import is_temporary_refusal
 from redis_queue.store.scripts import Scripts
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class RedisBroker(Broker):
         self._lifetimes: dict[str, int] = {}
         self.shares_store = is_same_database(self._client, store, CelerySettings.of(app).prefix)
 
-    def publish(self, envelopes: Sequence[Envelope], settle: Settle, meanwhile: Meanwhile = do_nothing) -> None:  # noqa: ARG002 - it waits for no confirms
+    def publish(self, envelopes: Sequence[Envelope], settle: Settle, while_waiting: WhileWaiting = do_nothing) -> None:  # noqa: ARG002 - it waits for no confirms
         """Push messages that go to lists in one round trip, the others one by one."""
         pipe = self._client.pipeline(transaction=False)
         owners: list[int] = []
@@ -111,9 +111,9 @@ class RedisBroker(Broker):
             self._lifetimes[entity.name] = ttl
 
     def is_away(self, error: Exception) -> bool:
-        """Tell whether Redis cannot be reached or refuses all commands for now: *error* is not about a message."""
+        """Return whether Redis cannot be reached or refuses all commands for now: *error* is not about a message."""
         if isinstance(error.__cause__ or error, redis.ResponseError):
-            return refuses_for_now(error)
+            return is_temporary_refusal(error)
         return super().is_away(error)
 
     def _lifetime(self, envelope: Envelope, lists: Sequence[str]) -> tuple[int, list[str]]:
@@ -133,7 +133,7 @@ class RedisBroker(Broker):
 
 
 def is_same_database(broker: redis.Redis, store: Client, prefix: str) -> bool:
-    """Tell whether *store* and *broker* are one database, by a key that the store writes and the broker reads."""
+    """Return whether *store* and *broker* are one database, by a key that the store writes and the broker reads."""
     if not isinstance(store, redis.Redis):
         return False
     probe = PrefixKeys(prefix).probe(os.urandom(16).hex())

@@ -11,7 +11,7 @@ from celery.worker.control import Panel
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.waits import Background
 from redis_queue.celery.control.cancels import CANCELLED, CANCELS, as_collection, store_of, task_ids
-from redis_queue.celery.control.revokes import has_newer_call, obey
+from redis_queue.celery.control.revokes import discard_tasks, has_newer_call
 from redis_queue.celery.dispatch.loop import lists_stored_tasks
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.results import clear_revoked
@@ -24,7 +24,7 @@ PAGE: Final = 100
 """Stored tasks in one reply of ``inspect scheduled``, unless the caller asks for another number."""
 
 CLEARED: Final = 100
-"""Most tasks of one revoke whose states each worker checks."""
+"""Maximum number of tasks of one revoke whose states each worker checks."""
 
 
 _background: Final = Background()
@@ -54,12 +54,12 @@ def _cancel_too(name: str) -> Callable[[Any], Any]:
             # In the background: a slow store must not block the worker.
             if cancelled != store_of(stored):
                 _background.run(lambda: _try_call(lambda: CANCELS[name](stored, arguments)))
-                obey(task_ids(arguments.get("task_id")))
+                discard_tasks(task_ids(arguments.get("task_id")))
             elif "task_id" in kwargs:
                 # A newer call may have been stored before this broadcast arrived.
                 older = [id_ for id_ in as_collection(kwargs["task_id"]) if not has_newer_call(state.app, str(id_))]
                 kwargs = {**kwargs, "task_id": older}
-                obey(task_ids(older))
+                discard_tasks(task_ids(older))
                 _background.run(lambda: _try_call(lambda: _clear(stored, arguments)))
             return original(state, *args, **kwargs)
 

@@ -13,7 +13,7 @@ from celery.worker import state
 from redis_queue.basics.logs import logger_of
 from redis_queue.celery.message.headers import call_in
 from redis_queue.celery.stored_tasks import delayed_of
-from redis_queue.delay.entries import MOST_REVOKED, REMEMBERED
+from redis_queue.delay.entries import MAX_REVOKED, REMEMBERED
 from redis_queue.errors import RedisQueueError
 from redis_queue.store.ids import is_id
 
@@ -38,14 +38,14 @@ class RevokedIds(LimitedSet):  # type: ignore[misc]
         found: dict[str, float] = self.__dict__.setdefault("stored", {})
         return found
 
-    def obey(self, ids: Iterable[str]) -> None:
-        """Have *ids* for as long as the store remembers them."""
+    def add_stored(self, ids: Iterable[str]) -> None:
+        """Keep *ids* for as long as the store does."""
         now, stored = time.monotonic(), self._stored
         for id_ in ids:
             stored.pop(id_, None)
             stored[id_] = now + REMEMBERED / 1000
         # Oldest first.
-        while stored and (len(stored) > MOST_REVOKED or next(iter(stored.values())) < now):
+        while stored and (len(stored) > MAX_REVOKED or next(iter(stored.values())) < now):
             del stored[next(iter(stored))]
 
     def __contains__(self, key: Any) -> bool:
@@ -66,12 +66,12 @@ class RevokedIds(LimitedSet):  # type: ignore[misc]
         return LimitedSet, super().__reduce__()[1]
 
 
-def obey(ids: Iterable[str]) -> None:
-    """Let this worker discard the tasks *ids*, whatever else it hears."""
+def discard_tasks(ids: Iterable[str]) -> None:
+    """Make this worker discard the tasks *ids*."""
     if not isinstance(state.revoked, RevokedIds):
         # Not another set: modules of Celery have this one.
         state.revoked.__class__ = RevokedIds
-    state.revoked.obey(ids)
+    state.revoked.add_stored(ids)
 
 
 class RevokeStep(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -92,13 +92,13 @@ class RevokeStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if stored is None:
             return
         try:
-            obey(reversed(list(stored.queue.revokes.revoked_ids())))
+            discard_tasks(reversed(list(stored.queue.revokes.revoked_ids())))
         except RedisQueueError as error:
             logger.warning("cannot read the revoked ids: %s", error, extra={"action": "revokes_unknown"})
             consumer.timer.call_after(RETRY, self.start, (consumer,))
 
     def intake(self, handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return *handle*, before which the revoked id of each message that is newer than the revoke is forgotten."""
+        """Return *handle*, before which a message that is newer than the revoke of its id clears that id."""
 
         def on_message(message: Any) -> Any:
             headers = message.headers or {}
@@ -111,7 +111,7 @@ class RevokeStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def is_newer(app: Celery, task_id: str, headers: Mapping[str, Any]) -> bool:
-    """Tell whether the call in *headers* was stored after *task_id* was revoked; asks Redis.
+    """Return whether the call in *headers* was stored after *task_id* was revoked; asks Redis.
 
     False if unknown: then Celery's rule applies, and the call is discarded.
     """
@@ -127,6 +127,6 @@ def is_newer(app: Celery, task_id: str, headers: Mapping[str, Any]) -> bool:
 
 
 def has_newer_call(app: Celery, task_id: str) -> bool:
-    """Tell whether this worker holds a call of *task_id* that is newer than its revoke."""
+    """Return whether this worker holds a call of *task_id* that is newer than its revoke."""
     request = state.requests.get(task_id)
     return request is not None and is_newer(app, task_id, request.request_dict)

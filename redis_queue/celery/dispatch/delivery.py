@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
-from redis_queue.celery.brokers.base import Broker, Meanwhile, do_nothing
+from redis_queue.celery.brokers.base import Broker, WhileWaiting, do_nothing
 from redis_queue.celery.brokers.open import unavailable_if_away
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.message.entry import Content, envelope_of_entry
@@ -64,13 +64,13 @@ class Batch:
         broker: Broker,
         policy: DeliveryPolicy,
         *,
-        meanwhile: Meanwhile = do_nothing,
+        while_waiting: WhileWaiting = do_nothing,
     ) -> None:
         self._app = app
         self._queue = queue
         self._broker = broker
         self._policy = policy
-        self._meanwhile = meanwhile
+        self._while_waiting = while_waiting
         self._open: dict[str, Entry] = {}
         self._published: list[Entry] = []
 
@@ -155,7 +155,7 @@ class Batch:
 
     def _publish(self, part: Sequence[tuple[Entry, Envelope]]) -> None:
         envelopes = [envelope for _, envelope in part]
-        self._broker.publish(envelopes, lambda number, why: self._settle(part[number][0], why), self._meanwhile)
+        self._broker.publish(envelopes, lambda number, why: self._settle(part[number][0], why), self._while_waiting)
 
     def _settle(self, entry: Entry, why: str | None) -> None:
         if why is None:
@@ -175,6 +175,6 @@ class Batch:
 
 
 def _is_plain(entry: Entry) -> bool:
-    """Tell whether the list of an entry, and the element for it, are known without reading its message."""
+    """Return whether the list of an entry, and the element for it, are known without reading its message."""
     payload = entry.payload
     return entry.destination is not None and isinstance(payload, bytes) and payload.startswith(VERSION)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from kombu.exceptions import OperationalError
 
-from redis_queue.celery.brokers.base import Broker, Meanwhile, do_nothing
+from redis_queue.celery.brokers.base import Broker, WhileWaiting, do_nothing
 from redis_queue.celery.brokers.open import BrokerUnavailableError, open_broker
 from redis_queue.celery.dispatch.delivery import Batch
 from redis_queue.celery.dispatch.outcome import DispatchOutcome
@@ -64,10 +64,10 @@ class Dispatcher:
         total = done = Dispatched()
         stop_at = time.monotonic() + budget
         # Only a run that goes on can send a batch that was claimed ahead.
-        meanwhile = self._claims.claim_ahead if self._overdue.policy == "run" else do_nothing
+        while_waiting = self._claims.claim_ahead if self._overdue.policy == "run" else do_nothing
         try:
             while time.monotonic() < stop_at:
-                done = self._run_once(due=due, meanwhile=meanwhile)
+                done = self._run_once(due=due, while_waiting=while_waiting)
                 total += done
                 if not done.more and not self._claims.pending:
                     break
@@ -77,26 +77,26 @@ class Dispatcher:
 
     def run_once(self, *, due: bool = False) -> Dispatched:
         """Dispatch one batch; otherwise as :meth:`run`."""
-        return self._run_once(due=due, meanwhile=do_nothing)
+        return self._run_once(due=due, while_waiting=do_nothing)
 
-    def _run_once(self, *, due: bool, meanwhile: Meanwhile) -> Dispatched:
-        # A move tells when the next entry is due: then a look would be a second one.
+    def _run_once(self, *, due: bool, while_waiting: WhileWaiting) -> Dispatched:
+        # A move also returns when the next entry is due, so that a check before it would be redundant.
         if not self._claims.pending and not (due and self._broker.shares_store):
             next_in = self._queue.moves.due_in()
             if next_in > 0:
                 return Dispatched(next_in=next_in)
-        return self._broker.use(partial(self._dispatch, meanwhile))
+        return self._broker.use(partial(self._dispatch, while_waiting))
 
     def close(self) -> None:
         """Close the connection to the broker; the next run opens another one."""
         self._broker.close()
 
-    def _dispatch(self, meanwhile: Meanwhile, broker: Broker) -> Dispatched:
+    def _dispatch(self, while_waiting: WhileWaiting, broker: Broker) -> Dispatched:
         """Dispatch a batch; overdue entries as the setting ``redis_queue_overdue`` says."""
         policy, amount = self._overdue.policy, self._overdue.amount
         if policy == "skip":
             self._queue.moves.bury_overdue(amount, reason=f"overdue by more than {amount:g} s")
-        return self._spread(broker) if policy == "spread" else self._take(broker, self._batch, 0, meanwhile)
+        return self._spread(broker) if policy == "spread" else self._take(broker, self._batch, 0, while_waiting)
 
     def _spread(self, broker: Broker) -> Dispatched:
         done = last = self._take(broker, self._batch, FRESH)
@@ -110,25 +110,25 @@ class Dispatcher:
             done += replace(last, more=last.more and not spent)
         return replace(done, next_in=min(max(last.next_in, 0.1), FRESH))
 
-    def _take(self, broker: Broker, limit: int, within: float, meanwhile: Meanwhile = do_nothing) -> Dispatched:
+    def _take(self, broker: Broker, limit: int, within: float, while_waiting: WhileWaiting = do_nothing) -> Dispatched:
         """Move up to *limit* entries that fell due *within* some seconds (0: at any time), and whose lists are known.
 
         The others are delivered.
         """
         if not broker.shares_store:
-            return self._deliver(broker, limit, within, meanwhile)
+            return self._deliver(broker, limit, within, while_waiting)
         lists = broker.lists_of_queues()
         done = self._queue.moves.move(limit, within=within, phrases=PHRASES, lists=lists, passing=limit)
-        return done + self._deliver(broker, limit, within, meanwhile) if done.passed else done
+        return done + self._deliver(broker, limit, within, while_waiting) if done.passed else done
 
-    def _deliver(self, broker: Broker, limit: int, within: float, meanwhile: Meanwhile) -> Dispatched:
+    def _deliver(self, broker: Broker, limit: int, within: float, while_waiting: WhileWaiting) -> Dispatched:
         batch = self._claims.take(limit, within=within)
         if not batch.claim.entries:
             return Dispatched(next_in=0 if within else self._queue.moves.due_in())
         outcome = DispatchOutcome(self._queue, batch.claimed_at)
         # Half of the lease is left for a slow publish: after its end another dispatcher may hold the entries.
         until = batch.claimed_at + self._queue.settings.lease_ms / 2000
-        delivery = Batch(self._app, self._queue, broker, outcome, meanwhile=meanwhile)
+        delivery = Batch(self._app, self._queue, broker, outcome, while_waiting=while_waiting)
         delivery.send(batch.claim.entries, until=until, messages=batch.messages)
         return outcome.result(more=batch.claim.more)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logger_of(__name__)
 
 FOLLOWER: Final = 2.0
-"""Most intervals after which a loop that does not lead checks the leader, before a random addition."""
+"""Maximum intervals after which a loop that does not lead checks the leader, before a random addition."""
 
 BUDGET: Final = 0.5
 """Longest run in seconds. Between two runs, the loop renews its lease and checks whether it should stop."""
@@ -58,8 +58,8 @@ _own: Final[set[str]] = set()
 SOCKET_STEP: Final = 0.0015
 """Seconds before the end of a wait at which it stops reading the socket, whose timeouts are whole milliseconds."""
 
-LONGEST_STEP: Final = 0.25
-"""Most seconds of one read, so that a stop is seen."""
+MAX_STEP: Final = 0.25
+"""Maximum seconds of one read, so that a stop is seen."""
 
 
 class DispatchLoop:
@@ -181,7 +181,7 @@ class DispatchLoop:
 
 
 def lists_stored_tasks(app: Celery, queue: DelayQueue) -> bool:
-    """Tell whether this worker lists the tasks stored in *queue* for ``inspect scheduled``.
+    """Return whether this worker lists the tasks stored in *queue* for ``inspect scheduled``.
 
     The worker that leads does; if no worker leads, every worker does.
 
@@ -253,7 +253,7 @@ class LeaderLease:
     def take(self) -> Leadership:
         """Take the lease unless another dispatcher has it; replace a leader of this host whose process has ended.
 
-        That happens only on startup: two dispatchers that cannot see each other's processes would take turns for ever.
+        That happens only on startup: two dispatchers that cannot see each other's processes would take turns forever.
         """
         leadership = self._lead()
         is_first, self._is_first = self._is_first, False
@@ -283,7 +283,7 @@ def new_name(kind: str = "") -> str:
 
 
 def has_ended(name: str) -> bool:
-    """Tell whether *name* belongs to a process of this host that no longer exists.
+    """Return whether *name* belongs to a process of this host that no longer exists.
 
     Containers that share a host name but no processes may be wrong about each other.
     """
@@ -314,7 +314,7 @@ class WakeUps:
     def __init__(self, queue: DelayQueue, interval: float) -> None:
         self._queue = queue
         self._interval = interval
-        self._step = min(interval, LONGEST_STEP)
+        self._step = min(interval, MAX_STEP)
         self._pubsub: redis.client.PubSub | None = None
         self._pinged_at = 0.0
         self._answered = True

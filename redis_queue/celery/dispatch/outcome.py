@@ -135,16 +135,16 @@ class DispatchReport:
     def write(self, *, leads: bool, at_once: bool = False) -> None:
         """Write if it is time; with *at_once*, if there is anything to write."""
         if self.due_in() <= 0 or (at_once and self._unwritten != Dispatched()):
-            self._send(leads=leads, left=False)
+            self._send(leads=leads, leaving=False)
 
     def leave(self) -> None:
         """Write the rest, and remove this dispatcher from the list."""
-        self._send(leads=False, left=True)
+        self._send(leads=False, leaving=True)
 
-    def _send(self, *, leads: bool, left: bool) -> None:
+    def _send(self, *, leads: bool, leaving: bool) -> None:
         self._written_at = time.monotonic()
         try:
-            self._queue.dispatch_log.note(self._unwritten, dispatcher=self._row(leads=leads), left=left)
+            self._queue.dispatch_log.note(self._unwritten, dispatcher=self._row(leads=leads), leaving=leaving)
             self._unwritten = Dispatched()
             self._failing = False
         except RedisQueueError as error:

@@ -36,7 +36,7 @@ logger = logger_of(__name__)
 TURN: Final = 0.005
 """Seconds for which messages are handed on before the event loop gets a turn."""
 
-LOOKS: Final = 6
+CHECKS_PER_LEASE: Final = 6
 """Looks of an idle worker for messages per lease, at least."""
 
 
@@ -47,7 +47,7 @@ class ChannelLeases(Protocol):
     lease: float
     #: Fetches whose replies were lost with their connections.
     unread: list[PendingFetch]
-    #: Whether nothing calls the channels of the worker any more but the ends of its tasks.
+    #: Whether the event loop has ended, so that only ending tasks still call the channels.
     loop_has_ended: bool
     settlement: Settlement
     admission: Admission
@@ -116,7 +116,7 @@ class FetchingChannel(Channel):
                 self._fetch.leave()
         return found
 
-    def go_on(self) -> None:
+    def fetch_if_needed(self) -> None:
         """Ask for messages if there may be any and the worker has room for them; called before each poll."""
         with self._ended_by_errors():
             fetch = self._fetch or self._start_fetching()
@@ -144,7 +144,7 @@ class FetchingChannel(Channel):
             self.settle_now()
         if self._received:
             # A process is free for a message that waits; the event loop of a pool of threads does not see it.
-            self._poller.ring()
+            self._poller.wake()
         return True
 
     def settle(self) -> None:
@@ -154,7 +154,7 @@ class FetchingChannel(Channel):
             # Its place may be free for the next message of its flow.
             self._fetch.is_due = self._fetch.is_due or self.leases.settlement.has_places
             if self.active_queues and self.qos.can_consume():
-                self.go_on()
+                self.fetch_if_needed()
             self.flush()
 
     def settle_now(self) -> None:
@@ -179,8 +179,8 @@ class FetchingChannel(Channel):
                     self._put_back([message for message in self._received if self._flow_turns.waits(message)])
                 self._look_again(self._fetch)
 
-    def hand_on(self) -> bool:
-        """Hand messages on to the worker for one turn; tell whether there were any.
+    def deliver_received(self) -> bool:
+        """Hand messages on to the worker for one turn; return whether there were any.
 
         A solo pool runs the task of a message meanwhile. A task that may take longer than a turn begins one: what was
         done before is settled, and no fetched message waits on the socket, where its lease would not be renewed.
@@ -234,7 +234,7 @@ class FetchingChannel(Channel):
             client_of(self),
             self.leases.admission,
             self.global_keyprefix or "",
-            longest_look=self.leases.lease / LOOKS,
+            longest_look=self.leases.lease / CHECKS_PER_LEASE,
         )
         self._return_unread()
         self._poller.watch(self, fetch.commands.socket, self._read_replies)
@@ -281,7 +281,7 @@ class FetchingChannel(Channel):
         if fetch is not None:
             with self._ended_by_errors():
                 fetch.commands.read()
-        if not self.hand_on():
+        if not self.deliver_received():
             raise Empty
 
     def _read_wakeups(self) -> None:
@@ -300,14 +300,14 @@ class FetchingChannel(Channel):
         if self.leases.admission.competes:
             # More taken ahead would keep the processes from messages of flows, and these from others.
             if self._fills_up or capacity.is_worth_asking:
-                self._exchange(fetch, min(room, capacity.room), capacity)
+                self._request(fetch, min(room, capacity.room), capacity)
         elif room > 0 and (self._fills_up or not self._is_busy() or 2 * room >= self.qos.prefetch_count):
-            self._exchange(fetch, room, capacity)
+            self._request(fetch, room, capacity)
         elif room > 0:
             # More room may come: half a window is asked for at once, less with the next batch to settle.
             self._settle_by(time.monotonic() + DELAY)
 
-    def _exchange(self, fetch: Fetch, room: int, capacity: Capacity) -> None:
+    def _request(self, fetch: Fetch, room: int, capacity: Capacity) -> None:
         """Ask for up to *room* messages: from lists, and as many as *capacity* allows of flows."""
         queues = self._queue_cycle.consume(len(self.active_queues))
         if not queues or room <= 0:
@@ -322,7 +322,7 @@ class FetchingChannel(Channel):
         of_lists, of_flows = self._flow_turns.share(room, capacity, lists_had_messages=fetch.lists_had_messages)
         turns = not isinstance(self._queue_cycle, priority_cycle)
         request = ListRequest(lists=lists, queues=queues, limit=of_lists, turns=turns, on_reply=self._take_in)
-        fetch.exchange(request, self._flow_request(of_flows), before=self.leases.settlement.calls(fetch.commands))
+        fetch.send_requests(request, self._flow_request(of_flows), before=self.leases.settlement.calls(fetch.commands))
         # All that waited is settled with it.
         self.settles_at = math.inf
 
@@ -343,7 +343,7 @@ class FetchingChannel(Channel):
         return self.leases.admission.capacity(len(self._received), self.qos.prefetch_count)
 
     def _is_busy(self) -> bool:
-        """Tell whether the worker has messages that are not settled."""
+        """Return whether the worker has messages that are not settled."""
         qos = self.qos
         return bool(self._received) or len(qos._delivered) > len(qos._dirty)
 

@@ -32,17 +32,17 @@ INVALIDATED: Final = "__redis__:invalidate"
 RESP2: Final = 2
 """Protocol version in which a subscribed connection answers PING and receives no other pushes."""
 
-LOOK: Final = 0.9
-"""Most seconds between two looks of a worker in a short line: what a listener that died costs at most."""
+CHECK_INTERVAL: Final = 0.9
+"""Maximum seconds between two looks of a worker in a short line: what a listener that died costs at most."""
 
 SHORT_LINE: Final = 20
 """Workers in a short line. In longer ones each looks less often: together about 22 times a second."""
 
 LISTS_WITHIN: Final = 0.005
-"""Most seconds between two looks into lists that were empty, while there are messages of flows."""
+"""Maximum seconds between two checks of empty lists while messages of flows wait."""
 
-LONGEST_LOOK: Final = 10.0
-"""Most seconds between two looks of any idle worker, the listener among them."""
+MAX_LOOK: Final = 10.0
+"""Maximum seconds between two looks of any idle worker, the listener among them."""
 
 
 class MessageList(NamedTuple):
@@ -93,7 +93,7 @@ class Fetch:
         self._script, self._leave = load("broker/fetch"), load("broker/leave")
         self._admission = admission
         self._keys = BrokerKeys(prefix)
-        self._longest_look = min(LONGEST_LOOK, longest_look)
+        self._longest_look = min(MAX_LOOK, longest_look)
         self._channel = self._keys.wake_channel(os.urandom(8).hex())
         #: Whether there may be messages to fetch.
         self.is_due = True
@@ -125,7 +125,9 @@ class Fetch:
                 self.wakeups.call("SUBSCRIBE", channel)
             after_errors.pop_all()
 
-    def exchange(self, request: ListRequest, flow_request: FlowRequest | None, *, before: Sequence[AsyncCall]) -> None:
+    def send_requests(
+        self, request: ListRequest, flow_request: FlowRequest | None, *, before: Sequence[AsyncCall]
+    ) -> None:
         """Make the calls *before*, stop listening, and ask for messages, in one round trip.
 
         While messages of flows wait, lists that were empty a moment ago are not asked.
@@ -184,7 +186,7 @@ class Fetch:
         else:
             paused = {int(number) - 1 for number in flags.split()[1:]}
             open_lists = [row for number, row in enumerate(request.lists) if number not in paused]
-            look = partial(self._look_in, LOOK * max(1.0, idle / SHORT_LINE))
+            look = partial(self._look_in, CHECK_INTERVAL * max(1.0, idle / SHORT_LINE))
             self._when_idle = partial(self._listen, open_lists, request.queues) if listens else look
             if self.pending_flows is None:
                 self._rest()
@@ -272,7 +274,7 @@ class Fetch:
             wait()
 
     def _listen(self, lists: Sequence[MessageList], queues: Sequence[str]) -> None:
-        """Let Redis notify this worker when one of *lists*, or a message of a flow in one of *queues* may be taken."""
+        """Have Redis notify this worker when one of *lists* changes, or a flow message in *queues* may be taken."""
 
         def exists(reply: Any) -> None:
             if value_of(reply):

@@ -11,7 +11,7 @@ from redis_queue.celery.admission.admission import Admission, Capacity, has_plac
 from redis_queue.celery.fetch.message import Durations, FetchedMessage
 
 FREE_WITHIN: Final = 0.002
-"""Most seconds between an acknowledgement and the batch that frees its place in a flow."""
+"""Maximum seconds between an acknowledgement and the batch that frees its place in a flow."""
 
 GIVE_BACK: Final = 0.03
 """Seconds after which a message of a flow that waits for a process returns to the store, where other workers find it.
@@ -30,7 +30,7 @@ class FlowTurns:
     def __init__(self, admission: Admission, processes_left: Callable[[], int]) -> None:
         self._admission = admission
         self._processes_left = processes_left
-        #: Whether it is the turn of flows: their messages are handed on first, and are one more of an odd number.
+        #: Whether flows have the turn: their messages are delivered first, and are one more of an odd number.
         self.come_first = False
         #: When messages that still wait for a process return to the store, on the monotonic clock.
         self.returns_at = math.inf
@@ -48,19 +48,19 @@ class FlowTurns:
         return max(1, room - of_flows), of_flows
 
     def begin_wait(self) -> float:
-        """Note that messages of flows have arrived; return when those that still wait are to return."""
+        """Record that messages of flows have arrived; return when those that still wait must go back."""
         self.returns_at = time.monotonic() + GIVE_BACK
         return self.returns_at
 
     def wait_is_over(self) -> bool:
-        """Tell whether the messages that still wait are to return now; only once."""
+        """Return whether the messages that still wait must go back now; True only once."""
         if time.monotonic() < self.returns_at:
             return False
         self.returns_at = math.inf
         return True
 
     def waits(self, message: FetchedMessage) -> bool:
-        """Tell whether *message* waits for a process: Celery would keep it, and its place, behind a task."""
+        """Return whether to hold *message* back: Celery would keep it, and its place, behind a running task."""
         if not has_place(message.delivery_tag) or self._runs.of(message) < GIVE_BACK:
             return False
         return self._processes_left() <= 0

@@ -12,11 +12,11 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 
 NAMES: Final = 1000
-"""Most names of tasks whose durations are remembered."""
+"""Maximum number of names of tasks whose durations are remembered."""
 
 
 class FetchedMessage(virtual.Message):
-    """Message that is made when it is fetched; kombu makes it again when it is handed on, which returns the same."""
+    """Message that is made when it is fetched; when kombu makes it again for its delivery, it gets the same object."""
 
     #: The queue from which it was fetched.
     queue: str

@@ -25,7 +25,7 @@ class Reader(NamedTuple):
     read: Callable[[], None]
 
 
-class Alarm:
+class HubTimer:
     """Calls *function* at a time; on a hub, or when :meth:`check` is called."""
 
     def __init__(self, function: Callable[[], None]) -> None:
@@ -37,14 +37,14 @@ class Alarm:
         if at < self.at:
             self.at = at
             if hub is not None:
-                hub.call_later(max(0.0, at - time.monotonic()), self._ring, at)
+                hub.call_later(max(0.0, at - time.monotonic()), self._fire, at)
 
     def check(self) -> None:
         """Call the function if it is time."""
         if time.monotonic() >= self.at:
-            self._ring(self.at)
+            self._fire(self.at)
 
-    def _ring(self, at: float) -> None:
+    def _fire(self, at: float) -> None:
         # It may have been set to an earlier time since.
         if at == self.at:
             self.at = math.inf
@@ -62,12 +62,12 @@ class FetchingPoller(MultiChannelPoller):
         self._hub: Any = None
         self._readers: dict[int, Reader] = {}
         self._watched: dict[int, Any] = {}
-        self._settling, self._looking = Alarm(self._settle), Alarm(self._look)
+        self._settling, self._looking = HubTimer(self._settle), HubTimer(self._look)
         # Readable while something has to be done in the next turn of the event loop.
-        self._bell, self._button = socket.socketpair()
-        self._bell.setblocking(False)
-        self._button.setblocking(False)
-        self._rung = False
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
+        self._woken = False
 
     @property
     def fds(self) -> dict[int, Any]:
@@ -101,17 +101,17 @@ class FetchingPoller(MultiChannelPoller):
                 with contextlib.suppress(OSError, ValueError, KeyError):
                     self._unregister_from_poll(number)
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Let the next poll return at once."""
-        if not self._rung and self._button.fileno() >= 0:
-            self._rung = True
-            self._button.send(b"\0")
+        if not self._woken and self._wake_writer.fileno() >= 0:
+            self._woken = True
+            self._wake_writer.send(b"\0")
 
     def settle_at(self, at: float) -> None:
         """Settle at *at* (monotonic clock) at the latest; without a hub, in the next turn."""
         if self._hub is None:
             # The consumer may wait in another greenlet.
-            self.ring()
+            self.wake()
         elif at <= 0:
             self._settle(early=True)
         else:
@@ -138,11 +138,11 @@ class FetchingPoller(MultiChannelPoller):
 
     def on_poll_start(self) -> None:
         """Prepare for the next poll."""
-        if self._bell.fileno() < 0:
-            # kombu lets the pollers of lost connections tick on.
+        if self._wake_reader.fileno() < 0:
+            # kombu keeps calling the pollers of lost connections.
             return
-        if self._bell.fileno() not in self._readers:
-            self.watch(None, self._bell, self._answer)
+        if self._wake_reader.fileno() not in self._readers:
+            self.watch(None, self._wake_reader, self._answer)
         super().on_poll_start()
 
     def on_readable(self, fileno: int) -> Any:
@@ -172,26 +172,26 @@ class FetchingPoller(MultiChannelPoller):
         super().close()
         self._readers.clear()
         self._settling.at = self._looking.at = math.inf
-        self._bell.close()
-        self._button.close()
+        self._wake_reader.close()
+        self._wake_writer.close()
 
     def _register_BRPOP(self, channel: Any) -> None:  # noqa: N802 - the name in kombu
         if channel.fetches:
-            channel.go_on()
+            channel.fetch_if_needed()
         else:
             super()._register_BRPOP(channel)
         if channel.has_messages:
-            self.ring()
+            self.wake()
 
     def _answer(self) -> None:
         """Do what the bell was rung for."""
         with contextlib.suppress(BlockingIOError):
-            self._bell.recv(64)
-        # Afterwards: a thread that rings in between would have its byte read, and no other one would ring.
-        self._rung = False
+            self._wake_reader.recv(64)
+        # After the read: a byte sent in between would be read, and no thread would send another one.
+        self._woken = False
         if self._hub is None:
             self._settle()
-        handed = [channel.hand_on() for channel in tuple(self._channels)]
+        handed = [channel.deliver_received() for channel in tuple(self._channels)]
         if not any(handed):
             raise Empty
 

@@ -21,11 +21,11 @@ from redis_queue.store.scripts import BoundScript
 
 logger = logger_of(__name__)
 
-MOST_IN_BATCH: Final = 64
-"""Most messages in a batch: those that a killed worker may run again although their tasks had ended."""
+MAX_IN_BATCH: Final = 64
+"""Maximum number of messages in a batch: a killed worker may run as many finished tasks again."""
 
 DELAY: Final = 0.005
-"""Most seconds between an acknowledgement and its batch, while the worker's event loop runs."""
+"""Maximum seconds between an acknowledgement and its batch, while the worker's event loop runs."""
 
 
 class Settlement:
@@ -52,13 +52,13 @@ class Settlement:
         return len(self._waiting)
 
     def __contains__(self, tag: str) -> bool:
-        """Tell whether *tag* was added, and Redis has not confirmed that its record is removed."""
+        """Return whether *tag* was added, and Redis has not confirmed that its record is removed."""
         return tag in self._tags
 
     @property
     def due_at(self) -> float:
         """When the next batch has to be sent, on the monotonic clock; infinite if there is none."""
-        return 0.0 if len(self._waiting) >= MOST_IN_BATCH else self._since + DELAY
+        return 0.0 if len(self._waiting) >= MAX_IN_BATCH else self._since + DELAY
 
     def add(self, tag: str) -> None:
         """Settle *tag* with the next batch; no-op if it was added before."""
@@ -99,7 +99,7 @@ class Settlement:
 
         The reply is a list of the tags that had no record, or an exception.
         """
-        batch = [tag for tag in self._waiting if has_place(tag)][:MOST_IN_BATCH]
+        batch = [tag for tag in self._waiting if has_place(tag)][:MAX_IN_BATCH]
         if not batch:
             return batch, lambda _: None
         chosen = set(batch)
@@ -132,7 +132,7 @@ class Settlement:
     def _batches(self) -> list[list[str]]:
         waiting, self._waiting, self._since = self._waiting, [], math.inf
         kinds = [[tag for tag in waiting if has_place(tag) == frees] for frees in (True, False)]
-        return [tags[start : start + MOST_IN_BATCH] for tags in kinds for start in range(0, len(tags), MOST_IN_BATCH)]
+        return [tags[start : start + MAX_IN_BATCH] for tags in kinds for start in range(0, len(tags), MAX_IN_BATCH)]
 
     def _take(self, batch: list[str], reply: Any) -> None:
         if batch not in self._sent:

@@ -1,4 +1,4 @@
-"""Connections of kombu to a Redis: the client of a channel, and timeouts, without which kombu waits for ever."""
+"""Connections of kombu to a Redis: the client of a channel, and timeouts, without which kombu waits forever."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from redis.sentinel import SentinelConnectionPool, SentinelManagedSSLConnection
 
 from redis_queue.keeper.renewal import RedisOptions, bounded_timeout, socket_timeout
 
-LEAST: Final = 2.0
-"""Least timeout in seconds for a short lease: closing a connection waits for a BRPOP of one second."""
+MIN_TIMEOUT: Final = 2.0
+"""Minimum timeout in seconds for a short lease: closing a connection waits for a BRPOP of one second."""
 
 PROBES: Final = 3
 """Unanswered TCP keepalive probes after which the system closes a connection."""
@@ -62,7 +62,7 @@ def add_timeouts(connection: Any, lease: float) -> None:
     """
     if connection.get_transport_cls().driver_type != "redis":
         return
-    timeout = max(LEAST, socket_timeout(lease))
+    timeout = max(MIN_TIMEOUT, socket_timeout(lease))
     current: dict[str, Any] = connection.transport_options
     options = {
         "socket_timeout": timeout,

@@ -97,7 +97,7 @@ CLASS_ATTRIBUTES: Final[dict[Any, tuple[str, ...]]] = {
 
 
 def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
-    """Let *call* stand for the method *name* of one object of Celery or kombu; its first argument is that method."""
+    """Replace the method *name* of one Celery or kombu object by *call*; its first argument is the original."""
     setattr(owner, name, partial(call, getattr(owner, name)))
 
 

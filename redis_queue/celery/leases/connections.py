@@ -25,7 +25,7 @@ SWEEP_LIMIT: Final = "unacked_restore_limit"
 """Transport option: how many expired messages kombu restores per look; None for all, 0 for none."""
 
 
-LONG: Final = Channel.visibility_timeout
+DEFAULT_VISIBILITY_TIMEOUT: Final = Channel.visibility_timeout
 """Visibility timeout of kombu in seconds, unless an app sets it."""
 
 SAFE: Final = {
@@ -66,11 +66,12 @@ def low_visibility_timeout(app: Celery) -> tuple[str, str] | None:
         if not has_leases(app) or connection.transport.driver_type != "redis":
             return None
         timeout = visibility_timeout_of(connection.transport_options)
-    if timeout >= LONG:
+    if timeout >= DEFAULT_VISIBILITY_TIMEOUT:
         return None
     return (
         f"broker_transport_options['visibility_timeout']={timeout:g}: longer tasks of workers without leases run twice",
-        f"remove it, in any order (the default is {LONG:g}): leases have a time of their own, redis_queue_task_lease",
+        f"remove it, in any order (the default is {DEFAULT_VISIBILITY_TIMEOUT:g}): leases "
+        "have their own redis_queue_task_lease",
     )
 
 
@@ -98,7 +99,7 @@ def _prepared(app: Celery, connect: Callable[..., Any], *args: Any, **kwargs: An
 
 def visibility_timeout_of(options: Mapping[str, Any]) -> float:
     """Return the visibility timeout in the transport *options* of a Redis broker. Raises ConfigurationError."""
-    value = options.get("visibility_timeout", LONG)
+    value = options.get("visibility_timeout", DEFAULT_VISIBILITY_TIMEOUT)
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise ConfigurationError(
             f"broker_transport_options['visibility_timeout']={value!r}: must be a number of seconds > 0"

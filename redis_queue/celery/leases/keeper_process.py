@@ -18,36 +18,36 @@ from typing import IO, Any, Final, cast
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.waits import Backoff
 from redis_queue.errors import ConfigurationError
-from redis_queue.keeper.protocol import Board, RenewalTime
+from redis_queue.keeper.protocol import RenewalTime, SharedRenewalTime
 from redis_queue.keeper.renewal import RENEWALS
 
 logger = logger_of(__name__)
 
-MOST_UNWRITTEN: Final = 1 << 20
+MAX_UNWRITTEN: Final = 1 << 20
 """Bytes of lines, about ten thousand, that wait for a keeper that reads nothing, before it is replaced."""
 
 RESTART_AFTER: Final = 1.0
 """Seconds between the end of a keeper and the start of the next one; more if keepers die one after the other."""
 
-LONGEST_PAUSE: Final = 30.0
-"""Most seconds before a restart, and never more than between two renewals."""
+MAX_PAUSE: Final = 30.0
+"""Maximum seconds before a restart, and never more than between two renewals."""
 
 STALE: Final = 2 / RENEWALS
 """Share of a lease without a renewal after which a keeper is replaced."""
 
 STALE_AT_LEAST: Final = 10.0
-"""Least seconds without a renewal before that: on a busy machine a keeper may connect slowly."""
+"""Minimum seconds without a renewal before that: on a busy machine a keeper may connect slowly."""
 
-LOOKS: Final = 12
+CHECKS_PER_LEASE: Final = 12
 """Checks of the last renewal per lease."""
 
-LONGEST_LOOK: Final = 5.0
-"""Most seconds between two checks."""
+MAX_LOOK: Final = 5.0
+"""Maximum seconds between two checks."""
 
-GRACE: Final = 2.0
+EXIT_TIMEOUT: Final = 2.0
 """Seconds in which a keeper has to exit by itself."""
 
-START: Final = 60.0
+START_TIMEOUT: Final = 60.0
 """Seconds in which a keeper has to come up."""
 
 HeldLines = Callable[[RenewalTime], Iterable[bytes]]
@@ -66,16 +66,16 @@ class KeeperProcess:
         self._held_lines = held
         self._on_lost = on_lost
         self._file = _file_in_memory()
-        self._board = Board(self._file.fileno())
+        self._board = SharedRenewalTime(self._file.fileno())
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._unwritten = bytearray()
         # Bytes since the keeper last read any.
         self._unread = 0
-        longest = min(LONGEST_PAUSE, lease / RENEWALS)
+        longest = min(MAX_PAUSE, lease / RENEWALS)
         self._backoff = Backoff(first=RESTART_AFTER, cap=max(RESTART_AFTER, longest))
         self._stale = max(lease * STALE, STALE_AT_LEAST)
-        self._look = min(lease / LOOKS, LONGEST_LOOK)
+        self._look = min(lease / CHECKS_PER_LEASE, MAX_LOOK)
         self._first_ended = threading.Event()
         self._was_up = False
         self._is_up = False
@@ -98,7 +98,7 @@ class KeeperProcess:
         return self._is_up and process is not None and process.poll() is None
 
     def write(self, lines: bytes) -> bool:
-        """Write any number of *lines*, after those that did not fit before; tell whether all were written."""
+        """Write any number of *lines*, after those that did not fit before; return whether all were written."""
         with self._lock:
             return self._write(lines)
 
@@ -116,7 +116,7 @@ class KeeperProcess:
                 self._unread = 0
         except OSError:
             # The pipe is full, or the keeper has just died, which the thread that reads its events notices.
-            if self._unread > MOST_UNWRITTEN:
+            if self._unread > MAX_UNWRITTEN:
                 process.kill()
             return False
         return True
@@ -131,7 +131,7 @@ class KeeperProcess:
             self._file.close()
         if process is not None:
             try:
-                process.wait(GRACE)
+                process.wait(EXIT_TIMEOUT)
             except subprocess.TimeoutExpired:
                 process.kill()
 
@@ -141,10 +141,10 @@ class KeeperProcess:
         except OSError as error:
             self.close()
             raise ConfigurationError(f"cannot start {sys.executable} to renew leases: {error}") from error
-        if not self._first_ended.wait(START):
+        if not self._first_ended.wait(START_TIMEOUT):
             process.kill()
             # A child of the keeper may hold its output open for longer.
-            self._first_ended.wait(GRACE)
+            self._first_ended.wait(EXIT_TIMEOUT)
         if not self._was_up:
             self.close()
             raise ConfigurationError(
@@ -230,7 +230,7 @@ class KeeperProcess:
                 self._heard_at = now
             looked_at = now
             process, silent = self._process, now - max(self._heard_at, self.renewed.at)
-            if process is not None and silent > (self._stale if self._is_up else START):
+            if process is not None and silent > (self._stale if self._is_up else START_TIMEOUT):
                 logger.warning(
                     "the process that renews leases has renewed nothing for %.0f s and is replaced",
                     silent,

@@ -23,7 +23,7 @@ from redis_queue.errors import ConfigurationError, RedisQueueError
 from redis_queue.keeper.protocol import RenewalTime, pack, write_line
 from redis_queue.keeper.renewal import LeaseIndex, Renewer
 from redis_queue.store.keys import BrokerKeys
-from redis_queue.store.redis_errors import RedisErrors, refuses_for_now
+from redis_queue.store.redis_errors import RedisErrors, is_temporary_refusal
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -92,7 +92,7 @@ class WorkerLeases:
         self.settlement = Settlement(self.admission.keys, self.release)
         #: Fetches whose replies were lost with their connections.
         self.unread: list[PendingFetch] = []
-        #: Whether nothing calls the channels of the worker any more but the ends of its tasks.
+        #: Whether the event loop has ended, so that only ending tasks still call the channels.
         self.loop_has_ended = False
         # Tags whose records this worker removes at this moment.
         self._in_removal: set[str] = set()
@@ -135,7 +135,7 @@ class WorkerLeases:
             self._in_removal.difference_update(tags)
 
     def holds(self, tag: str) -> bool:
-        """Tell whether this worker holds *tag*, as far as it knows."""
+        """Return whether this worker holds *tag*, as far as it knows."""
         held = self._held.get(tag)
         return held is not None and not held.lost
 
@@ -145,7 +145,7 @@ class WorkerLeases:
         return self._keeper.is_up
 
     def is_ours(self, tag: str) -> bool:
-        """Tell whether this worker still has the lease of *tag*; if in doubt, ask Redis and renew it.
+        """Return whether this worker still has the lease of *tag*; if in doubt, ask Redis and renew it.
 
         A Redis that is full or cannot save cannot have given the message to another worker. Raises the errors of
         redis-py, which kombu and Celery handle.
@@ -191,7 +191,7 @@ class WorkerLeases:
         try:
             yield
         except (redis.ConnectionError, redis.TimeoutError, redis.ResponseError, OSError) as error:
-            if isinstance(error, redis.ResponseError) and not refuses_for_now(error):
+            if isinstance(error, redis.ResponseError) and not is_temporary_refusal(error):
                 raise
             self.settlement.add(tag)
 

@@ -44,11 +44,11 @@ REMEMBER: Final = 7 * 86400
 PROCESS: Final = os.urandom(8).hex()
 """Name of this worker process; children of its pool are forked and have the same."""
 
-MOST_HOST: Final = 255
-"""Most characters of a host name, as in DNS."""
+MAX_HOST: Final = 255
+"""Maximum characters of a host name, as in DNS."""
 
 SPARE_WITHIN: Final = 2.0
-"""Most seconds for which a worker that was told to stop waits for Redis before it goes on to stop."""
+"""Maximum seconds for which a worker that was told to stop waits for Redis before it goes on to stop."""
 
 task_poisoned: Final = Signal(name="task_poisoned", providing_args={"task_id", "deliveries", "exception"})
 """Sent by a worker that makes a task a dead letter; the sender is the task. ``task_failure`` is sent as well."""
@@ -215,7 +215,7 @@ class DeliveryLimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
         return True
 
     def start(self, consumer: Any) -> None:  # noqa: ARG002 - what Celery calls
-        """Let the starts of tasks not count that Celery has cancelled, since their connection was lost."""
+        """Do not count starts of tasks that Celery cancelled because their connection was lost."""
         cancelled, self._cancelled = self._cancelled, []
         if cancelled:
             self._spare(cancelled)
@@ -230,7 +230,7 @@ class DeliveryLimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
         return stop()
 
     def told_to_stop(self, **_: Any) -> None:
-        """Let the starts of the tasks that the worker runs not count; no-op if it was called before."""
+        """Do not count the starts of running tasks; no-op after the first call."""
         # A signal handler must not wait for a silent Redis, and a handler of gevent for nothing.
         done = threading.Lock()
         done.acquire()
@@ -253,7 +253,7 @@ class DeliveryLimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def _is_own(row: bytes) -> bool:
-    """Tell whether this worker, or a child of it, has recorded the start."""
+    """Return whether this worker, or a child of it, has recorded the start."""
     try:
         return bool(read_document(row)["by"] == PROCESS)
     except (ValueError, TypeError, KeyError):
@@ -265,7 +265,7 @@ def _read_start(row: bytes | str) -> dict[str, Any]:
     try:
         found = read_document(row)
         at = min(max(0.0, float(found["at"])), END_OF_CALENDAR_MS / 1000)
-        return {"host": str(found["host"])[:MOST_HOST], "at": at}
+        return {"host": str(found["host"])[:MAX_HOST], "at": at}
     except (ValueError, TypeError, KeyError, OverflowError):
         return {"host": "an unknown host", "at": 0.0}
 

@@ -28,11 +28,11 @@ from redis_queue.store.redis_errors import as_unavailable
 
 logger = logger_of(__name__)
 
-SWEEPS: Final = 6
+SWEEPS_PER_LEASE: Final = 6
 """Sweeps for expired messages per lease, at least; those of kombu are 100 s apart."""
 
-SWEEP: Final = 60.0
-"""Most seconds between two sweeps."""
+MAX_SWEEP_INTERVAL: Final = 60.0
+"""Maximum seconds between two sweeps."""
 
 
 class LeasedQoS(QoS):
@@ -202,7 +202,7 @@ class LeasedQoS(QoS):
         longer than the visibility timeout.
         """
         now = time.monotonic()
-        if now - self._swept_at >= min(SWEEP, self.leases.lease / SWEEPS):
+        if now - self._swept_at >= min(MAX_SWEEP_INTERVAL, self.leases.lease / SWEEPS_PER_LEASE):
             self._swept_at = now
             try:
                 self._sweep(num)

@@ -34,7 +34,7 @@ from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import StoreError
 from redis_queue.store.keys import FlowKeys
-from redis_queue.store.redis_errors import as_unavailable, refuses_for_now
+from redis_queue.store.redis_errors import as_unavailable, is_temporary_refusal
 from redis_queue.store.scripts import Scripts
 
 logger = logger_of(__name__)
@@ -45,7 +45,7 @@ lease_lost: Final = Signal(name="lease_lost", providing_args={"task_id", "delive
 QUIET: Final = 10.0
 """Seconds without a refusal after which the pauses begin with the shortest again."""
 
-STEP: Final = 0.2
+STOP_CHECK_INTERVAL: Final = 0.2
 """Seconds between two looks whether the worker has been told to stop."""
 
 CHATTER: Final = ("connection", "consumer", "mingle")
@@ -88,18 +88,18 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         return (self.store_leases if isinstance(tag, str) and has_place(tag) else None) or self.leases
 
     def is_ours(self, tag: Any) -> bool:
-        """Tell whether the worker still has the lease of the message with this delivery tag, or it needs none."""
+        """Return whether the worker still has the lease of the message with this delivery tag, or it needs none."""
         leases = self.of(tag)
         return leases is None or leases.is_ours(tag)
 
     def may_be_ours(self, tag: Any) -> bool:
-        """Tell whether :meth:`is_ours`, or the broker is away, so that nobody knows."""
+        """Return whether :meth:`is_ours`, or the broker is away, so that nobody knows."""
         try:
             return self.is_ours(tag)
         except (*self._consumer.connection_errors, *self._consumer.channel_errors):
             return True
 
-    def tell_loss(self, tag: str, after: float) -> None:
+    def report_loss(self, tag: str, after: float) -> None:
         """Tell that the lease of the message with this delivery tag was lost *after* some seconds."""
         found = (request for request in tuple(state.reserved_requests) if request.message.delivery_tag == tag)
         request = next(found, None)
@@ -163,7 +163,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
             logger.info("the broker is not Redis: it needs no leases", extra={"action": "leases_not_needed"})
             return
         if self.leases is None:
-            self.leases = WorkerLeases(connection, self.tell_loss, self._admission(connection))
+            self.leases = WorkerLeases(connection, self.report_loss, self._admission(connection))
         lease_channels(connection.transport, self.leases, fetching=self._fetching)
         consumer = self._consumer
         if self._fetching and consumer.hub is not None:
@@ -252,7 +252,7 @@ class BrokerRefusesError(ConnectionError):
 
 
 class Refusals:
-    """Lets Celery connect again, after growing pauses, when the broker refuses what *consumer* does or starts with.
+    """Makes Celery connect again, after growing pauses, when the broker refuses commands, also at startup.
 
     Tasks run on meanwhile, and are settled on the next connection.
     """
@@ -298,7 +298,7 @@ class Refusals:
         stops = (bootsteps.CLOSE, bootsteps.TERMINATE)
         while (left := self._next_at - time.monotonic()) > 0 and self._consumer.blueprint.state not in stops:
             maybe_shutdown()
-            time.sleep(min(left, STEP))
+            time.sleep(min(left, STOP_CHECK_INTERVAL))
 
     def _end_outage(self, on_ready: Callable[[], Any]) -> Any:
         self._ready_at = time.monotonic()
@@ -306,9 +306,9 @@ class Refusals:
         return on_ready()
 
     def _is_news(self, record: logging.LogRecord) -> bool:
-        """Tell whether *record* says more than the one line about the outage."""
+        """Return whether *record* says more than the one line about the outage."""
         args = record.args if isinstance(record.args, tuple) else ()
-        told = self._outage.lasts and record.levelno <= logging.INFO
+        told = self._outage.ongoing and record.levelno <= logging.INFO
         return not told and not any(isinstance(value, BrokerRefusesError) for value in args)
 
 
@@ -322,7 +322,7 @@ def _ensure_connection(
     ensure: Callable[..., Any], on_error: Callable[..., Any] | None = None, *args: Any, **kwargs: Any
 ) -> Any:
     def check(error: Exception, interval: float) -> None:
-        if refuses_for_now(error):
+        if is_temporary_refusal(error):
             raise error
         if on_error is not None:
             on_error(error, interval)

@@ -15,13 +15,13 @@ from redis_queue.celery.message.headers import FLOW, OWN
 from redis_queue.errors import InvalidValueError
 from redis_queue.store.codec import read_document
 
-MOST_RETRIES: Final = 2**31
+MAX_RETRIES: Final = 2**31
 
 MAX_REPR: Final = 1024
-"""Most characters of the text of new arguments, as Celery cuts it."""
+"""Maximum characters of the text of new arguments, as Celery cuts it."""
 
 MAX_TIME: Final = 64
-"""Most characters of a time."""
+"""Maximum characters of a time."""
 
 _BODY: Final = 3
 """Parts of a body of protocol 2: args, kwargs, and callbacks."""
@@ -49,9 +49,9 @@ def retries_of(envelope: Envelope) -> int:
 
 
 def retries_in(call: Mapping[str, Any]) -> int:
-    """Return the number of retries that headers, or a body of protocol 1, tell; 0 if they tell none."""
+    """Return the number of retries in headers, or in a body of protocol 1; 0 if it is absent."""
     found = call.get("retries")
-    return found if isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= MOST_RETRIES else 0
+    return found if isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= MAX_RETRIES else 0
 
 
 def with_eta(envelope: Envelope, due_at: datetime) -> Envelope:

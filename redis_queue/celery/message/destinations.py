@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from redis_queue.celery.message.envelope import Envelope
 
-MOST_SEEN: Final = 200
-"""Most queues outside the configuration that are remembered as allowed."""
+MAX_SEEN: Final = 200
+"""Maximum number of queues outside the configuration that are remembered as allowed."""
 
 _INTERNAL: Final = re.compile(
     r"_kombu\..*|unacked.*|celery-task(?:set)?-meta-.*|chord-unlock-.*|(?:.*\.)?pidbox|celeryev(?:\..*)?"
@@ -78,7 +78,7 @@ class Destinations:
         if self.own(name) is not None or name in self._seen:
             return
         self._check(name, "queue")
-        if len(self._seen) < MOST_SEEN:
+        if len(self._seen) < MAX_SEEN:
             self._seen[name] = None
 
     def check_exchange(self, name: str) -> None:
@@ -118,7 +118,7 @@ class Destinations:
         return self._app.amqp.Queues(self._app.conf.task_queues or (), create_missing=True)[name]
 
     def may_declare(self, entity: Any) -> bool:
-        """Tell whether a message may declare *entity* with its bindings: the setting names it and its exchanges."""
+        """Return whether a message may declare *entity* with its bindings: the setting names it and its exchanges."""
         return all(self._is_named(name) for name in {entity.name, *exchanges_of(entity)})
 
     def _check(self, name: str, kind: str) -> None:

@@ -174,7 +174,7 @@ def _plain(value: Any) -> Any:
 
 
 def _writes_types(app: Celery | None, call: TaskCall) -> bool:
-    """Tell whether workers get UUIDs and the like back as such; True unless another serializer is known."""
+    """Return whether workers get UUIDs and the like back as such; True unless another serializer is known."""
     if app is None:
         return True
     serializer = call.options.get("serializer") or getattr(app.tasks.get(call.task), "serializer", None)

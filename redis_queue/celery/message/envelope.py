@@ -30,13 +30,13 @@ _PUBLISHED: Final = ("correlation_id", "reply_to", "delivery_mode", "priority", 
 """Properties that a publisher sets."""
 
 MAX_MESSAGE_NAME: Final = 1000
-"""Most characters of a task name, id, queue or exchange."""
+"""Maximum characters of a task name, id, queue or exchange."""
 
 MAX_DECLARE: Final = 100
-"""Most queues and exchanges that one message may declare."""
+"""Maximum number of queues and exchanges that one message may declare."""
 
 MAX_PRIORITY: Final = 2**31 - 1
-"""Greatest absolute value of a priority. Brokers support fewer, and each treats the rest in its own way."""
+"""Maximum absolute value of a priority. Brokers support fewer, and each treats the rest in its own way."""
 
 _OF_THE_PUBLISH: Final = frozenset(inspect.signature(Producer.publish).parameters) - {"priority", "delivery_mode"}
 """Names that a property must not have: kombu would treat them as options of the publish."""
@@ -103,12 +103,12 @@ _ESCAPED = re.compile(r"\\u00[2-7]")
 MIN_ID: Final = 8
 """Longest id that is not replaced: one as short as this could occur anywhere in a message."""
 
-MOST_IDS: Final = 100
-MOST_PHRASES: Final = 10
-"""Most times that the id, and each phrase, is replaced in a message, so that unpacking cannot grow it without limit."""
+MAX_IDS: Final = 100
+MAX_PHRASES: Final = 10
+"""Maximum number of times that the id, and each phrase, is replaced in a message: unpacking cannot grow it further."""
 
-MOST_CODES: Final = 500
-"""Most replacements in one message, all together; a script contains the same number."""
+MAX_CODES: Final = 500
+"""Maximum number of replacements in one message, all together; a script contains the same number."""
 
 _ASCII: Final = bytes(range(128))
 
@@ -340,13 +340,13 @@ def pack(element: str, task_id: str = "") -> bytes:
     # Only the tag at the end is replaced: a body may hold the same character, which has to stay as it is.
     text = element.removesuffix('"}}') + TAG + '"}}'
     if len(task_id) > MIN_ID and _is_plain(task_id):
-        text = text.replace(task_id, _ID, MOST_IDS)
+        text = text.replace(task_id, _ID, MAX_IDS)
     replaced: set[str] = set()
     for phrase, code in _CODES:
         # Each search reads the whole message.
         if phrase in replaced:
             continue
-        shorter = text.replace(phrase, code, MOST_PHRASES)
+        shorter = text.replace(phrase, code, MAX_PHRASES)
         if shorter != text:
             text = shorter
             replaced |= _PARTS[phrase]
@@ -362,8 +362,8 @@ def expand(data: bytes, entry_id: str) -> str:
     if not data.startswith(VERSION):
         kind = UnknownVersionError if data[:1] and data[0] < ord(" ") else InvalidValueError
         raise kind(f"stored message begins with {data[:1]!r}: expected {VERSION!r}, the form that this version reads")
-    if len(data) > MOST_CODES and len(data.translate(None, _ASCII)) > MOST_CODES:
-        raise InvalidValueError(f"stored message has more than {MOST_CODES} replaced phrases")
+    if len(data) > MAX_CODES and len(data.translate(None, _ASCII)) > MAX_CODES:
+        raise InvalidValueError(f"stored message has more than {MAX_CODES} replaced phrases")
     parts = _PACKED.split(data[1:].decode("latin-1"))
     try:
         # Every other part is a phrase: a substitution with a function takes twice as long.
@@ -382,11 +382,11 @@ def element_of(data: bytes, entry_id: str) -> str:
 
 
 def needs_reading(element: str) -> bool:
-    """Tell whether *element* may contain values of kombu's own types, from which a worker makes numbers of any size."""
+    """Return whether *element* may contain values of kombu's own types, of which a worker makes numbers of any size."""
     # JSON encoders do not escape letters, so an escaped one may hide "__type__".
     return '"__type__"' in element or (r"\u00" in element and _ESCAPED.search(element) is not None)
 
 
 def _is_plain(id: str) -> bool:
-    """Tell whether JSON writes *id* as it is."""
+    """Return whether JSON writes *id* as it is."""
     return len(id) <= MAX_ID and id.isascii() and id.isprintable() and '"' not in id and "\\" not in id

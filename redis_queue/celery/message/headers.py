@@ -1,4 +1,4 @@
-"""The headers of ours in a message: its call and attempt, its flow and unique key, and the trace of its schedule."""
+"""Our headers in a message: its call and attempt, its flow and unique key, and the trace of its schedule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from redis_queue.admission.flows import OF_QUEUE
 from redis_queue.admission.owners import field_of
-from redis_queue.admission.unique_rules import END, LONGEST, START, TIME
+from redis_queue.admission.unique_rules import END, MAX_TTL_MS, START, TIME
 from redis_queue.basics.key_template import check_key
 from redis_queue.basics.times import MAX_DELAY_MS
 from redis_queue.errors import InvalidValueError
@@ -81,11 +81,11 @@ class Attempt:
         return "" if self.first else self.call
 
     def is_in(self, payload: Any) -> bool:
-        """Tell whether an entry with *payload* holds an attempt of the same call: a later one replaces it."""
+        """Return whether an entry with *payload* holds an attempt of the same call: a later one replaces it."""
         return bool(self.mark) and isinstance(payload, bytes) and self.mark.encode() in payload
 
     def waits_in(self, item: Item | None) -> bool:
-        """Tell whether *item* is a waiting attempt of the same call."""
+        """Return whether *item* is a waiting attempt of the same call."""
         return item is not None and item.state == "delayed" and self.is_in(item.body)
 
     def ids(self, task_id: str) -> Iterator[str]:
@@ -143,7 +143,7 @@ def without_copied_headers(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_redelivered(delivery_info: Any) -> bool:
-    """Tell whether the broker marks the message as redelivered."""
+    """Return whether the broker marks the message as redelivered."""
     return bool((delivery_info or {}).get("redelivered"))
 
 
@@ -170,7 +170,7 @@ class UniqueHeader:
         until, token, ttl_ms, task, key = found
         if until not in (START, END, TIME) or not isinstance(token, str) or not _TOKEN.fullmatch(token):
             return None
-        if isinstance(ttl_ms, bool) or not isinstance(ttl_ms, int) or not 0 < ttl_ms <= LONGEST + MAX_DELAY_MS:
+        if isinstance(ttl_ms, bool) or not isinstance(ttl_ms, int) or not 0 < ttl_ms <= MAX_TTL_MS + MAX_DELAY_MS:
             return None
         if not isinstance(key, str):
             return None

@@ -176,7 +176,7 @@ def describe(entity: Any, app: Celery) -> Any:
 
 
 def _is_ordinary(queue: Any, options: Mapping[str, Any], app: Celery) -> bool:
-    """Tell whether *queue* is just what Celery makes from its name; the default exchange routes to it by that name."""
+    """Return whether *queue* is what Celery makes from its name, to which the default exchange routes by that name."""
     exchange = queue.exchange
     if exchange is None or queue.bindings or exchange.type not in (None, "direct"):
         return False

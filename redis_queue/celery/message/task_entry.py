@@ -22,10 +22,10 @@ from redis_queue.model import Entry
 _TYPED: Final = {"__type__", "__value__"}
 _DECIMAL: Final = re.compile(r"-?\d{1,30}(\.\d{1,30})?", re.ASCII)
 _SHORT: Final = 64
-"""Most characters of a time or a UUID."""
+"""Maximum characters of a time or a UUID."""
 
 MAX_REPR: Final = 20_000
-"""Most characters of arguments; Celery itself cuts them at a thousand."""
+"""Maximum characters of arguments; Celery itself cuts them at a thousand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +163,7 @@ class Conditions:
         return self.has(*(item.name for item in fields(self)))
 
     def has(self, *names: str) -> bool:
-        """Tell whether there is a condition of one of these *names*."""
+        """Return whether there is a condition of one of these *names*."""
         return any(getattr(self, name) is not None for name in names)
 
     @property
@@ -184,7 +184,7 @@ class Conditions:
         return before, after
 
     def match(self, found: Any) -> bool:
-        """Tell whether *found* meets all conditions but those on its time; it has the attributes that they name."""
+        """Return whether *found* meets all conditions but those on its time; it has the attributes that they name."""
         return all(meets(found, value) for name, meets in _MEETS.items() if (value := getattr(self, name)) is not None)
 
 

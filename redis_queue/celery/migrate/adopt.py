@@ -30,7 +30,7 @@ LIST_TIMEOUT: Final = 60.0
 NOBODY: Final = "nobody@redis_queue"
 
 PASSES: Final = 4
-"""Most passes over the backlog: the second one finds tasks that moved during the first."""
+"""Maximum number of passes over the backlog: the second one finds tasks that moved during the first."""
 
 MARGIN: Final = 60.0
 """Seconds by which clocks may differ, plus the time between two passes."""
@@ -211,7 +211,7 @@ class Adoption:
             )
 
     def _pass(self, backlog: KombuBacklog, snapshot: _Snapshot, *, first: bool) -> bool:
-        """Adopt what can be adopted; tell whether any task moved, or may move in another pass."""
+        """Adopt what can be adopted; return whether any task moved, or may move in another pass."""
         before, again = self.adopted + self.removed, False
         for page in backlog.pages():
             ours: list[tuple[BacklogTask, Push]] = []
@@ -235,7 +235,7 @@ class Adoption:
         return [(found, push)]
 
     def _adopt(self, backlog: KombuBacklog, ours: Sequence[tuple[BacklogTask, Push]]) -> bool:
-        """Adopt *ours*; tell whether another pass may adopt more."""
+        """Adopt *ours*; return whether another pass may adopt more."""
         if backlog.shared:
             flags = self._queue.foreign.adopt([(push, found.foreign) for found, push in ours])
         else:
@@ -304,12 +304,12 @@ class _Snapshot:
                     self.overdue.add(found.id)
 
     def has(self, found: BacklogTask) -> bool:
-        """Tell whether no worker has it: it is in a list, or was not fetched again since the first pass."""
+        """Return whether no worker has it: it is in a list, or was not fetched again since the first pass."""
         foreign = found.foreign
         return not foreign.index or self._fetched.get(foreign.place, _NEVER) == foreign.score
 
     def is_last(self, found: BacklogTask) -> bool:
-        """Tell whether there is no later attempt of the same task."""
+        """Return whether there is no later attempt of the same task."""
         return retries_of(found.envelope) >= self.tries.get(found.id, 0)
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 logger = logger_of(__name__)
 
 NAMED: Final = 5
-"""Most workers that an error names."""
+"""Maximum number of workers that an error names."""
 
 
 class NotReleasableError(RedisQueueError):
@@ -196,7 +196,7 @@ class Release:
                 self._send("RPOPLPUSH", self._keys.released, self._keys.released)
 
     def _publish(self, broker: Broker, record: bytes) -> bool:
-        """Publish a message in kombu's record; tell whether the broker has taken it."""
+        """Publish a message in kombu's record; return whether the broker has taken it."""
         reasons: list[str | None] = []
         id_ = "?"
         try:
@@ -262,7 +262,7 @@ class _Outcome:
         self.refused[entry.id] = entry, why
 
     def was_refused(self, entry: Entry) -> bool:
-        """Tell whether *entry* was refused; then keep its new lease."""
+        """Return whether *entry* was refused; then keep its new lease."""
         if entry.id not in self.refused:
             return False
         self.refused[entry.id] = entry, self.refused[entry.id][1]

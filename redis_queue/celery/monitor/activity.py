@@ -24,7 +24,7 @@ from redis_queue.celery.message.body import retries_in
 from redis_queue.celery.message.headers import ETA, SENT
 from redis_queue.monitor.failure_rows import MAX_FAILURE_TEXT, cut, name_of
 from redis_queue.monitor.model import Outcome, Run, Series, Tally
-from redis_queue.monitor.report import MOST_ENDED, OTHER
+from redis_queue.monitor.report import MAX_ENDED, OTHER
 from redis_queue.monitor.rows import MAX_TEXT
 
 logger = logger_of(__name__)
@@ -34,8 +34,8 @@ _UNUSUAL: Final = 1e12
 
 _Ranked = tuple[float, int, Run]
 
-MOST_SERIES: Final = 400
-"""Most series that are added up apart until they are written; the runs of others are counted as "(other)"."""
+MAX_SERIES: Final = 400
+"""Maximum number of series that are added up until they are written; runs of others are counted as "(other)"."""
 
 MINUTE: Final = 60.0
 
@@ -47,7 +47,7 @@ QueueOf = Callable[[Mapping[str, Any]], str]
 
 
 class Sample:
-    """Holds up to :data:`MOST_ENDED` runs: first those that did not succeed, then the slowest ones.
+    """Holds up to :data:`MAX_ENDED` runs: first those that did not succeed, then the slowest ones.
 
     Safe for threads.
     """
@@ -61,7 +61,7 @@ class Sample:
         self._lock = threading.RLock()
 
     def wants(self, outcome: Outcome, seconds: float | None) -> bool:
-        """Tell whether a run belongs to the sample."""
+        """Return whether a run belongs to the sample."""
         return outcome != "succeeded" or (seconds or 0.0) > self._least
 
     def add(self, run: Run, seconds: float | None) -> None:
@@ -69,11 +69,11 @@ class Sample:
         rank = (seconds or 0.0) + (_UNUSUAL if run.outcome != "succeeded" else 0.0)
         with self._lock:
             found = rank, next(self._numbers), run
-            if len(self._runs) < MOST_ENDED:
+            if len(self._runs) < MAX_ENDED:
                 heapq.heappush(self._runs, found)
             elif rank > self._runs[0][0]:
                 heapq.heapreplace(self._runs, found)
-            if len(self._runs) == MOST_ENDED:
+            if len(self._runs) == MAX_ENDED:
                 self._least = self._runs[0][0]
 
     def take(self, skew: float) -> list[Run]:
@@ -83,7 +83,7 @@ class Sample:
         """
         with self._lock:
             runs, self._runs, self._least = self._runs, [], -1.0
-        self._taken = heapq.nlargest(MOST_ENDED, [*self._taken, *runs])
+        self._taken = heapq.nlargest(MAX_ENDED, [*self._taken, *runs])
         return [_shifted(run, timedelta(seconds=skew)) for _, _, run in sorted(self._taken, key=_number)]
 
     def written(self) -> None:
@@ -182,7 +182,7 @@ class Activity:
     def _add_series(self, task: Any, info: Mapping[str, Any]) -> _Sum:
         route = task, info.get("exchange"), info.get("routing_key")
         # A message may carry anything as exchange or routing key.
-        if len(self._sums) >= MOST_SERIES or not all(isinstance(part, str | None) for part in route):
+        if len(self._sums) >= MAX_SERIES or not all(isinstance(part, str | None) for part in route):
             return self._sums.setdefault(_OTHER, _Sum(OTHER))
         found = _Sum(Series(str(task)[:MAX_TEXT], self.queue_of(info)[:MAX_TEXT]))
         self._sums[route] = found

@@ -16,7 +16,7 @@ from celery.worker.control import Panel, nok, ok
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import to_ms
-from redis_queue.celery.monitor.remote import MOST_SIZE, MOST_TASKS, RESIZE, SHUT_DOWN, STOP
+from redis_queue.celery.monitor.remote import MAX_SIZE, MAX_TASKS, RESIZE, SHUT_DOWN, STOP
 from redis_queue.celery.monitor.snapshot import reported_since
 from redis_queue.store.codec import small_integer
 
@@ -44,7 +44,7 @@ def stop(state: Any, tasks: Any = (), soft: bool = False, **_: Any) -> Any:
     With *soft* the tasks get SoftTimeLimitExceeded; else they are ended, their messages acknowledged, and they become
     REVOKED.
     """
-    wanted = {str(id_): small_integer(began) for id_, began in list(tasks)[:MOST_TASKS]}
+    wanted = {str(id_): small_integer(began) for id_, began in list(tasks)[:MAX_TASKS]}
     stopped = []
     for request in _running(wanted):
         since = reported_since(request)
@@ -78,8 +78,8 @@ def resize(state: Any, pid: int = 0, size: int = 0, **_: Any) -> Any:
     consumer = state.consumer
     if pid != os.getpid():
         return nok(OTHER)
-    if not 1 <= small_integer(size) <= MOST_SIZE:
-        return nok(f"size={size!r}: must be 1 to {MOST_SIZE}")
+    if not 1 <= small_integer(size) <= MAX_SIZE:
+        return nok(f"size={size!r}: must be 1 to {MAX_SIZE}")
     if consumer.controller.autoscaler:
         return nok("its size is chosen by --autoscale")
     before = int(consumer.pool.num_processes)

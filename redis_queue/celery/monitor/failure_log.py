@@ -25,7 +25,7 @@ from redis_queue.monitor.failure_rows import (
     failure_id,
     name_of,
 )
-from redis_queue.monitor.failures import MOST_AT_ONCE, Failures
+from redis_queue.monitor.failures import MAX_AT_ONCE, Failures
 from redis_queue.monitor.model import Failure, FailureKind
 from redis_queue.monitor.rows import MAX_TEXT
 
@@ -68,7 +68,7 @@ class FailureLog:
         """
         with self._lock:
             # Threads may have noted some more at the same time: they are next.
-            found = self._noted[:MOST_AT_ONCE]
+            found = self._noted[:MAX_AT_ONCE]
             self._taken, self._missed_taken = len(found), self._missed
         return [_shifted(failure, skew) for failure in found], self._missed_taken
 
@@ -105,7 +105,7 @@ class FailureLog:
             return
         try:
             with self._lock:
-                full = len(self._noted) >= MOST_AT_ONCE
+                full = len(self._noted) >= MAX_AT_ONCE
                 self._missed += full
             if full:
                 return

@@ -14,25 +14,25 @@ STOP: Final = "redis_queue_stop"
 SHUT_DOWN: Final = "redis_queue_shut_down"
 RESIZE: Final = "redis_queue_resize"
 
-MOST_TASKS: Final = 100
-"""Most tasks that one call stops."""
+MAX_TASKS: Final = 100
+"""Maximum number of tasks that one call stops."""
 
-MOST_SIZE: Final = 1000
-"""Greatest size of a pool."""
+MAX_SIZE: Final = 1000
+"""Maximum size of a pool."""
 
 ANSWER_WITHIN: Final = 2.0
 """Seconds to wait for the reply of a worker."""
 
-MOST_TEXT: Final = 200
-"""Most characters of a reply that are shown."""
+MAX_TEXT: Final = 200
+"""Maximum characters of a reply that are shown."""
 
 
 def stop(app: Any, worker: str, tasks: Sequence[tuple[str, int]], *, soft: bool) -> frozenset[str]:
-    """Stop up to :data:`MOST_TASKS` runs, each an id and its reported start in ms; return the ids of those that ran.
+    """Stop up to :data:`MAX_TASKS` runs, each an id and its reported start in ms; return the ids of those that ran.
 
     Raises WorkerRefusedError.
     """
-    found = _call(app, worker, STOP, {"tasks": [list(task) for task in tasks[:MOST_TASKS]], "soft": soft})
+    found = _call(app, worker, STOP, {"tasks": [list(task) for task in tasks[:MAX_TASKS]], "soft": soft})
     named = {id_ for id_, _ in tasks}
     return (
         frozenset(id_ for id_ in found if isinstance(id_, str) and id_ in named)
@@ -73,4 +73,4 @@ def _call(app: Any, worker: str, name: str, arguments: Mapping[str, Any]) -> Any
 def _reason(error: str) -> str:
     if error.startswith("KeyError('redis_queue_"):
         return "its version of redis_queue lacks this command: upgrade it"
-    return error[:MOST_TEXT]
+    return error[:MAX_TEXT]

@@ -22,11 +22,11 @@ from redis_queue.celery.message.body import retries_in
 from redis_queue.celery.monitor.activity import Activity
 from redis_queue.celery.store import Store
 from redis_queue.monitor.model import LeaseState, RunningTask, WorkerRow
-from redis_queue.monitor.report import MOST_RUNNING
+from redis_queue.monitor.report import MAX_RUNNING
 from redis_queue.monitor.rows import MAX_ARGUMENTS, MAX_TEXT
 from redis_queue.store.urls import url_of
 
-LONG: Final = 1.0
+MIN_REPORTED_SECONDS: Final = 1.0
 """Seconds after which a running task is reported."""
 
 _STATM: Final = Path("/proc/self/statm")
@@ -93,11 +93,11 @@ class Snapshots:
         )
 
     def running(self, skew: float) -> list[RunningTask]:
-        """Return the tasks that have run for :data:`LONG` seconds, longest first, at most :data:`MOST_RUNNING`."""
-        latest = time.time() - LONG
+        """Return the tasks that have run for MIN_REPORTED_SECONDS, longest first, at most :data:`MAX_RUNNING`."""
+        latest = time.time() - MIN_REPORTED_SECONDS
         long = [found for found in self._requests(state.active_requests) if (found.time_start or latest) < latest]
         long.sort(key=lambda request: request.time_start)
-        return [self._row(request, skew) for request in long[:MOST_RUNNING]]
+        return [self._row(request, skew) for request in long[:MAX_RUNNING]]
 
     def _requests(self, found: Any) -> list[Any]:
         """Return the requests of this worker in a WeakSet that other threads change."""

@@ -84,7 +84,7 @@ class Reporter:
                     store = Store.of(self._app).within(REPORT_TIMEOUT)
                     failures = Failures(store.client, store.prefix)
                     reports = Reports(store.client, store.prefix)
-                self._write(reports, failures, left=left)
+                self._write(reports, failures, leaving=left)
                 backoff.reset()
                 pause, self._failing = INTERVAL, False
             except Exception as error:  # noqa: BLE001 - no error may end the reports of this worker
@@ -94,11 +94,11 @@ class Reporter:
             if left:
                 break
 
-    def _write(self, reports: Reports, failures: Failures, *, left: bool) -> None:
+    def _write(self, reports: Reports, failures: Failures, *, leaving: bool) -> None:
         first: Exception | None = None
         writes: tuple[Callable[[], None], ...] = (
             partial(self._write_counts, reports),
-            partial(self._write_state, reports, left=left),
+            partial(self._write_state, reports, leaving=leaving),
             lambda: self._failures.write(failures, self._skew),
         )
         for write in writes:
@@ -118,12 +118,12 @@ class Reporter:
             self._counts[0]()
             del self._counts[0]
 
-    def _write_state(self, reports: Reports, *, left: bool) -> None:
+    def _write_state(self, reports: Reports, *, leaving: bool) -> None:
         skew, sample = self._skew, self._activity.sample
         worker, running = self._snapshots.worker(skew), self._snapshots.running(skew)
         ended = sample.take(skew)
         began = time.time()
-        now = reports.write(worker, running, ended=ended, left=left)
+        now = reports.write(worker, running, ended=ended, leaving=leaving)
         sample.written()
         self._skew = now / 1000 - (began + time.time()) / 2
 

@@ -117,7 +117,7 @@ class Bulk:
         return self._tasks[name]
 
     def _serves_others(self, envelope: Envelope, signature: Any) -> bool:
-        """Tell whether other messages of the kind differ only in the fields that this class sets."""
+        """Return whether other messages of the kind differ only in the fields that this class sets."""
         headers = envelope.headers
         return (
             registry.type_to_name.get(envelope.content_type) == "json"
@@ -162,7 +162,7 @@ _EMBED: Final = {"callbacks": None, "errbacks": None, "chain": None, "chord": No
 
 
 def _has_no_observers(app: Celery) -> bool:
-    """Tell whether no signal, event or router needs each single message."""
+    """Return whether no signal, event or router needs each single message."""
     heard = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
     return not (
         any(signal.receivers for signal in heard)
@@ -176,7 +176,7 @@ _OF_TASK: Final = ("apply_async", "shadow_name", "_get_exec_options")
 
 
 def _is_unchanged(app: Celery) -> bool:
-    """Tell whether Celery alone makes the messages of *app*: no part of it is wrapped or replaced."""
+    """Return whether Celery alone makes the messages of *app*: no part of it is wrapped or replaced."""
     amqp = app.amqp
     before = vars(amqp).get(CAPTURED)
     if before is None or type(amqp.router) is not Router:

@@ -177,7 +177,7 @@ class Capture:
         return queue.name if queue is not None and (exchange is None or exchange.type == "direct") else None
 
     def _may_wait(self, producer: Any, send: Send) -> bool:
-        """Tell whether the message of a flow may wait in the store."""
+        """Return whether the message of a flow may wait in the store."""
         # The creator of an InterceptingProducer sends the message later.
         return not isinstance(producer, InterceptingProducer) and self._is_ours(producer, send)
 
@@ -200,7 +200,7 @@ class Capture:
         return True
 
     def _is_ours(self, producer: Any, send: Send) -> bool:
-        """Tell whether *producer* sends to the app's own broker; a caller may pass another producer."""
+        """Return whether *producer* sends to the app's own broker; a caller may pass another producer."""
         connection = producer.connection
         if connection is None or self._own_broker.is_that_of(connection):
             return True

@@ -139,7 +139,7 @@ class OwnBroker:
         self._known: set[tuple[Any, ...]] = set()
 
     def is_that_of(self, connection: Any) -> bool:
-        """Tell whether kombu's *connection* leads to this broker, with any login. It does not connect."""
+        """Return whether kombu's *connection* leads to this broker, with any login. It does not connect."""
         options = _options_of(connection)
         if options in self._known:
             return True
@@ -152,7 +152,7 @@ class OwnBroker:
 
 
 def is_retry_of(app: Celery, task_id: Any) -> bool:
-    """Tell whether the running task sends a message with its own id; Celery drops a task whose retry raises."""
+    """Return whether the running task sends a message with its own id; Celery drops a task whose retry raises."""
     task = app.current_task
     return task is not None and str(task.request.id) == str(task_id)
 
@@ -219,7 +219,7 @@ def _next_interval(error: StoreUnavailableError, intervals: Iterator[float], _re
 
 
 def _was_silent(error: StoreUnavailableError) -> bool:
-    """Tell whether Redis timed out: more attempts would take as long, and the caller has already waited."""
+    """Return whether Redis timed out: more attempts would take as long, and the caller has already waited."""
     return isinstance(error.__cause__, redis.TimeoutError)
 
 

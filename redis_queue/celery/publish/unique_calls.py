@@ -41,9 +41,9 @@ from redis_queue.store.ids import check_id, is_id
 logger = logger_of(__name__)
 
 MAX_WAIT: Final = 2 * HOLD_MS / 1000
-"""Most seconds that a call waits while others with its key are being sent."""
+"""Maximum seconds that a call waits while others with its key are being sent."""
 
-FIRST_WAIT, LONGEST_WAIT = 0.002, 0.1
+FIRST_PAUSE, MAX_PAUSE = 0.002, 0.1
 
 POSITIONAL: Final = tuple(inspect.signature(Celery.send_task).parameters)[1:]
 """Names of the arguments of ``send_task``, in order."""
@@ -52,7 +52,7 @@ NOBODY: Final = "0"
 """A token that no message has."""
 
 BEHIND: Final = ("chord", "chain", "link")
-"""Options of a call that others wait for: they would wait for ever if it were not sent."""
+"""Options of a call that others wait for: they would wait forever if it were not sent."""
 
 BESIDE: Final = ("group_id", "parent_id")
 """Options of a call whose id is known before it is sent: its result is waited for. Celery sends it, not a user."""
@@ -118,7 +118,7 @@ class UniqueCalls:
     def _call(self, call: UniqueCall) -> Any:
         """Send a call, or return the result of the call that owns its key."""
         if call.is_awaited and call.unique.on_conflict == "replace":
-            # A later call would replace it, and the tasks that wait for its result would wait for ever.
+            # A later call would replace it, and the tasks that wait for its result would wait forever.
             return call.send_as(call.id)
         collects = self._sends.batch is not None
         if collects and not call.given.get("countdown") and not call.given.get("eta"):
@@ -195,7 +195,7 @@ class UniqueCalls:
         return connection is None or bool(self._own_broker.is_that_of(connection))
 
     def _owned_for(self, call: UniqueCall) -> tuple[int, int]:
-        """Return for how many ms the key is owned while the call waits, and from which time on; 0 stands for now.
+        """Return how long, in ms, the key is owned while the call waits, and from when; 0 stands for now.
 
         The key is owned no longer than the call may wait. Raises InvalidDelayError, except for a retry.
         """
@@ -232,7 +232,7 @@ class UniqueCalls:
         *running*: token of the running message, if the call is its retry.
         """
         until = time.monotonic() + MAX_WAIT
-        wait = FIRST_WAIT
+        wait = FIRST_PAUSE
         owned_for = self._owned_for(call)
         while True:
             header = UniqueHeader(call.unique.kind, new_token(), call.unique.ttl_ms, call.task, key)
@@ -254,7 +254,7 @@ class UniqueCalls:
             if late:
                 raise OperationalError(f"{call.task}: other calls with the key {key!r} are being sent: try again")
             time.sleep(wait)
-            wait = min(2 * wait, LONGEST_WAIT)
+            wait = min(2 * wait, MAX_PAUSE)
 
     def _acquire(
         self, header: UniqueHeader, call: UniqueCall, owned_for: tuple[int, int], running: str
@@ -305,7 +305,7 @@ class UniqueCalls:
         return result
 
     def _is_dead(self, owner: AcquireReply) -> bool:
-        """Tell whether the owner of a key, or its retry, is a dead letter: no dispatcher could send it."""
+        """Return whether the owner of a key, or its retry, is a dead letter: no dispatcher could send it."""
         if owner.owns or owner.is_open or owner.state != "delayed" or not is_id(owner.task_id):
             return False
         is_dead = self._stored.queue.reader.is_dead

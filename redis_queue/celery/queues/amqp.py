@@ -23,16 +23,16 @@ TIMEOUT: Final = 2.0
 DEADLINE: Final = 5.0
 """Seconds for all answers together."""
 
-MOST_BYTES: Final = 16 * 1024 * 1024
-"""Most bytes of one answer."""
+MAX_BYTES: Final = 16 * 1024 * 1024
+"""Maximum bytes of one answer."""
 
 PAGE: Final = 500
-MOST_PAGES: Final = 20
+MAX_PAGES: Final = 20
 
 COLUMNS: Final = "name,messages_ready,messages_unacknowledged,consumers,head_message_timestamp,message_stats"
 
-MOST_DECLARED: Final = 200
-"""Most queues that are declared for one answer if the management API tells the others."""
+MAX_DECLARED: Final = 200
+"""Maximum number of queues that are declared for one answer if the management API tells the others."""
 
 
 class ManagementError(Exception):
@@ -57,7 +57,7 @@ class Management:
 
     def _rows(self) -> Iterator[Any]:
         until = time.monotonic() + DEADLINE
-        for page in range(1, MOST_PAGES + 1):
+        for page in range(1, MAX_PAGES + 1):
             answer = self._get(f"?page={page}&page_size={PAGE}&columns={COLUMNS}", until - time.monotonic())
             rows, pages = answer.get("items"), answer.get("page_count")
             if not isinstance(rows, list):
@@ -70,8 +70,8 @@ class Management:
         request = Request(self._url + query, headers=self._headers)  # noqa: S310 - the scheme was checked
         try:
             with self._open(request, timeout=max(0.1, min(TIMEOUT, left))) as response:
-                data = response.read(MOST_BYTES + 1)
-            found = read_document(data) if len(data) <= MOST_BYTES else None
+                data = response.read(MAX_BYTES + 1)
+            found = read_document(data) if len(data) <= MAX_BYTES else None
         except (URLError, OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or error
             raise ManagementError(f"the management API cannot be read: {reason}") from error
@@ -136,7 +136,7 @@ class AmqpQueues(BrokerQueues):
         managed = self._by_management()
         try:
             return [
-                managed[queue] if number >= MOST_DECLARED and queue in managed else self._both(queue, managed)
+                managed[queue] if number >= MAX_DECLARED and queue in managed else self._both(queue, managed)
                 for number, queue in enumerate(queues)
             ]
         finally:

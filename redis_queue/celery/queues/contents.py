@@ -23,11 +23,11 @@ from redis_queue.store.scripts import Scripts
 REACH: Final = 10_000
 """How many of the oldest messages of each priority can be read, deleted and moved; a purge reaches all."""
 
-MOST_AT_ONCE: Final = 100
-"""Most messages of one call that removes."""
+MAX_AT_ONCE: Final = 100
+"""Maximum number of messages of one call that removes."""
 
 BATCH_BYTES: Final = 512 * 1024
-"""Most bytes of messages of one call that removes."""
+"""Maximum bytes of messages of one call that removes."""
 
 PASSES: Final = 3
 """How often the queue is searched for messages that workers move nearer to the end meanwhile."""
@@ -140,7 +140,7 @@ class QueueContents:
         """Remove those of *wanted* that are found, and remove their references from *wanted*."""
         offset = 0
         while wanted:
-            read = self.read(number, offset, MOST_AT_ONCE)
+            read = self.read(number, offset, MAX_AT_ONCE)
             if not read:
                 return
             chosen = [element for element in read if element.reference in wanted]

@@ -13,14 +13,14 @@ from redis_queue.store.keys import MAX_NAME
 if TYPE_CHECKING:
     from celery import Celery
 
-MOST_TASKS: Final = 10_000
-"""Most tasks whose routes are read."""
+MAX_TASKS: Final = 10_000
+"""Maximum number of tasks whose routes are read."""
 
 _INTERNAL: Final = "celery."
 """First part of the names of Celery's own tasks."""
 
-MOST_ROUTES: Final = 1000
-"""Most routes whose queues are remembered."""
+MAX_ROUTES: Final = 1000
+"""Maximum number of routes whose queues are remembered."""
 
 
 def known_queues(app: Celery) -> set[str]:
@@ -32,7 +32,7 @@ def known_queues(app: Celery) -> set[str]:
     queues = app.amqp.Queues(app.conf.task_queues or (), create_missing=True)
     router = app.amqp.Router(queues=queues, create_missing=True)
     found = {app.conf.task_default_queue, *queues, *list(app.amqp.queues)}
-    for name in _task_names(app)[:MOST_TASKS]:
+    for name in _task_names(app)[:MAX_TASKS]:
         if not name.startswith(_INTERNAL):
             # A router is a function of the app, which may raise anything.
             with contextlib.suppress(Exception):
@@ -74,7 +74,7 @@ class QueueNames:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self._known = lru_cache(maxsize=MOST_ROUTES)(self._find)
+        self._known = lru_cache(maxsize=MAX_ROUTES)(self._find)
 
     def of(self, delivery_info: Mapping[str, Any]) -> str:
         """Return the queue of a message with *delivery_info*; its routing key if no queue is known."""

@@ -44,9 +44,7 @@ def queue_contents(app: Celery, queue: str) -> Iterator[QueueContents]:
         backlog, redis_broker = readable_backlog(app, queue), _is_redis(connection)
         if not redis_broker and backlog is None:
             kind = connection.transport.driver_type
-            raise ConfigurationError(
-                f"the broker is {kind}: must be Redis; to look at messages would take them out of their order"
-            )
+            raise ConfigurationError(f"the broker is {kind}: must be Redis; reading messages would change their order")
         yield QueueContents(connection.default_channel if redis_broker else None, queue, backlog)
 
 
@@ -68,7 +66,7 @@ def purge(app: Celery, queue: str, limit: int) -> Iterator[int]:
 
 
 def on_redis(app: Celery) -> bool:
-    """Tell whether the broker of *app* is Redis; connects to no server."""
+    """Return whether the broker of *app* is Redis; connects to no server."""
     return _is_redis(app.connection_for_read())
 
 

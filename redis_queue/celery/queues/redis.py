@@ -20,20 +20,20 @@ from redis_queue.store.scripts import Scripts
 if TYPE_CHECKING:
     from celery import Celery
 
-MOST_RECORDS: Final = 1000
-"""Most messages in flight that are read to count them for each queue."""
+MAX_RECORDS: Final = 1000
+"""Maximum number of messages in flight that are read to count them for each queue."""
 
 LISTS: Final = 400
-"""Most lists of one call."""
+"""Maximum number of lists of one call."""
 
 BINDINGS: Final = "_kombu.binding."
-MOST_SCANS: Final = 20
+MAX_SCANS: Final = 20
 SCAN: Final = 1000
-MOST_BOUND: Final = 10_000
-"""Most queues that are found by their bindings."""
+MAX_BOUND: Final = 10_000
+"""Maximum number of queues that are found by their bindings."""
 
-MOST_LISTS_OF_TOTAL: Final = 2000
-"""Most lists of one call that only adds up their lengths."""
+MAX_LISTS_OF_TOTAL: Final = 2000
+"""Maximum number of lists of one call that only adds up their lengths."""
 
 NOT_A_LIST: Final = "its key in the broker is not a list: another program has written it"
 
@@ -60,7 +60,7 @@ class RedisQueues(BrokerQueues):
         names: set[str] = set()
         unknown: list[bytes] = []
         cursor: Any = 0
-        for _ in range(MOST_SCANS):
+        for _ in range(MAX_SCANS):
             cursor, keys = self._scripts.command("SCAN", cursor, "MATCH", f"{root}*", "COUNT", SCAN, "TYPE", "set")
             for key in keys:
                 exchange = key.decode(errors="replace").removeprefix(root)
@@ -68,7 +68,7 @@ class RedisQueues(BrokerQueues):
                     names.add(exchange)
                 else:
                     unknown.append(key)
-            if not int(cursor) or len(names) + len(unknown) >= MOST_BOUND:
+            if not int(cursor) or len(names) + len(unknown) >= MAX_BOUND:
                 break
         for member in self._members(unknown):
             # Names that are not UTF-8 are those of another program.
@@ -86,7 +86,7 @@ class RedisQueues(BrokerQueues):
         """Return how many messages wait in the lists of all *queues*, and how many are in flight at the broker."""
         lists = [key.encode() for queue in queues for key in self._lists.all_of(queue)]
         waiting = in_flight = 0
-        for chunk in chunks(lists, MOST_LISTS_OF_TOTAL):
+        for chunk in chunks(lists, MAX_LISTS_OF_TOTAL):
             count, in_flight = self._total(more=chunk)
             waiting += count
         return waiting, in_flight
@@ -94,13 +94,13 @@ class RedisQueues(BrokerQueues):
     def depths(self, queues: Sequence[str]) -> list[Depth]:
         """Return the depth of each queue; a few commands for each 100 queues.
 
-        The messages in flight are counted for each queue up to :data:`MOST_RECORDS` in all; of more, in_flight is None.
+        The messages in flight are counted for each queue up to :data:`MAX_RECORDS` in all; of more, in_flight is None.
         """
         found: list[Depth] = []
         held: Counter[str] | None = Counter()
         for number, chunk in enumerate(chunks(queues, LISTS // len(self._lists.steps))):
             lists = [key.encode() for queue in chunk for key in self._lists.all_of(queue)]
-            limit = MOST_RECORDS if number == 0 else -1
+            limit = MAX_RECORDS if number == 0 else -1
             (size, *records), *counts = self._script(limit=limit, more=lists)
             if number == 0:
                 held = self._held(records) if size == len(records) else None

@@ -54,9 +54,9 @@ class StoreChannel(FetchingChannel):
 
     owner: ChannelOwner
 
-    def go_on(self) -> None:
+    def fetch_if_needed(self) -> None:
         """Ask for messages if there may be any and the worker has room for them; called before each poll."""
-        super().go_on()
+        super().fetch_if_needed()
         self.owner.note(waits=self.leases.admission.left)
 
     def settle_later(self, tag: str) -> bool:
@@ -89,11 +89,11 @@ class StoreChannel(FetchingChannel):
         return step
 
     def _capacity(self) -> Capacity:
-        # Messages of the broker keep at most half of the processes from those of flows, which take turns with them.
+        # Messages of the broker may keep at most half of the processes from messages of flows.
         qos, processes = self.qos, self.leases.admission.processes()
         reserved = len(state.reserved_requests)
         others = reserved - min(reserved, len(qos._delivered) - len(qos._dirty))
-        # Another worker is idle: it starts them at once, while here they would keep their places in vain.
+        # Another worker is idle: it starts them at once; here they would hold places without running.
         ignored = 0 if self.leases.admission.peers else max(0, others - (processes - max(1, processes // 2)))
         return self.leases.admission.capacity(len(self._received) - ignored, self.owner.prefetch_count)
 

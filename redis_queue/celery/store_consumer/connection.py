@@ -13,9 +13,9 @@ import redis
 from kombu.connection import Connection
 from redis.sentinel import SentinelConnectionPool
 
-from redis_queue.celery.kombu.connection import LEAST, add_timeouts
+from redis_queue.celery.kombu.connection import MIN_TIMEOUT, add_timeouts
 from redis_queue.celery.kombu.keys import LEASE_OPTION
-from redis_queue.celery.leases.qos import SWEEPS
+from redis_queue.celery.leases.qos import SWEEPS_PER_LEASE
 from redis_queue.celery.store import Store
 from redis_queue.celery.store_consumer.channel import ERRORS
 from redis_queue.keeper.renewal import socket_timeout
@@ -23,14 +23,14 @@ from redis_queue.keeper.renewal import socket_timeout
 if TYPE_CHECKING:
     from celery import Celery
 
-LONGEST_SWEEP: Final = 10.0
-"""Most seconds between two such looks, the default of kombu."""
+MAX_SWEEP: Final = 10.0
+"""Maximum seconds between two such looks, the default of kombu."""
 
 WAIT: Final = 0.5
-"""Most seconds between two looks whether the worker has room."""
+"""Maximum seconds between two looks whether the worker has room."""
 
 CLOSING: Final = 10.0
-"""Most seconds that a worker waits for a thread of its connection to the store."""
+"""Maximum seconds that a worker waits for a thread of its connection to the store."""
 
 
 def store_connection(app: Celery) -> Any:
@@ -44,12 +44,12 @@ def store_connection(app: Celery) -> Any:
     if not isinstance(client, redis.Redis):
         raise TypeError("the store is a Redis Cluster")
     given = client.connection_pool.connection_kwargs
-    longest = max(LEAST, socket_timeout(lease))
+    longest = max(MIN_TIMEOUT, socket_timeout(lease))
     options: dict[str, Any] = {
         "global_keyprefix": store.flow_keys.taken,
         "visibility_timeout": lease,
         LEASE_OPTION: lease,
-        "unacked_restore_interval": min(LONGEST_SWEEP, lease / SWEEPS),
+        "unacked_restore_interval": min(MAX_SWEEP, lease / SWEEPS_PER_LEASE),
         "socket_timeout": min(given.get("socket_timeout") or longest, longest),
         "socket_connect_timeout": min(given.get("socket_connect_timeout") or longest, longest),
     }
@@ -108,10 +108,10 @@ class DrainThread:
         self._thread.start()
 
     def pause(self) -> None:
-        """Drain nothing until :meth:`go_on`."""
+        """Drain nothing until :meth:`resume`."""
         self._runs.clear()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Drain again."""
         self._runs.set()
 
@@ -185,7 +185,7 @@ class HubGuard:
         return self._hub.call_later(seconds, self._guarded(callback), *args)
 
     def pause(self) -> None:
-        """Call nothing until :meth:`go_on`, and watch nothing: the transport adds its readers again."""
+        """Call nothing until :meth:`resume`, and watch nothing: the transport adds its readers again."""
         self._runs = False
         for fd, guarded in self._readers.items():
             # The number of a closed socket may belong to another one by now.
@@ -194,7 +194,7 @@ class HubGuard:
                     self._hub.remove_reader(fd)
         self._readers.clear()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Call back again."""
         self._runs = True
 

@@ -31,8 +31,8 @@ from redis_queue.store.redis_errors import RedisErrors, redact
 
 logger = logger_of(__name__)
 
-LONGEST_PAUSE: Final = 2.0
-"""Most seconds between two attempts to reach a store that is away."""
+MAX_PAUSE: Final = 2.0
+"""Maximum seconds between two attempts to reach a store that is away."""
 
 QUIET: Final = 30.0
 """Seconds without an error after which the next one is logged, and the pauses begin with the shortest again."""
@@ -55,11 +55,11 @@ class StoreConsumer:
         self._connection: Any = None
         # What calls the connection back: the event loop of the worker, or a thread.
         self._loop: HubGuard | DrainThread | None = None
-        self._share: BrokerShare | None = None
+        self._share: PrefetchLimiter | None = None
         self._stopped = threading.Event()
         self._watch: threading.Thread | None = None
         self._failure: Exception | None = None
-        self._pauses = Backoff(first=0.1, cap=LONGEST_PAUSE)
+        self._pauses = Backoff(first=0.1, cap=MAX_PAUSE)
         self._lost_at = -math.inf
         self._handle: Callable[[Any], Any] = lambda _: None
         #: Whether the broker of the worker is Redis.
@@ -84,7 +84,7 @@ class StoreConsumer:
         """Take messages if there are flows; if the store is away, as soon as it is back."""
         self._stopped.clear()
         self._handle = self._consumer.create_task_handler()
-        self._share = BrokerShare(self._consumer)
+        self._share = PrefetchLimiter(self._consumer)
         try:
             self._connect()
         except ConfigurationError:
@@ -169,7 +169,7 @@ class StoreConsumer:
             if leases is None:
                 in_flight = InFlightKeys.of(connection.default_channel)
                 admission = Admission(AdmissionKeys(in_flight, keys), lambda: processes_of(self._consumer), in_use=True)
-                leases = self._leases.store_leases = WorkerLeases(connection, self._leases.tell_loss, admission)
+                leases = self._leases.store_leases = WorkerLeases(connection, self._leases.report_loss, admission)
             self.broker_is_redis = self._consumer.connection.transport.driver_type == "redis"
             lease_channels(connection.transport, leases, fetching=True, mixins=store_mixins(self))
             self._leases.declare(keys)
@@ -182,7 +182,7 @@ class StoreConsumer:
         logger.info("tasks of flows come from %s", redact(store.url), extra={"action": "flow_store_connected"})
 
     def _is_here(self, client: redis.Redis, *, in_use: bool) -> bool:
-        """Tell whether the worker fetches from the store: then its own channel takes messages of flows."""
+        """Return whether the worker fetches from the store: then its own channel takes messages of flows."""
         leases = self._leases.leases
         channel = self._consumer.connection.default_channel
         if leases is None:
@@ -260,7 +260,7 @@ class StoreConsumer:
             if self._connection is None:
                 self._connect()
             elif self._loop is not None:
-                self._loop.go_on()
+                self._loop.resume()
         except ERRORS as error:
             self.lose(error)
 
@@ -272,13 +272,13 @@ class StoreConsumer:
 
 
 def _has_flows(client: redis.Redis, keys: FlowKeys) -> bool:
-    """Tell whether any app has flows; False without the permission to ask, which a worker of flows has."""
+    """Return whether any app has flows; False without the permission to ask, which a worker of flows has."""
     with contextlib.suppress(redis.exceptions.NoPermissionError):
         return bool(client.exists(keys.flags))
     return False
 
 
-class BrokerShare:
+class PrefetchLimiter:
     """Lowers the prefetch count of *consumer* to half of its processes while messages of flows wait for one.
 
     Messages that the worker takes ahead would start before them. No effect on quorum queues, whose prefetch count is

@@ -20,7 +20,7 @@ from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FlowHeader
-from redis_queue.celery.store_consumer.consumer import LONGEST_PAUSE, StoreConsumer
+from redis_queue.celery.store_consumer.consumer import MAX_PAUSE, StoreConsumer
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
 
@@ -31,8 +31,8 @@ logger = logger_of(__name__)
 
 STOPPING = (bootsteps.CLOSE, bootsteps.TERMINATE)
 
-MOST_HELD: Final = 1000
-"""Most messages by which the prefetch count is raised while they wait for the store."""
+MAX_HELD: Final = 1000
+"""Maximum number of messages by which the prefetch count is raised while they wait for the store."""
 
 
 class StoreConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -47,7 +47,7 @@ class StoreConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._inbox = FlowInbox(consumer)
         # An acknowledgement, and the check of a lease, may fail with an error of the store as well.
         consumer.connection_errors = (*consumer.connection_errors, *Transport.connection_errors)
-        self._passing = PassingMessages(consumer.app)
+        self._passing = UncountedMessages(consumer.app)
         for name in ("add_task_queue", "cancel_task_queue"):
             around(consumer, name, self._change_queues)
 
@@ -145,7 +145,7 @@ class FlowInbox:
 
     def _move(self, message: Any, header: FlowHeader, stopped: threading.Event) -> bool:
         """Move *message*; False if that is impossible."""
-        pauses = Backoff(first=0.1, cap=LONGEST_PAUSE)
+        pauses = Backoff(first=0.1, cap=MAX_PAUSE)
         while True:
             try:
                 self._sender.send(Envelope.of_message(message), self._queue_of(message), header, is_new=False)
@@ -169,7 +169,7 @@ class FlowInbox:
         logger.warning("tasks of flows wait in the worker: %s", error, extra={"action": "flow_store_away"})
 
     def _hold(self, count: int) -> None:
-        count = min(count, MOST_HELD - self._held)
+        count = min(count, MAX_HELD - self._held)
         if count > 0 and self._consumer.qos is not None:
             self._held += count
             self._consumer.qos.increment_eventually(count)
@@ -184,7 +184,7 @@ class FlowInbox:
         )
 
 
-class PassingMessages:
+class UncountedMessages:
     """Counts in Redis, for each flow, the messages that a worker of *app* gets without the header of a flow."""
 
     def __init__(self, app: Celery) -> None:
@@ -215,6 +215,6 @@ class PassingMessages:
         with self._lock:
             counts, self._counts = self._counts, Counter()
         try:
-            StoredTasks.of(self._app).flow.count_passing(counts)
+            StoredTasks.of(self._app).flow.count_uncounted(counts)
         except StoreError as error:
             logger.info("cannot count: %s", error, extra={"action": "count_failed"})

@@ -34,12 +34,12 @@ TRACER: Final = "redis_queue"
 """The instrumentation scope of all spans."""
 
 TEXT_LENGTH: Final = 200
-"""Most characters of a name in a span."""
+"""Maximum characters of a name in a span."""
 
 TASK: Final = "celery.task_name"
 
 _PARENT_LENGTH, _STATE_LENGTH = 55, 512
-"""Most characters of the two headers, by W3C."""
+"""Maximum characters of the two headers, by W3C."""
 
 Message = tuple[Envelope, Due]
 

@@ -15,12 +15,12 @@
 -- Returns "<number of messages> <number of groups that are done> <number of messages that were moved>".
 -- O((groups + messages) * log groups)
 
-local MAX_BYTES, MOST, MOST_GROUPS = 524288, 250, 50
+local MAX_BYTES, MAX_MESSAGES, MAX_GROUPS = 524288, 250, 50
 -- include last_call
 if last == sequence then return outcome end
 -- include clock, unique_owner, unique_message, flow_shrink
 local count, bytes, done, moved = 0, 0, 0, 0
-limit = math.min(limit, MOST)
+limit = math.min(limit, MAX_MESSAGES)
 local function drop_next(list, target, route)
   local element = redis.call('LINDEX', list, -1)
   if not element then return false end
@@ -44,7 +44,7 @@ local function purge(group, target, route)
   return shrunk(group, count - before)
 end
 for i = 1, #groups - 2, 3 do
-  if done >= MOST_GROUPS or not purge(unpack(groups, i, i + 2)) then break end
+  if done >= MAX_GROUPS or not purge(unpack(groups, i, i + 2)) then break end
   done = done + 1
 end
 return remember(string.format('%.0f %.0f %.0f', count, done, moved))

@@ -1,4 +1,4 @@
--- Let what waits for places or for a rate be looked at again: their limits have changed.
+-- Check again what waits for places or for a rate: their limits have changed.
 --
 -- KEYS config
 -- ARGV limit   COUNT  most rings and groups that wait for a rate
@@ -8,11 +8,11 @@
 -- Returns how many that waited for a rate are looked at again.
 -- O((places + limit) * log groups)
 
-local MOST = 200
+local MAX_MEMBERS = 200
 -- include flow_ready, flow_offer
 local count = 0
 -- first_write config
-limit = math.min(limit, MOST)
+limit = math.min(limit, MAX_MEMBERS)
 for i, name in ipairs(more) do
   if i <= places then
     offer({name})

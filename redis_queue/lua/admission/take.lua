@@ -22,7 +22,7 @@
 -- that were not in flight, these, number of the queue, message, ...}; tags are counted from 1.
 -- O((messages + groups) * log groups)
 
-local MAX_BYTES, MOST, LOOKS, RINGS, SETTLED, MOST_OFFERS = 1048576, 100, 300, 100, 500, 20
+local MAX_BYTES, MAX_MESSAGES, MAX_CHECKS, RINGS, SETTLED, MAX_OFFERS = 1048576, 100, 300, 100, 500, 20
 -- include clock, flow_ready, flow_offer, flow_free, flow_limits, unique_owner, unique_message
 -- include unique_settle, unique_take
 -- check backlog, oldest, rates, running, owners, owner_ends, replaced, owned
@@ -33,13 +33,13 @@ settled = math.max(0, math.min(settled, SETTLED, #more - FIRST + 1))
 local tags = {unpack(more, FIRST, FIRST + settled - 1)}
 -- include remove_records
 -- A caller that takes nothing leaves them to others.
-local offered = limit > 0 and redis.call('ZRANGE', offers, 0, MOST_OFFERS - 1) or {}
+local offered = limit > 0 and redis.call('ZRANGE', offers, 0, MAX_OFFERS - 1) or {}
 free(tags)
 free_keys(tags, missing)
 offer_again(offered)
 
-limit = math.min(limit, MOST)
--- The listener does not stand in the line.
+limit = math.min(limit, MAX_MESSAGES)
+-- The listener is not in the line.
 local listening, peers = redis.call('GET', listener), idle
 if listening and listening ~= channel and redis.call('PUBSUB', 'NUMSUB', listening)[2] > 0 then peers = peers + 1 end
 if peers > 0 then limit = math.min(limit, at_once) end
@@ -60,7 +60,7 @@ for i = FIRST + settled, #more - 1, 2 do
   end
   local some = has_some and limit > 0 and not paused and redis.call('ZRANGE', open_rings, 0, RINGS - 1) or {}
   if #some == RINGS then
-    -- Of many rings, others come into sight each time.
+    -- Of many rings, each call checks others.
     local first = turn % (redis.call('ZCARD', open_rings) - RINGS + 1)
     some = redis.call('ZRANGE', open_rings, first, first + RINGS - 1)
   end
@@ -97,7 +97,7 @@ for i, row in ipairs(queues) do
   signals[i] = count == 0 and redis.call('GET', told) or ''
 end
 for queue in pairs(changed) do signal(queue) end
--- Something waits for places that what was looked at cannot use.
+-- Something waits for places that the checked groups cannot use.
 if wakes == 0 and redis.call('EXISTS', offers) == 1 then wakes = 1 end
 local more_now, next_in = wakes, next_at < math.huge and math.max(1, math.ceil(next_at - now)) or -1
 if count > 0 or more_now > 0 then

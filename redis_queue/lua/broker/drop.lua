@@ -7,10 +7,10 @@
 -- Returns how many were deleted.
 -- O(limit)
 
-local MOST = 500
+local MAX_MESSAGES = 500
 -- include last_call
 if last == sequence then return tonumber(outcome) end
-local count = math.floor(math.max(0, math.min(limit, MOST, redis.call('LLEN', list))))
+local count = math.floor(math.max(0, math.min(limit, MAX_MESSAGES, redis.call('LLEN', list))))
 redis.call('LTRIM', list, 0, -1 - count)
 remember(string.format('%.0f', count))
 return count

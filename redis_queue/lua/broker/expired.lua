@@ -11,9 +11,9 @@
 -- Returns delivery tags, the oldest first.
 -- O(limit * log index)
 
-local MOST = 500
+local MAX_TAGS = 500
 -- include clock
-limit = math.max(0, math.min(limit, MOST))
+limit = math.max(0, math.min(limit, MAX_TAGS))
 local before, text = string.format('%.3f', (now - timeout) / 1000), string.format('%.3f', now / 1000)
 local unheld = redis.call('ZRANGEBYSCORE', index, 0, before, 'LIMIT', 0, limit)
 local ended = redis.call('ZRANGEBYSCORE', lease_ends, 0, text, 'LIMIT', 0, limit)

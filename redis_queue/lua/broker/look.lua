@@ -10,10 +10,10 @@
 -- Returns {length of the list, size in bytes, message, "" or the end of a large one, size, ...}.
 -- O(limit * first)
 
-local MAX_BYTES, MOST, REACH, LARGE, HEAD, TAIL = 1048576, 500, 20000, 65536, 1024, 8192
+local MAX_BYTES, MAX_ROWS, REACH, LARGE, HEAD, TAIL = 1048576, 500, 20000, 65536, 1024, 8192
 local length, bytes = redis.call('LLEN', list), 0
 local found = {length}
-for place = first, math.min(first + math.min(limit, MOST), length, REACH) - 1 do
+for place = first, math.min(first + math.min(limit, MAX_ROWS), length, REACH) - 1 do
   local message = redis.call('LINDEX', list, -1 - place)
   if not message or bytes >= MAX_BYTES then break end
   local size, tail = #message, ''

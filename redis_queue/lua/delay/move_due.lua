@@ -21,7 +21,7 @@
 -- returns 0.1 s. It stops after the entry that makes 1 MiB, so that no call blocks Redis for long.
 -- O(limit * log waiting)
 
-local FIRST, MOST, MOST_CODES, MAX_ID, MAX_BYTES, LARGE = 130, 315619200000, 500, 1020, 1048576, 4096
+local FIRST, MAX_LATE, MAX_CODES, MAX_ID, MAX_BYTES, LARGE = 130, 315619200000, 500, 1020, 1048576, 4096
 local MAX_PHRASE = 1024
 -- Caches the type of each destination, or that it is not allowed.
 local kinds, codes, phrases = setmetatable({}, {__index = function() return lists >= 0 and 'barred' end}), {}, 0
@@ -40,11 +40,11 @@ local function unpacked(record, from, id, tag)
   codes['\128'], codes['\129'] = id, tag
   local text, count = nil, 0
   if #record < LARGE then
-    text, count = string.gsub(string.sub(record, from + 1), '[\128-\255]', codes, MOST_CODES)
+    text, count = string.gsub(string.sub(record, from + 1), '[\128-\255]', codes, MAX_CODES)
   else
     -- gsub starts again at each byte: skipping plain bytes at once takes a seventh of the time.
     local parts, at, plain, code = {}, from + 1
-    while at <= #record and count < MOST_CODES do
+    while at <= #record and count < MAX_CODES do
       plain, code, at = string.match(record, '^([^\128-\255]*)([\128-\255]?)()', at)
       parts[#parts + 1], parts[#parts + 2], count = plain, codes[code] or code, count + 1
     end
@@ -52,7 +52,7 @@ local function unpacked(record, from, id, tag)
   end
   -- JSON encoders do not escape letters, so an escaped one may hide "__type__".
   local hides = string.find(text, '\\u00', 1, true) and string.find(text, '\\u00[2-7]')
-  return not hides and count < MOST_CODES and not string.find(text, '"__type__"', 1, true) and text
+  return not hides and count < MAX_CODES and not string.find(text, '"__type__"', 1, true) and text
 end
 -- Payloads that begin with another control character have a newer format: they stay. So do those with an edited id that
 -- would break the JSON of the message.
@@ -99,7 +99,7 @@ for i, id in ipairs(ids) do
     if element then pushed, refused, refuses_all = push_message(destination, element) end
     if element and not refused then
       gone[#gone + 1], moved = id, moved + 1
-      local late = math.min(now - due[2 * i], MOST)
+      local late = math.min(now - due[2 * i], MAX_LATE)
       while late <= above do bucket, above = bucket - 1, bounds[bucket - 2] or -1 end
       counts[bucket], sum, worst = counts[bucket] + 1, sum + late, worst or late
     elseif refuses_all then

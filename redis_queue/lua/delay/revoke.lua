@@ -9,7 +9,7 @@
 -- Returns how many old ids were removed, at most 200 and two for each id.
 -- O((ids + 200) * log revoked)
 
-local MOST, PAGE = 100000, 200
+local MAX_REVOKED, PAGE = 100000, 200
 -- include clock, last_call
 if last == sequence then return tonumber(outcome) end
 local scores = {}
@@ -19,7 +19,7 @@ end
 -- A revoke removes stored entries.
 -- first_write revoked
 redis.call('ZADD', revoked, unpack(scores))
-local over = redis.call('ZCARD', revoked) - MOST
+local over = redis.call('ZCARD', revoked) - MAX_REVOKED
 local oldest, gone = redis.call('ZRANGE', revoked, 0, PAGE + 2 * #ids - 1, 'WITHSCORES'), {}
 for i = 1, #oldest, 2 do
   if #gone < over or tonumber(oldest[i + 1]) < now - age then gone[#gone + 1] = oldest[i] end

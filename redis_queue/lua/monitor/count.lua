@@ -12,7 +12,7 @@
 -- Returns 1 = done, 0 = an earlier attempt did it, -1 = part of the last minute is closed: call again.
 -- O(counts)
 
-local MOST_SERIES, ALL_SERIES, UNUSED, BACK, CLOSE = 200, 300, 90, 60, 10
+local MAX_SERIES, ALL_SERIES, UNUSED, BACK, CLOSE = 200, 300, 90, 60, 10
 local KEEP_MINUTES, KEEP_HOURS, KEEP_TOTALS, REPEATS = 345600, 10368000, 31536000, 86400000
 -- include clock, last_call
 if last == sequence then return 0 end
@@ -81,7 +81,7 @@ local all, full = {}, false
 local function number_of(name)
   local number, last_day = string.match(redis.call('HGET', series, name) or '', '^(%d+) (%d+)$')
   if last_day == whole(day) then return number end
-  if not number and used > MOST_SERIES and not full then
+  if not number and used > MAX_SERIES and not full then
     local rows = redis.call('HRANDFIELD', series, ALL_SERIES, 'WITHVALUES')
     for i = 1, #rows, 2 do
       if rows[i] ~= 'next' and (tonumber(string.match(rows[i + 1], '^%d+ (%d+)$')) or 0) < day - UNUSED then
@@ -89,7 +89,7 @@ local function number_of(name)
         redis.call('HDEL', totals, string.match(rows[i + 1], '^%d+') or '')
       end
     end
-    full = used > MOST_SERIES
+    full = used > MAX_SERIES
   end
   if name == '(other)\0(other)' or (not number and full) then return '1' end
   if not number then

@@ -11,7 +11,7 @@
 -- Returns the number of kept failures. Removes at most 100 more than it adds. Groups beyond 500 count as "(other)".
 -- O(failures * log N)
 
-local DAY, TRIM, MOST_GROUPS = 86400000, 100, 500
+local DAY, TRIM, MAX_GROUPS = 86400000, 100, 500
 -- include clock, last_call
 if last == sequence then return tonumber(outcome) end
 -- check failures, tracebacks, failed_at, groups, retrying
@@ -30,7 +30,7 @@ local function add(id, at, task, exception, summary, traceback)
   if before then remove_failure(id) end
   local group = task .. '\0' .. exception
   local row = redis.call('HGET', groups, group)
-  if not row and redis.call('HLEN', groups) >= MOST_GROUPS then
+  if not row and redis.call('HLEN', groups) >= MAX_GROUPS then
     group = '(other)\0(other)'
     row = redis.call('HGET', groups, group)
   end

@@ -12,7 +12,7 @@
 -- runs: those of at most 20,000 tasks are kept, for two days, and ten of each task.
 -- O(log runs * ended)
 
-local GONE, LOOK, MOST_RUNS, KEEP_RUNS, LINES, TRIM, EXPIRE = 3600000, 10, 20000, 172800000, 10, 60, 345600
+local GONE, LOOK, MAX_RUNS, KEEP_RUNS, LINES, TRIM, EXPIRE = 3600000, 10, 20000, 172800000, 10, 60, 345600
 -- include clock, last_call
 local answer = string.format('%.0f', now)
 if last == sequence then return tonumber(answer) end
@@ -39,7 +39,7 @@ if #ended > 0 then
   local oldest = redis.call('ZRANGE', runs_order, 0, #ended + TRIM, 'WITHSCORES')
   for i = 1, #oldest, 2 do
     local id = oldest[i]
-    if kept > MOST_RUNS or tonumber(answer) - oldest[i + 1] > KEEP_RUNS then
+    if kept > MAX_RUNS or tonumber(answer) - oldest[i + 1] > KEEP_RUNS then
       local root = string.match(redis.call('HGET', runs, id) or '', '^([^%z]*)%z')
       redis.call('ZREM', trees, (root or '') .. '\0' .. id)
       redis.call('HDEL', runs, id)

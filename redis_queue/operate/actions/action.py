@@ -12,16 +12,16 @@ from typing import Any, Final, Protocol
 from redis_queue.basics.options import some_of
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.operate.access import Access
-from redis_queue.operate.audit import MOST_SUBJECTS, Audit, AuditLine, Subject
+from redis_queue.operate.audit import MAX_SUBJECTS, Audit, AuditLine, Subject
 from redis_queue.operate.listing import SearchReport
 from redis_queue.store.chunks import ANY_SIZE
 from redis_queue.store.redis_errors import redact
 
-MOST_QUEUE_NAMES: Final = 3
-"""Most queues that a line of the audit names."""
+MAX_QUEUE_NAMES: Final = 3
+"""Maximum number of queues that a line of the audit names."""
 
-MOST_REASONS: Final = 5
-"""Most reasons of skipped items that a text names."""
+MAX_REASONS: Final = 5
+"""Maximum number of reasons of skipped items that a text names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Argument:
     is_flag: bool = False
     is_positional: bool = False
     most: int = 300
-    """Most characters."""
+    """Maximum characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,13 @@ class Choice:
     references: Sequence[str] = ()
     ids: Sequence[str] | None = None
     conditions: Any = None
-    #: Most items that the conditions choose; None for all.
+    #: Maximum number of items that the conditions choose; None for all.
     most: int | None = None
     #: Leave out ids of items that do not exist.
     exact: bool = False
     #: Put references to the items as they are now into the plan, so that exactly these are confirmed.
     pinned: bool = False
-    #: Most bytes of these references in a form.
+    #: Maximum bytes of these references in a form.
     room: int = ANY_SIZE
     #: The count that was confirmed; None before.
     confirmed: int | None = None
@@ -97,13 +97,13 @@ class Result:
         self.maybe_sent += batch.maybe_sent
         self.tried += batch.tried
         self.skipped.update(batch.skipped)
-        self.subjects += batch.subjects[: MOST_SUBJECTS - len(self.subjects)]
+        self.subjects += batch.subjects[: MAX_SUBJECTS - len(self.subjects)]
         self.text, self.counts = batch.text or self.text, batch.counts or self.counts
 
     @property
     def reasons(self) -> list[str]:
         """Why items were skipped, the most frequent reason first."""
-        return [f"{number:,} skipped: {reason}" for reason, number in self.skipped.most_common(MOST_REASONS)]
+        return [f"{number:,} skipped: {reason}" for reason, number in self.skipped.most_common(MAX_REASONS)]
 
     @property
     def maybe_sent_text(self) -> str:
@@ -113,7 +113,7 @@ class Result:
         return f"{self.maybe_sent:,} of them were claimed before and may have been sent: revoke them as well"
 
     def refused(self, error: BaseException) -> bool:
-        """Tell whether *error* refused the input before anything was tried."""
+        """Return whether *error* refused the input before anything was tried."""
         return isinstance(error, (InvalidNameError, InvalidValueError)) and not self.tried
 
     def left(self, plan: Plan) -> int:
@@ -237,7 +237,7 @@ def perform(  # noqa: PLR0917 - each is another thing
         if total.count or total.skipped or failed:
             detail = "; ".join(filter(None, (plan.detail, *total.reasons, failed)))
             subjects = total.subjects or plan.subjects
-            queues = some_of(list(dict.fromkeys(plan.queues)), MOST_QUEUE_NAMES)
+            queues = some_of(list(dict.fromkeys(plan.queues)), MAX_QUEUE_NAMES)
             line = AuditLine(at, user, action.verb, queues, total.count, detail, subjects)
             total.unwritten = _write(access, line)
 

@@ -17,15 +17,15 @@ from redis_queue.model import CancelOutcome, State
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Result
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows
-from redis_queue.operate.audit import MOST_SUBJECTS, Subject
+from redis_queue.operate.audit import MAX_SUBJECTS, Subject
 from redis_queue.operate.items import Entries, Letter, Letters, task_of
 from redis_queue.operate.listing import SearchReport, Selection
 from redis_queue.operate.queue_row import BROKEN, Faults
 from redis_queue.store.chunks import CHUNK, chunks, gap_ms
 from redis_queue.store.ids import is_id
 
-MOST_LOOKS: Final = 100
-"""Most messages and entries that are read to show the first ones."""
+MAX_LOOKS: Final = 100
+"""Maximum number of messages and entries that are read to show the first ones."""
 
 ANY: Final[Sequence[State]] = ("ready", "delayed", "in_flight", "dead")
 DEAD: Final[Sequence[State]] = ("dead",)
@@ -155,17 +155,17 @@ class LetterRows(StoredRows):
 
 
 def subjects(pairs: Iterable[tuple[AnyQueue, str]], states: Sequence[State] = ANY) -> list[Subject]:
-    """Return the first :data:`MOST_SUBJECTS` of *pairs* (queue, id) that exist in one of *states*.
+    """Return the first :data:`MAX_SUBJECTS` of *pairs* (queue, id) that exist in one of *states*.
 
-    It reads at most :data:`MOST_LOOKS` of them. Unreadable queues are left out.
+    It reads at most :data:`MAX_LOOKS` of them. Unreadable queues are left out.
     """
     found: list[Subject] = []
-    for (queue, id_), _ in zip(pairs, range(MOST_LOOKS), strict=False):
+    for (queue, id_), _ in zip(pairs, range(MAX_LOOKS), strict=False):
         with contextlib.suppress(*BROKEN):
             item = queue.look(id_)
             if item is not None and item.state in states:
                 found.append(Subject(id_, queue.name, task_of(item).task, item.at))
-        if len(found) == MOST_SUBJECTS:
+        if len(found) == MAX_SUBJECTS:
             break
     return found
 

@@ -23,7 +23,7 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Result
 from redis_queue.operate.actions.entries import RATE
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows
-from redis_queue.operate.audit import MOST_SUBJECTS, Subject
+from redis_queue.operate.audit import MAX_SUBJECTS, Subject
 from redis_queue.operate.items import FailureList
 from redis_queue.operate.listing import Selection
 from redis_queue.store.chunks import Pace, chunks, gap_ms
@@ -43,8 +43,8 @@ _ROW: Final = re.compile(r"(\d{1,15}):([^:]{1,3000})", re.ASCII)
 
 WAITS: Final = "No dispatcher runs: the tasks wait until a worker or redis-queue dispatch does."
 
-MOST_ARGUMENTS: Final = 10_000
-"""Most characters of other arguments."""
+MAX_ARGUMENTS: Final = 10_000
+"""Maximum characters of other arguments."""
 
 
 def reference(failure: Failure) -> str:
@@ -101,7 +101,7 @@ class RetryRows(FailureRows):
     """Failures to retry."""
 
     def accepts(self, choice: Choice, item: Failure) -> bool:
-        """Tell whether *item* counts: in a dry run, not those without a message."""
+        """Return whether *item* counts: in a dry run, not those without a message."""
         return bool(item.size) or not choice.exact
 
     def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
@@ -157,7 +157,7 @@ def delete(access: Access, found: Sequence[Failure], _: Choice) -> Iterator[Resu
 
 
 def is_dispatched(access: Access) -> bool:
-    """Tell whether a process dispatches the DelayQueue of Celery tasks: without one, retried tasks wait."""
+    """Return whether a process dispatches the DelayQueue of Celery tasks: without one, retried tasks wait."""
     with contextlib.suppress(InvalidValueError):
         return bool(delay_queue_of(access).dispatch_log.dispatchers())
     return False
@@ -174,7 +174,7 @@ def delay_queue_of(access: Access) -> DelayQueue:
 
 
 def _subjects(failures: Sequence[Failure]) -> list[Subject]:
-    return [Subject(failure.id, failure.queue, failure.task, failure.failed_at) for failure in failures[:MOST_SUBJECTS]]
+    return [Subject(failure.id, failure.queue, failure.task, failure.failed_at) for failure in failures[:MAX_SUBJECTS]]
 
 
 def _message(failure: Failure, args: Any, kwargs: Any, now: datetime) -> Envelope:
@@ -229,7 +229,7 @@ ARGS: Final = Argument(
     _json("args", list, "array"),
     "args {}".format,
     metavar="JSON",
-    most=MOST_ARGUMENTS,
+    most=MAX_ARGUMENTS,
 )
 KWARGS: Final = Argument(
     "kwargs",
@@ -237,7 +237,7 @@ KWARGS: Final = Argument(
     _json("kwargs", dict, "object"),
     "kwargs {}".format,
     metavar="JSON",
-    most=MOST_ARGUMENTS,
+    most=MAX_ARGUMENTS,
 )
 
 ACTIONS: Final = (

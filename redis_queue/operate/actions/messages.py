@@ -17,7 +17,7 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Result
 from redis_queue.operate.actions.queues import One
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows
-from redis_queue.operate.audit import MOST_SUBJECTS, Subject
+from redis_queue.operate.audit import MAX_SUBJECTS, Subject
 from redis_queue.operate.items import Messages, celery_queues_of
 from redis_queue.operate.listing import Conditions, Selection
 
@@ -55,7 +55,7 @@ class MessageRows(Rows[Message]):
         """Return the messages that are shown; the others stay references, since each has to be searched."""
         if not choice.references:
             return list(items)
-        shown, known = set(choice.references[:MOST_SUBJECTS]), dict[str, WaitingMessage]()
+        shown, known = set(choice.references[:MAX_SUBJECTS]), dict[str, WaitingMessage]()
         for message in Messages(access, choice.scope["name"], Conditions()).all():
             if message.element.reference in shown:
                 known[message.element.reference] = message
@@ -69,7 +69,7 @@ class MessageRows(Rows[Message]):
 
     def subjects(self, choice: Choice, items: Sequence[Message]) -> list[Subject]:
         """Return the first messages."""
-        return [_subject(choice.scope["name"], item) for item in items[:MOST_SUBJECTS] if not isinstance(item, str)]
+        return [_subject(choice.scope["name"], item) for item in items[:MAX_SUBJECTS] if not isinstance(item, str)]
 
     def queues(self, choice: Choice, items: Sequence[Message], subjects: Sequence[Subject]) -> Sequence[str]:  # noqa: ARG002
         """Return the queue."""
@@ -159,7 +159,7 @@ def remove(access: Access, name: str, references: Iterable[str], target: str | N
     with queue_contents(access.app, name) as contents:
         for removed, refused in contents.remove(chosen, target):
             left -= len(removed) + refused
-            subjects = [_subject(name, WaitingMessage.of(element)) for element in removed[:MOST_SUBJECTS]]
+            subjects = [_subject(name, WaitingMessage.of(element)) for element in removed[:MAX_SUBJECTS]]
             yield Result(len(removed), tried=len(removed) + refused, subjects=subjects)
     if left > 0:
         yield Result(0, tried=left)

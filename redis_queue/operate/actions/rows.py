@@ -70,7 +70,7 @@ class Rows(ABC, Generic[T]):
         return [subject.queue for subject in subjects]
 
     def accepts(self, choice: Choice, item: T) -> bool:  # noqa: ARG002
-        """Tell whether *item* counts."""
+        """Return whether *item* counts."""
         return True
 
     def place(self, choice: Choice) -> str:  # noqa: ARG002

@@ -19,12 +19,12 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Result
 from redis_queue.operate.actions.queues import One, one_step
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows
-from redis_queue.operate.audit import MOST_SUBJECTS, Subject
+from redis_queue.operate.audit import MAX_SUBJECTS, Subject
 from redis_queue.operate.listing import Selection
 from redis_queue.store.ids import is_id
 
-MOST_SIZE: Final = remote.MOST_SIZE
-"""Greatest size of a pool."""
+MAX_SIZE: Final = remote.MAX_SIZE
+"""Maximum size of a pool."""
 
 ENDS: Final = ("prefork", "gevent", "eventlet")
 """Pools that can end a running task."""
@@ -95,7 +95,7 @@ class RunningRows(Rows[RunningTask]):
 
     def subjects(self, choice: Choice, items: Sequence[RunningTask]) -> list[Subject]:  # noqa: ARG002
         """Return the first runs."""
-        return [_subject(task) for task in items[:MOST_SUBJECTS]]
+        return [_subject(task) for task in items[:MAX_SUBJECTS]]
 
     def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
         """Return the plan. Raises ConfigurationError without an app."""
@@ -128,8 +128,8 @@ def terminate(access: Access, tasks: Sequence[RunningTask], choice: Choice) -> I
     for worker, group in itertools.groupby(sorted(tasks, key=lambda task: task.worker), lambda task: task.worker):
         chosen, row = list(group), pools.row(worker)
         problem = f"{worker}: no report within the last minute" if row is None else stoppable(row, soft=soft)
-        for start in range(0, len(chosen), remote.MOST_TASKS):
-            part = chosen[start : start + remote.MOST_TASKS]
+        for start in range(0, len(chosen), remote.MAX_TASKS):
+            part = chosen[start : start + remote.MAX_TASKS]
             found: frozenset[str] = frozenset()
             if not problem:
                 try:
@@ -187,7 +187,7 @@ def _of_process(row: WorkerRow, choice: Choice, change: Callable[[], object], **
 
     def checked() -> object:
         if row.stopping:
-            raise WorkerRefusedError(_deaf(row))
+            raise WorkerRefusedError(_shutting_down(row))
         return change()
 
     return one_step(name=row.name, change=checked, fields={"pid": str(row.pid)}, **known)
@@ -196,14 +196,14 @@ def _of_process(row: WorkerRow, choice: Choice, change: Callable[[], object], **
 def stoppable(worker: WorkerRow, *, soft: bool) -> str:
     """Return why *worker* cannot stop a task that it runs; "" if it can."""
     if worker.stopping:
-        return _deaf(worker)
+        return _shutting_down(worker)
     if worker.pool in (ENDS_SOFTLY if soft else ENDS):
         return ""
     how = "raise SoftTimeLimitExceeded in" if soft else "end"
     return f"{worker.name}: its {worker.pool or 'unknown'} pool cannot {how} a running task"
 
 
-def _deaf(worker: WorkerRow) -> str:
+def _shutting_down(worker: WorkerRow) -> str:
     return f"{worker.name}: it shuts down and takes no commands; it ends once its tasks have ended"
 
 
@@ -235,9 +235,9 @@ def _flag(text: str) -> bool:
 
 
 def _size(text: str) -> int:
-    size = int(text) if text.isascii() and text.isdecimal() and len(text) < len(str(MOST_SIZE)) + 1 else 0
-    if not 1 <= size <= MOST_SIZE:
-        raise InvalidValueError(f"size={text[:20]!r}: must be 1 to {MOST_SIZE}")
+    size = int(text) if text.isascii() and text.isdecimal() and len(text) < len(str(MAX_SIZE)) + 1 else 0
+    if not 1 <= size <= MAX_SIZE:
+        raise InvalidValueError(f"size={text[:20]!r}: must be 1 to {MAX_SIZE}")
     return size
 
 
@@ -252,7 +252,7 @@ SIZE: Final = Argument(
     "size",
     "How many tasks it runs at once.",
     _size,
-    missing=f"Resize to what? Fill in a number from 1 to {MOST_SIZE:,}.",
+    missing=f"Resize to what? Fill in a number from 1 to {MAX_SIZE:,}.",
     metavar="SIZE",
     is_positional=True,
 )

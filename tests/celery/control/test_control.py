@@ -20,7 +20,7 @@ from celery.result import GroupResult
 from redis_queue import InvalidDelayError, InvalidValueError
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.control import panel as control
-from redis_queue.celery.dispatch.loop import answers
+from redis_queue.celery.dispatch.loop import lists_stored_tasks
 from tests.support.celery.delaying_names import NOTE
 from tests.support.celery.fleet import Fleet, send
 from tests.support.paths import ROOT
@@ -173,7 +173,7 @@ class TestInspectReplyForTheStore:
     ) -> None:
         if leader:
             delayed.queue.moves.lead(leader, 60)
-        assert answers(delayed.app, delayed.queue) is each
+        assert lists_stored_tasks(delayed.app, delayed.queue) is each
 
     def test_is_asked_without_another_look_at_the_registry(self, delayed: DurableTasks) -> None:
         wrapped = control._COMMANDS["scheduled"](lambda *_, **__: [])

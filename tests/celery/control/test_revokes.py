@@ -16,7 +16,7 @@ from redis.client import PubSub
 from redis_queue.celery import Dispatcher, DurableTasks
 from redis_queue.celery.control import panel as control
 from redis_queue.celery.control import revokes
-from redis_queue.celery.control.revokes import RevokeStep, obey
+from redis_queue.celery.control.revokes import RevokeStep, discard_tasks
 from redis_queue.celery.entries import push_task
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import CALL
@@ -223,16 +223,16 @@ class TestWaitingCall:
         assert ORDER in state.revoked
 
     def test_is_known_to_a_worker_without_redis_queue_that_reads_the_state(self) -> None:
-        obey([ORDER])
+        discard_tasks([ORDER])
         assert state.revoked.__reduce__()[0] is LimitedSet
 
     def test_is_remembered_for_a_day_and_the_oldest_make_room(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(revokes, "MOST_REVOKED", 3)
-        obey(f"id-{number}" for number in range(5))
+        monkeypatch.setattr(revokes, "MAX_REVOKED", 3)
+        discard_tasks(f"id-{number}" for number in range(5))
         assert [f"id-{number}" in state.revoked for number in range(5)] == [False, False, True, True, True]
         now = time.monotonic()
         monkeypatch.setattr(revokes, "time", SimpleNamespace(monotonic=lambda: now + 86_401))
-        obey(["later"])
+        discard_tasks(["later"])
         assert "id-4" not in state.revoked
         assert "later" in state.revoked
 

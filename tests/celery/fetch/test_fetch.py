@@ -243,7 +243,7 @@ class TestFetch:
             assert client.hlen("unacked") == 0
 
     def test_gives_up_a_silent_connection(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(kombu_connection, "LEAST", 0.5)
+        monkeypatch.setattr(kombu_connection, "MIN_TIMEOUT", 0.5)
         with FaultProxy(str(server.socket)) as proxy, Connection(proxy.url) as connection:
             kombu_connection.add_timeouts(connection, 3)
             publish(connection, 1)

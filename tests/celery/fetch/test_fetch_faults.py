@@ -167,7 +167,7 @@ class TestSilentConnection:
         self, redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> Iterator[FaultProxy]:
         assert client.dbsize() == 0
-        monkeypatch.setattr(kombu_connection, "LEAST", 0.5)
+        monkeypatch.setattr(kombu_connection, "MIN_TIMEOUT", 0.5)
         with FaultProxy(str(redis_server.socket)) as proxy:
             yield proxy
 
@@ -210,8 +210,8 @@ class TestSilentConnection:
 def test_idle_workers_are_woken_after_a_restart_that_kept_the_keys_of_their_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fetches, "LOOK", 600.0)
-    monkeypatch.setattr(fetches, "LONGEST_LOOK", 600.0)
+    monkeypatch.setattr(fetches, "CHECK_INTERVAL", 600.0)
+    monkeypatch.setattr(fetches, "MAX_LOOK", 600.0)
     with RedisServer(aof="always") as server, ExitStack() as stack:
         connections = [stack.enter_context(connected(server)) for _ in range(3)]
         takers = [Taker(connection, ["q"], 1) for connection in connections]

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from redis_queue.celery.fetch import fetch as fetches
-from redis_queue.celery.fetch.fetch import LOOK
+from redis_queue.celery.fetch.fetch import CHECK_INTERVAL
 from tests.support.celery.fetching import Taker, connected, fetch_of, is_idle, publish, wait_until_idle
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -75,8 +75,8 @@ def idle(redis_server: RedisServer, client: redis.Redis) -> Iterator[Idle]:
 @pytest.fixture
 def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Idle consumers that do not look for messages by themselves during a test."""
-    monkeypatch.setattr(fetches, "LOOK", 600.0)
-    monkeypatch.setattr(fetches, "LONGEST_LOOK", 600.0)
+    monkeypatch.setattr(fetches, "CHECK_INTERVAL", 600.0)
+    monkeypatch.setattr(fetches, "MAX_LOOK", 600.0)
 
 
 @pytest.mark.usefixtures("unasked")
@@ -196,8 +196,8 @@ class TestMissedWakeUps:
 def test_workers_in_a_short_line_look_at_least_every_second(idle: Idle) -> None:
     first, *others = idle.add(4)
     now = time.monotonic()
-    assert all(fetch_of(taker).look_at - now <= LOOK for taker in others)
-    assert fetch_of(first).look_at - now > LOOK
+    assert all(fetch_of(taker).look_at - now <= CHECK_INTERVAL for taker in others)
+    assert fetch_of(first).look_at - now > CHECK_INTERVAL
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import redis
 from kombu.connection import Connection
 
-from redis_queue.celery.fetch.settlement import MOST_IN_BATCH
+from redis_queue.celery.fetch.settlement import MAX_IN_BATCH
 from redis_queue.store.scripts import load_scripts
 from tests.support.celery.fetching import Taker, connected, fetch_of, publish, publish_all
 from tests.support.proxy import FaultProxy
@@ -44,7 +44,7 @@ class TestBatches:
     def test_are_settled_by_one_script_each(self, redis_server: RedisServer, client: redis.Redis) -> None:
         with connected(redis_server) as connection:
             load_scripts(client)
-            taker = filled(connection, 2 * MOST_IN_BATCH)
+            taker = filled(connection, 2 * MAX_IN_BATCH)
             before = calls(client)
             taker.settle()
             assert not client.exists("unacked", "unacked_index")

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.timeout(180)
 
 MEGABYTE = 1024 * 1024
 
-MOST = 35 * MEGABYTE
-"""Most resident memory (VmRSS) of a keeper, with the pages that it shares with other processes."""
+MAX_BYTES = 35 * MEGABYTE
+"""Maximum number of resident memory (VmRSS) of a keeper, with the pages that it shares with other processes."""
 
 
 @pytest.fixture(autouse=True)
@@ -62,4 +62,4 @@ def test_keeper_takes_little_memory(kind: str) -> None:
         used = keeper_of(one).memory_info().rss
         leasing.end_task("one")
         leasing.wait_until_settled()
-    assert used <= MOST
+    assert used <= MAX_BYTES

@@ -121,7 +121,7 @@ def test_a_keeper_whose_child_holds_its_output_open_lets_no_worker_wait(
     python.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setattr(keeper_process, "START", 0.5)
-    monkeypatch.setattr(keeper_process, "GRACE", 0.1)
+    monkeypatch.setattr(keeper_process, "EXIT_TIMEOUT", 0.1)
     with pytest.raises(ConfigurationError, match="ended with -9 before it was up"):
         begin()
 
@@ -162,7 +162,7 @@ def test_a_new_keeper_renews_more_messages_than_its_pipe_holds(begin: Begin, cli
 def test_a_keeper_that_reads_nothing_is_replaced_after_many_lines(
     begin: Begin, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper_process, "MOST_UNWRITTEN", 1000)
+    monkeypatch.setattr(keeper_process, "MAX_UNWRITTEN", 1000)
     begun = begin()
     wait_for_renewal(begun)
     keeper = begun._keeper

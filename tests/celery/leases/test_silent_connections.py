@@ -47,7 +47,7 @@ def proxy(redis_server: RedisServer, client: redis.Redis) -> Iterator[FaultProxy
 @pytest.fixture
 def connection(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A connection of an app with leases, through the proxy."""
-    monkeypatch.setattr(kombu_connection, "LEAST", 0.5)
+    monkeypatch.setattr(kombu_connection, "MIN_TIMEOUT", 0.5)
     with app_at(proxy.url).connection_for_read() as connection:
         yield connection
 
@@ -199,7 +199,7 @@ class TestDispatcher:
     def test_sends_on_a_new_connection(
         self, broker: Broker, redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(kombu_connection, "LEAST", 0.5)
+        monkeypatch.setattr(kombu_connection, "MIN_TIMEOUT", 0.5)
         monkeypatch.setattr(amqp, "CONFIRM_WITHIN", 0.5)
         with FaultProxy(broker.address) as proxy:
             app = broker.app(
@@ -235,7 +235,7 @@ class TestTimeouts:
     def test_apply_to_sentinels_too(self) -> None:
         app = app_at("sentinel://localhost:1", master_name="m", sentinel_kwargs={"password": "x"})
         asked = app.connection().transport_options["sentinel_kwargs"]
-        assert asked["socket_timeout"] == kombu_connection.LEAST
+        assert asked["socket_timeout"] == kombu_connection.MIN_TIMEOUT
         assert asked["password"] == "x"
 
     def test_do_not_apply_to_other_brokers(self) -> None:

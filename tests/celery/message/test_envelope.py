@@ -18,7 +18,7 @@ from kombu.utils.json import dumps, register_type
 from redis_queue import DelayQueue, InvalidValueError
 from redis_queue.celery import Dispatcher, DurableTasks
 from redis_queue.celery.message.envelope import (
-    MOST_CODES,
+    MAX_CODES,
     PHRASES,
     TAG,
     VERSION,
@@ -87,7 +87,7 @@ class TestPacked:
 
         packed = envelope.pack()
 
-        assert len(packed.translate(None, bytes(range(128)))) <= MOST_CODES
+        assert len(packed.translate(None, bytes(range(128)))) <= MAX_CODES
         assert Envelope.unpack(packed, envelope.id) == envelope
 
     def test_is_much_smaller_than_the_message(self) -> None:

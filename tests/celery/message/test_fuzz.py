@@ -207,7 +207,7 @@ def test_fetched_message_is_delivered_or_quarantined_with_its_bytes(item: bytes)
     channel.connection = SimpleNamespace(_deliver=lambda *found: handed.append(found))
     channel._queue_cycle = SimpleNamespace(rotate=handed.append)
     while channel._received:
-        channel.hand_on()
+        channel.deliver_received()
     assert aside == ([] if handed else [("tag", item)])
 
 

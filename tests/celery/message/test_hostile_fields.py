@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from redis_queue.basics.times import from_ms
 from redis_queue.celery import Dispatcher, DurableTasks
 from redis_queue.celery.control import panel as control
-from redis_queue.celery.message.envelope import MOST_CODES, VERSION, Envelope
+from redis_queue.celery.message.envelope import MAX_CODES, VERSION, Envelope
 from redis_queue.celery.message.task_entry import Conditions, TaskEntry
 from redis_queue.celery.results import _request
 from redis_queue.cli import celery as cli
@@ -223,7 +223,7 @@ def test_dispatcher_handles_all_records(
     assert stats.dead > total // 10
     elements: Any = client.lrange(list_name, 0, -1)
     assert [found for found in elements if good.encode() in found]
-    assert max(map(len, elements)) < 2 * LONG + MOST_CODES
+    assert max(map(len, elements)) < 2 * LONG + MAX_CODES
     for found in elements:
         measured(str(found[:200]), lambda: read_as_worker(found))  # noqa: B023
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from redis_queue.celery.monitor.activity import MOST_SERIES, Activity
+from redis_queue.celery.monitor.activity import MAX_SERIES, Activity
 from redis_queue.celery.monitor.step import MonitorStep
 from redis_queue.celery.queues.names import QueueNames
 from redis_queue.monitor.model import Outcome, Tally
-from redis_queue.monitor.report import MOST_ENDED, OTHER
+from redis_queue.monitor.report import MAX_ENDED, OTHER
 
 
 def request(task: Any = "shop.mail", id_: Any = "id1", started: float | None = None, **changes: Any) -> Any:
@@ -66,8 +66,8 @@ def test_the_runs_of_further_series_are_counted_together(activity: Activity) -> 
     for number in range(10_000):
         activity.ended(request(f"task{number}"), "succeeded", None)
     tallies = activity.take()
-    assert len(tallies) == MOST_SERIES + 1
-    assert tallies[OTHER] == Tally(10_000 - MOST_SERIES)
+    assert len(tallies) == MAX_SERIES + 1
+    assert tallies[OTHER] == Tally(10_000 - MAX_SERIES)
 
 
 def test_arguments_are_not_kept_in_memory(activity: Activity) -> None:
@@ -75,7 +75,7 @@ def test_arguments_are_not_kept_in_memory(activity: Activity) -> None:
         """Something large."""
 
     found = []
-    for _ in range(MOST_ENDED + 1):
+    for _ in range(MAX_ENDED + 1):
         argument = Argument()
         found.append(weakref.ref(argument))
         activity.ended(request(args=[argument]), "succeeded", 0.1)
@@ -119,7 +119,7 @@ def test_failed_and_slow_runs_are_preferred(activity: Activity) -> None:
         failed = number % 100 == 50
         activity.ended(request(id_=str(number)), "failed" if failed else "succeeded", (number * 7 % 1000) / 1000)
     runs = activity.sample.take(0.0)
-    assert len(runs) == MOST_ENDED
+    assert len(runs) == MAX_ENDED
     assert [run.id for run in runs if run.outcome == "failed"] == [str(number) for number in range(50, 1000, 100)]
     slowest = sorted(range(1000), key=lambda number: number * 7 % 1000 * (number % 100 != 50))[-10:]
     assert {run.id for run in runs if run.outcome == "succeeded"} == {str(number) for number in slowest}
@@ -132,9 +132,9 @@ def test_runs_are_kept_until_they_are_written(activity: Activity) -> None:
     assert [run.id for run in activity.sample.take(0.0)] == ["first", "second"]
     activity.sample.written()
     assert activity.sample.take(0.0) == []
-    for number in range(3 * MOST_ENDED):
+    for number in range(3 * MAX_ENDED):
         activity.ended(request(id_=str(number)), "succeeded", 0.1)
-        assert len(activity.sample.take(0.0)) <= MOST_ENDED
+        assert len(activity.sample.take(0.0)) <= MAX_ENDED
 
 
 def test_a_run_that_cannot_be_counted_disturbs_nothing(activity: Activity, caplog: pytest.LogCaptureFixture) -> None:

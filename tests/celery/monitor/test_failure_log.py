@@ -15,7 +15,7 @@ from redis_queue.celery.monitor.activity import exception_name
 from redis_queue.celery.monitor.failure_log import FailureLog
 from redis_queue.celery.settings import KeepFailures
 from redis_queue.monitor.failure_rows import MAX_FAILURE_TEXT, MAX_MESSAGE, MAX_TRACEBACK
-from redis_queue.monitor.failures import MOST_AT_ONCE
+from redis_queue.monitor.failures import MAX_AT_ONCE
 
 
 class EvilError(Exception):
@@ -77,10 +77,10 @@ def test_notes_stay_until_they_were_written(log: FailureLog) -> None:
 
 
 def test_more_than_a_hundred_are_counted(log: FailureLog) -> None:
-    for _ in range(MOST_AT_ONCE + 7):
+    for _ in range(MAX_AT_ONCE + 7):
         log.note(request(), failed(ValueError()), None)
     found, missed = log.take()
-    assert (len(found), missed) == (MOST_AT_ONCE, 7)
+    assert (len(found), missed) == (MAX_AT_ONCE, 7)
     log.note(request(), failed(ValueError()), None)
     log.written()
     assert log.take() == ([], 1)
@@ -93,7 +93,7 @@ def test_threads_lose_no_count(log: FailureLog, pool: ThreadPoolExecutor) -> Non
 
     list(pool.map(fail, range(8)))
     found, missed = log.take()
-    assert len(found) == MOST_AT_ONCE
+    assert len(found) == MAX_AT_ONCE
     log.written()
     rest, more = log.take()
     assert len(found) + missed + len(rest) + more == 1600

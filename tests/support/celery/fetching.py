@@ -130,7 +130,7 @@ def fetch_of(taker: Taker) -> Fetch:
 
 
 def is_idle(taker: Taker) -> bool:
-    """Tell whether *taker* waits for a wake-up."""
+    """Return whether *taker* waits for a wake-up."""
     found = taker.channel._fetch
     return found is not None and not (found.is_due or found.pending or found.commands._unanswered)
 

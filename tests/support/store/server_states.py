@@ -232,7 +232,7 @@ class Ballast:
         client.config_set("maxmemory", self._limit)
 
     def is_full(self) -> bool:
-        """Tell whether Redis is over its limit."""
+        """Return whether Redis is over its limit."""
         return self._used() > self._limit
 
     def free(self) -> None:

@@ -152,9 +152,9 @@ VERBS: dict[str, Verb] = {
     "peek": Verb(lambda s: s.queue.peek(5), "queue/peek"),
     "stats": Verb(lambda s: s.queue.stats(), "queue/stats"),
     "ack": Verb(lambda s: s.queue.ack(s.held), "records/ack", takes=("held",)),
-    "nack": Verb(lambda s: s.queue.nack(s.held), "records/release"),
-    "nack delayed": Verb(lambda s: s.queue.nack(s.held, delay=5, reason="busy"), "records/release"),
-    "nack dead": Verb(lambda s: s.queue.nack(s.held, dead=True, reason="bad"), "records/release"),
+    "nack": Verb(lambda s: s.queue.nack(s.held), "records/nack"),
+    "nack delayed": Verb(lambda s: s.queue.nack(s.held, delay=5, reason="busy"), "records/nack"),
+    "nack dead": Verb(lambda s: s.queue.nack(s.held, dead=True, reason="bad"), "records/nack"),
     "extend": Verb(lambda s: s.queue.extend(s.held, 120), "records/extend"),
     "put_back": Verb(lambda s: s.queue.put_back(), "records/put_back", LATER),
     "still_mine": Verb(lambda s: s.queue.still_mine(s.held), "records/extend"),
@@ -172,9 +172,9 @@ VERBS: dict[str, Verb] = {
         lambda s: s.timed.push("held", id="held", delay=1, on_conflict="keep"), "delay/push", which="delay"
     ),
     "claim": Verb(lambda s: s.timed.claim(5), "delay/claim", which="delay"),
-    "timed nack": Verb(lambda s: s.timed.nack(s.held_entry, reason="busy"), "records/release", which="delay"),
+    "timed nack": Verb(lambda s: s.timed.nack(s.held_entry, reason="busy"), "records/nack", which="delay"),
     "timed nack dead": Verb(
-        lambda s: s.timed.nack(s.held_entry, dead=True, reason="bad"), "records/release", which="delay"
+        lambda s: s.timed.nack(s.held_entry, dead=True, reason="bad"), "records/nack", which="delay"
     ),
     "timed extend": Verb(lambda s: s.timed.extend(s.held_entry, 120), "records/extend", which="delay"),
     "pop": Verb(lambda s: s.timed.pop(5), "delay/claim", takes=("due",), which="delay"),

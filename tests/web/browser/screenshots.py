@@ -16,7 +16,7 @@ from tests.support.web.contents import delayed_of
 from tests.support.web.shop import fill_shop
 
 IMAGES = ROOT / "docs" / "images"
-MOST_BYTES = 120_000
+MAX_BYTES = 120_000
 SIZES = {"": (1280, 800), "-phone": (390, 844)}
 SCHEMES = {"": "light", "-dark": "dark"}
 
@@ -88,7 +88,7 @@ def write(browser: Browser, url: str, name: str, size: tuple[int, int], scheme: 
     page.goto(url, wait_until="networkidle")
     image = IMAGES / f"{name}.png"
     image.write_bytes(compressed(page.screenshot()))
-    assert image.stat().st_size < MOST_BYTES, image
+    assert image.stat().st_size < MAX_BYTES, image
     context.close()
 
 

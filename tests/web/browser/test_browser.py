@@ -30,7 +30,7 @@ PAGES = (
 
 
 def fits(page: Page) -> bool:
-    """Tell whether the page needs no horizontal scrolling."""
+    """Return whether the page needs no horizontal scrolling."""
     return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
 
 

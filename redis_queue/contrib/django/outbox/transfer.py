@@ -39,13 +39,13 @@ RELAY_TIMEOUT: Final = 5.0
 _QUEUES: Final[WeakKeyDictionary[Store, dict[float, DelayQueue]]] = WeakKeyDictionary()
 
 FIRST_PAUSE: Final = 5.0
-LONGEST_PAUSE: Final = 60.0
+MAX_PAUSE: Final = 60.0
 
 ROW: Final = "outbox"
 """Header that names the outbox row of an entry."""
 
 FAILURES: Final = 3
-"""Most failed attempts with single calls per relay; the next relay continues with other calls."""
+"""Maximum number of failed attempts with single calls per relay; the next relay continues with other calls."""
 
 
 def reach(app: Celery, timeout: float) -> DelayQueue:
@@ -77,11 +77,11 @@ class Breaker:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._backoff = Backoff(first=FIRST_PAUSE, cap=LONGEST_PAUSE)
+        self._backoff = Backoff(first=FIRST_PAUSE, cap=MAX_PAUSE)
         self._pause_until: float | None = None
 
     def allows(self) -> bool:
-        """Tell whether to try. After a failure True means: this caller is the one that tries."""
+        """Return whether to try. After a failure True means: this caller is the one that tries."""
         if self._pause_until is None:
             return True
         now = self._clock()

@@ -3,7 +3,7 @@
 -- KEYS meta, records, in_flight, leases, errors, ready, waiting, dead, quarantine, wake
 -- ARGV now     TIME  0 = the server's clock
 -- ARGV listed  FLAG  1 = a RedisQueue with a ready list, 0 = a DelayQueue
--- ARGV acting  FLAG  1 = repair, 0 = only find
+-- ARGV repair  FLAG  1 = repair, 0 = only find
 -- ARGV ids     LIST  to check
 --
 -- An orphan goes to the back of the ready list; in a DelayQueue it becomes a dead letter, since its due time is lost. A
@@ -16,7 +16,7 @@ local at = string.format('%.0f', now)
 -- check leases, errors, quarantine
 local idle = listed and redis.call('LLEN', wake) == 0
 local flags, returned = {}, 0
-if acting then
+if repair then
   -- first_write leases
 end
 for i, id in ipairs(ids) do
@@ -29,7 +29,7 @@ for i, id in ipairs(ids) do
   elseif placed and not has_record then
     flags[i] = 2
   end
-  if acting and flags[i] == 1 then
+  if repair and flags[i] == 1 then
     local deliveries = string.match(redis.call('HGET', leases, id) or '', '^%d+')
     -- First take the lease from its holder.
     if deliveries then redis.call('HSET', leases, id, deliveries) end
@@ -40,7 +40,7 @@ for i, id in ipairs(ids) do
       redis.call('HSET', errors, id, 'was in no place; when it was due is lost')
       redis.call('ZADD', dead, at, id)
     end
-  elseif acting and flags[i] == 2 then
+  elseif repair and flags[i] == 2 then
     redis.call('RPUSH', quarantine, unreadable(id))
     redis.call('HDEL', leases, id)
     redis.call('HDEL', errors, id)

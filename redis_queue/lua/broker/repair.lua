@@ -4,17 +4,17 @@
 --
 -- KEYS index, unacked, lease_ends
 -- ARGV now     TIME  0 = the server's clock
--- ARGV acting  FLAG  1 = repair, 0 = only find
+-- ARGV repair  FLAG  1 = repair, 0 = only find
 -- ARGV tags    LIST  delivery tags to check
 --
--- An added message comes back as one that a worker without a lease took now.
+-- An added message comes back as if a worker without a lease had taken it now.
 -- Returns flags: 0 = not in flight, 1 = not in the index, 2 = without a lease, 3 = with a lease.
 -- O(tags * log index)
 
 -- include clock
 local text = string.format('%.3f', now / 1000)
 -- check lease_ends
-if acting then
+if repair then
   -- first_write index
 end
 local flags = {}
@@ -25,7 +25,7 @@ for i, tag in ipairs(tags) do
     flags[i] = 0
   elseif not taken then
     flags[i] = 1
-    if acting then
+    if repair then
       redis.call('ZREM', lease_ends, tag)
       redis.call('ZADD', index, text, tag)
     end
