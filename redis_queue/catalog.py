@@ -135,7 +135,7 @@ class Catalog:
 
 
 def open_as(made: type[Opened], known: RegistryRow, catalog: Catalog) -> Opened:
-    """As :meth:`Catalog.open`, for a queue of which the class is known."""
+    """As :meth:`Catalog.open`, for a queue whose class is known."""
     settings = Settings(prefix=catalog.prefix, max_deliveries=known.max_deliveries, shards=known.shards)
     return made(known.name, catalog.client, settings=settings, clock=catalog.clock)
 

@@ -86,7 +86,7 @@ class Declarations:
         return {field: value for field, value in found.items() if field not in gone}
 
     def _in_use(self, names: Sequence[str]) -> set[str]:
-        """Return those flows of which messages wait or run, or of which something was set or paused."""
+        """Return the flows that have waiting or running messages, or were changed or paused."""
         keys, found = self._keys, set[str]()
         for chunk in chunks(names):
             hashes = (keys.backlog, keys.running, keys.overrides)

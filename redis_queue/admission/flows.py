@@ -249,7 +249,7 @@ class Flows:
         check_flow_name(name)
         rows = self._scripts.command("ZRANGE", self.redis_keys.keys(name), 0, limit - 1, "REV", "WITHSCORES")
         waiting = {id_text(key): count for key, count in scored(rows)}
-        # Without room for keys of which no message waits, there is no need to look for them.
+        # Without room for keys that have no waiting messages, there is no need to look for them.
         full = len(waiting) == limit
         running = self._running_of(name, list(waiting)) if full else self._running_keys(name, MAX_KEYS_READ)
         keys = [*waiting, *sorted(running.keys() - waiting.keys(), key=lambda key: (-running[key], key))][:limit]
@@ -292,7 +292,7 @@ class Flows:
             self._look_again(name)
 
     def _look_again(self, name: str) -> None:
-        """Let what waits for a place or a rate of the flow *name* be looked at again, 200 at a time."""
+        """Check again what waits for a place or a rate of the flow *name*, 200 at a time."""
         self._reconsider(limit=0, places=1, more=[name])
         for page in self._scripts.scan("ZSCAN", self.redis_keys.keys(name), count=PAGE):
             if page:

@@ -166,7 +166,7 @@ class Owners:
         )
 
     def confirm(self, field: str, token: str, *, gone: bool = False) -> bool:
-        """Note that the message *token* was stored; False if it owns *field* no longer: then it will not run.
+        """Record that the message *token* was stored; False if it owns *field* no longer: then it will not run.
 
         *gone*: what it replaces was removed from the store.
         """

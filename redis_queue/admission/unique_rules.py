@@ -1,4 +1,4 @@
-"""Unique: of which tasks only one may wait, or wait or run, at a time."""
+"""Unique: which tasks may only wait once, or wait or run once, at a time."""
 
 from __future__ import annotations
 

@@ -31,14 +31,14 @@ class OutageLog:
         return self._kind is not None
 
     def note(self, error: BaseException, *, retry_in: float) -> None:
-        """Note that an attempt failed. An error of another class is logged as well."""
+        """Record that an attempt failed. An error of another class is logged as well."""
         before, self._kind = self._kind, type(error)
         if before is not self._kind:
             extra = {"action": self._action, "retry_in": round(retry_in, 2)}
             self._logger.warning("%s: %s; trying again until it works", self._began, error, extra=extra)
 
     def end(self) -> None:
-        """Note that an attempt succeeded."""
+        """Record that an attempt succeeded."""
         before, self._kind = self._kind, None
         if before is not None:
             self._logger.warning(self._ended, extra={"action": f"{self._action}_over"})

@@ -87,7 +87,7 @@ def id_arguments(function: Function) -> Function:
 
 
 def only_ids(function: Function) -> Function:
-    """Add ids, of which one is required, and pass them as *ids*."""
+    """Add ids, at least one, and pass them as *ids*."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, ids: tuple[str, ...], **kwargs: Any) -> Any:

@@ -83,7 +83,7 @@ def release_all(app: Any, *, dry_run: bool, long_delays: bool) -> None:
     Places, and keys of unique tasks, are freed. Tasks that the broker refuses stay stored; after an interruption run it
     again. Dispatchers may run at the same time. Dead letters, failures and history stay (docs/how-to/uninstall.md).
 
-    Exit code 0: no task waits any more. 1: some stay, or the store or the broker cannot be reached. 2: refused, as
+    Exit code 0: no task waits now. 1: some stay, or the store or the broker cannot be reached. 2: refused, as
     tasks would run twice, or invalid settings.
 
     Example: redis-queue -A shop release-all --dry-run

@@ -307,11 +307,11 @@ class Revokes:
         self._shards = shards
 
     def note_revoked(self, ids: Iterable[str]) -> None:
-        """Note that the tasks *ids* are revoked now; entries that are stored later with a mark count as newer."""
+        """Record that the tasks *ids* are revoked now; entries that are stored later with a mark count as newer."""
         self._note(ids, lambda keys: keys.revoked)
 
     def note_sent(self, ids: Iterable[str]) -> None:
-        """Note that workers discard the messages of the revoked tasks *ids*."""
+        """Record that workers discard the messages of the revoked tasks *ids*."""
         self._note(ids, lambda keys: keys.discarded)
 
     def _note(self, ids: Iterable[str], key_of: Callable[[Keys], bytes]) -> None:

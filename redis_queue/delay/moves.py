@@ -235,7 +235,7 @@ class Foreign:
     def adopt(self, found: Sequence[tuple[Push, ForeignMessage]]) -> list[bool | None]:
         """Store messages as entries and remove them from their old place in this Redis, each in one atomic step.
 
-        True: done. False: the message is not there any more. None: an entry with its id is stored already. With False
+        True: done. False: the message is no longer there. None: an entry with its id is stored already. With False
         and None nothing happened. Raises ConfigurationError on Cluster.
         """
         self._shards.check_one_server("adopt")
@@ -250,7 +250,7 @@ class Foreign:
         return flags
 
     def take_out(self, found: Sequence[ForeignMessage], server: Client) -> list[bool]:
-        """Remove messages from their place in *server*. False: the message is not there any more."""
+        """Remove messages from their place in *server*. False: the message is no longer there."""
         keys, calls = self._shards[0].keys, itertools.count(1)
         script = Scripts(server).bind("delay/adopt", keys, slot=keys.slot(os.urandom(8).hex()))
         rows = ((b"", 0, message, b"") for message in found)

@@ -219,7 +219,7 @@ class DelayQueue(BaseQueue[Entry]):
         entries = self.claim(limit, older_than=older_than)
         kept, errors = self._shards.try_settle(entries, Records.ack)
         popped = [entry for entry, mine in zip(entries, kept, strict=True) if mine]
-        # Acked entries are nowhere else any more: an error must not hide them.
+        # Acked entries are no longer stored: an error must not hide them.
         self._shards.report("ack in", errors, done=bool(popped))
         return popped
 

@@ -21,7 +21,7 @@ PERMIT: Final = "let this user run the command, or run doctor as another user"
 CHECK_BROKER: Final = "check broker_url, or repeat when the broker is up"
 
 MAX_FINDINGS: Final = 10
-"""Maximum number of findings of a check of which there may be many."""
+"""Maximum number of findings of a check that may have many."""
 
 Target = TypeVar("Target")
 

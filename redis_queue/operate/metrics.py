@@ -182,7 +182,7 @@ def _single(read: Any) -> Samples | None:
 
 
 def flow_samples(inspector: Inspector, at: datetime, most: int = MAX_FLOWS) -> list[tuple[tuple[str], Any]]:
-    """Read up to *most* flows: those first of which most messages run or wait. Raises StoreError.
+    """Read up to *most* flows, those with most running or waiting messages first. Raises StoreError.
 
     Each is its name, its state, and how many seconds its oldest message waits: 0 if none waits, None if unknown.
     """

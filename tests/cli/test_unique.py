@@ -152,7 +152,7 @@ def test_a_key_that_another_task_owns_meanwhile_stays(
     done = run("unique", "release", *SYNC, "--yes")
 
     assert (done.exit_code, done.stdout) == (1, "0 released\n")
-    assert done.stderr == f"error: the task '{SYNC_ID}' does not own the key 'order:7' of shop.sync any more\n"
+    assert done.stderr == f"error: the task '{SYNC_ID}' no longer owns the key 'order:7' of shop.sync\n"
     found = unique.get(*SYNC)
     assert found is not None
     assert found.task_id == "other"

@@ -164,7 +164,7 @@ class TestRelease:
         assert "Another task owns this key now: other (running)." in asked.text
         assert [form for form in asked.forms if form.method == "post"] == []
         done = writer.send(confirmed)
-        assert "0 of 1 released. Skipped: 1 (the task 'task-0' does not own the key 'order:7' of shop.sync" in done.text
+        assert "0 of 1 released. Skipped: 1 (the task 'task-0' no longer owns the key 'order:7' of shop.sync" in done.text
         found = owners.get("shop.sync", "order:7")
         assert found is not None
         assert found.task_id == "other"
@@ -175,7 +175,7 @@ class TestRelease:
     ) -> None:
         confirmed = preview(writer).confirmation
         monkeypatch.setattr(Owners, "release", lambda *_, **__: False)
-        assert "the task 'task-0' does not own the key 'order:7' of shop.sync any more" in writer.send(confirmed).text
+        assert "the task 'task-0' no longer owns the key 'order:7' of shop.sync" in writer.send(confirmed).text
 
     def test_a_key_that_is_free_meanwhile_is_told(self, writer: Browser, owners: Owners) -> None:
         form, confirmed = form_of(writer.get("/unique"), "order:7"), preview(writer).confirmation

@@ -80,7 +80,7 @@ class Ends:
         self._since, self._count, self._before = 0.0, 0, 0
 
     def note(self) -> None:
-        """Note that a task ended."""
+        """Record that a task ended."""
         self._turn()
         self._count += 1
 

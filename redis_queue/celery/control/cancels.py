@@ -58,7 +58,7 @@ def store_of(stored: StoredTasks) -> str:
 
 
 def wrap_control(stored: StoredTasks) -> None:
-    """Let every revoke that the app sends cancel stored tasks first, and then reach the workers.
+    """Make every revoke that the app sends cancel stored tasks first, and then reach the workers.
 
     If the store is unavailable, the revoke is sent to the workers, and then the error is raised. ``purge()`` deletes
     also what waits for a place in a flow, after what is in the broker.

@@ -143,7 +143,7 @@ def add_beat_entries(app: Celery, *, queue: str | None = None) -> None:
 
 
 def wait_in_outages() -> None:
-    """Let beat send a run that is due once its broker takes it, for apps with DurableTasks; no-op if already done.
+    """Make beat send a run that is due once its broker takes it, for apps with DurableTasks; no-op if already done.
 
     Celery logs a stack trace for each run that it cannot send, and leaves it out.
     """

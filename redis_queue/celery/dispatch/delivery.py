@@ -35,13 +35,13 @@ class DeliveryPolicy(Protocol):
         """Return the message to publish for *entry*, which holds *envelope*. Raises InvalidValueError."""
 
     def begin(self, entry: Entry, envelope: Envelope | None = None) -> None:
-        """Note that *entry* is on its way; without *envelope*, as it is stored."""
+        """Record that *entry* is on its way; without *envelope*, as it is stored."""
 
     def sent(self, entry: Entry) -> None:
-        """Note that the broker has the message of *entry*."""
+        """Record that the broker has the message of *entry*."""
 
     def lost(self, entry: Entry) -> None:
-        """Note that the lease of *entry* was lost: if its id is stored again, a later dispatch sends it."""
+        """Record that the lease of *entry* was lost: if its id is stored again, a later dispatch sends it."""
 
     def refuse(self, entry: Entry, why: str, error: Exception | None = None) -> None:
         """Settle an *entry* whose message was refused; *error* is set where the message could not be read."""

@@ -389,7 +389,7 @@ class FetchingChannel(Channel):
             # Those of lists, which hold no place, wait behind them.
             self._received.rotate(len(self._received) - before)
         self._poller.look_at(self._flow_turns.begin_wait())
-        # Lists and flows are asked at once: those for which there is no room would keep their places in vain.
+        # Lists and flows are asked at once: those for which there is no room would hold places without running.
         self._put_back(list(self._received)[max(0, self._room()) :])
 
     def _put_into_backlog(self, message: FetchedMessage, item: bytes, header: FlowHeader) -> None:

@@ -137,7 +137,7 @@ class Fetch:
         if self._looks_into_lists(flow_request):
             calls.append(self._take_of_lists(line, request))
         if flow_request is not None:
-            # After the lists: a worker that has taken messages of flows is not idle any more.
+            # After the lists: a worker that has taken messages of flows is no longer idle.
             calls.append(self._take_of_flows(line, request.queues, flow_request))
         self.is_due = False
         self.look_at = math.inf

@@ -66,7 +66,7 @@ class FlowTurns:
         return self._processes_left() <= 0
 
     def end(self, message: FetchedMessage | None, free: int) -> float:
-        """Note that the task of *message* has ended; return when its place is to be freed.
+        """Record that the task of *message* has ended; return when its place must be freed.
 
         At once if the worker, with *free* processes, has nothing else to run.
         """

@@ -65,7 +65,7 @@ class Durations:
         self._of: dict[str | None, float] = {}
 
     def note(self, message: FetchedMessage, seconds: float) -> None:
-        """Note that *message* took *seconds*."""
+        """Record that *message* took *seconds*."""
         if len(self._of) >= NAMES:
             self._of.clear()
         self._of[message.task] = seconds

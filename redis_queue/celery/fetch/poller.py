@@ -89,7 +89,7 @@ class FetchingPoller(MultiChannelPoller):
         self.poller.register(end, self.eventflags)
 
     def forget(self, channel: object) -> None:
-        """Watch the sockets of *channel* no longer."""
+        """Stop watching the sockets of *channel*."""
         for number, reader in list(self._readers.items()):
             if reader.channel is not channel:
                 continue
@@ -102,7 +102,7 @@ class FetchingPoller(MultiChannelPoller):
                     self._unregister_from_poll(number)
 
     def wake(self) -> None:
-        """Let the next poll return at once."""
+        """Make the next poll return at once."""
         if not self._woken and self._wake_writer.fileno() >= 0:
             self._woken = True
             self._wake_writer.send(b"\0")
@@ -126,7 +126,7 @@ class FetchingPoller(MultiChannelPoller):
         self._hub = hub
 
     def watch_again(self) -> None:
-        """Let the hub, which watches nothing any more, watch all open sockets from its next turn on."""
+        """Make the hub, which no longer watches anything, watch all open sockets from its next turn on."""
         self._watched.clear()
 
     def on_poll_init(self, poller: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Settlement: acknowledged messages of a worker, whose records are removed in batches."""
+"""Settlement: removes the records of acknowledged messages in batches. InFlightRecords: one call at a time."""
 
 from __future__ import annotations
 

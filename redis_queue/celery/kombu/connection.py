@@ -56,7 +56,7 @@ def _timeouts(options: Mapping[str, Any], lease: float) -> dict[str, float]:
 
 
 def add_timeouts(connection: Any, lease: float) -> None:
-    """Let kombu's *connection* fail within about a sixth of *lease* seconds if Redis does not answer.
+    """Make kombu's *connection* fail within about a sixth of *lease* seconds if Redis does not answer.
 
     Existing options are kept. No-op for other brokers. Call it before the connection is used.
     """

@@ -37,7 +37,7 @@ setting the pool drops the task of a killed child."""
 
 
 def prepare_connections(app: Celery) -> None:
-    """Let later connections of *app* to a Redis broker have timeouts, and restore no expired messages.
+    """Give later connections of *app* to a Redis broker timeouts, and make them restore no expired messages.
 
     kombu restores them on each connection that consumes, even for replies to a ping, by the clock of its host.
     """

@@ -110,11 +110,11 @@ class WorkerLeases:
                 message.told_at = now
 
     def drop(self, tag: str) -> None:
-        """Renew the lease of *tag* no longer."""
+        """Stop renewing the lease of *tag*."""
         self.release([tag], lost=[])
 
     def release(self, tags: list[str], *, lost: list[str]) -> None:
-        """Renew the leases of *tags* no longer; those of *lost* were lost before."""
+        """Stop renewing the leases of *tags*; those of *lost* were lost before."""
         for tag in lost:
             self._note_loss(tag)
         lines = [write_line(tag) for tag in tags if self._held.pop(tag, None) is not None]

@@ -69,7 +69,7 @@ class DeliveryLimit:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        # Delivery tags of tasks whose last start is not counted any more.
+        # Delivery tags of tasks whose last start is no longer counted.
         self._spared: set[str] = set()
 
     @classmethod

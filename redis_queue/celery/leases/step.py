@@ -167,7 +167,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         lease_channels(connection.transport, self.leases, fetching=self._fetching)
         consumer = self._consumer
         if self._fetching and consumer.hub is not None:
-            # After a lost connection it is not kombu's current event loop any more, and no time would be kept.
+            # After a lost connection it is no longer kombu's current event loop, and no time would be kept.
             connection.transport.cycle.use_hub(consumer.hub)
 
     def _admission(self, connection: Any) -> Admission:
@@ -268,7 +268,7 @@ class Refusals:
         around(consumer.blueprint, "start", self._start)
         around(consumer, "on_ready", self._end_outage)
         around(consumer, "ensure_connected", _ensure_connected)
-        # It says at each attempt that running tasks cannot be acknowledged any more; with leases they are.
+        # It says at each attempt that running tasks can no longer be acknowledged; with leases they are.
         warnings.filterwarnings("ignore", r"\s*In Celery 5\.1 .*\son connection loss", CPendingDeprecationWarning)
         for name in CHATTER:
             get_logger(f"celery.worker.consumer.{name}").addFilter(self._is_news)
@@ -313,7 +313,7 @@ class Refusals:
 
 
 def _ensure_connected(ensure_connected: Callable[[Any], Any], connection: Any) -> Any:
-    """Let *connection* raise a refusal at once: kombu would pause inside the event loop, for up to 30 s at a time."""
+    """Make *connection* raise a refusal at once: kombu would pause inside the event loop, for up to 30 s at a time."""
     around(connection, "_ensure_connection", _ensure_connection)
     return ensure_connected(connection)
 

@@ -54,11 +54,11 @@ class FailureLog:
         self._taken = self._missed = self._missed_taken = 0
 
     def note(self, request: Any, exc_info: Any, seconds: float | None) -> None:
-        """Note a run of *request* that failed for good, after *seconds*."""
+        """Record a run of *request* that failed for good, after *seconds*."""
         self._note(lambda: self._of_request(request, exc_info, seconds))
 
     def note_message(self, kind: FailureKind, message: Any, reason: BaseException | str) -> None:
-        """Note a *message* that Celery discarded."""
+        """Record a *message* that Celery discarded."""
         self._note(lambda: self._of_message(kind, message, reason))
 
     def take(self, skew: float = 0.0) -> tuple[list[Failure], int]:

@@ -200,7 +200,7 @@ class MonitorStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def _note_discards(consumer: Any, log: FailureLog) -> None:
-    """Let *log* note each message that *consumer* discards, before it is settled."""
+    """Make *log* record each message that *consumer* discards, before it is settled."""
 
     def on_bad_task(kind: FailureKind, discard: Callable[..., Any], body: Any, message: Any, exc: BaseException) -> Any:
         log.note_message(kind, message, exc)

@@ -110,7 +110,7 @@ def readable_backlog(app: Celery, queue: str) -> Backlog | None:
 def purge_backlog(app: Celery, queue: str, limit: int) -> Iterator[int]:
     """Delete up to *limit* messages of *queue* that wait for a place; yield the number of each batch.
 
-    No messages are deleted of which :class:`BacklogQueues` counts none: those of an app without a store, or that its
+    No messages are deleted that :class:`BacklogQueues` does not count: those of an app without a store, or that its
     user may not read. Raises StoreError.
     """
     backlog = readable_backlog(app, queue)

@@ -37,7 +37,7 @@ class ChannelOwner(Protocol):
         ...
 
     def note(self, *, waits: bool) -> None:
-        """Note whether messages of flows wait for a process."""
+        """Record whether messages of flows wait for a process."""
         ...
 
     def lose(self, error: Exception) -> None:
@@ -108,7 +108,7 @@ class StoreQoS(LeasedQoS):
     _begun = LazyProperty[set[str]](lambda _: set())
 
     def begin(self, delivery_tag: str) -> None:
-        """Note that a pool of threads or greenlets has got a message."""
+        """Record that a pool of threads or greenlets has got a message."""
         if delivery_tag in self._delivered:
             self._begun.add(delivery_tag)
 

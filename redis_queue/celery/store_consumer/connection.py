@@ -116,7 +116,7 @@ class DrainThread:
         self._runs.set()
 
     def close(self) -> None:
-        """Drain nothing any more."""
+        """Stop draining."""
         self._closed.set()
         self._runs.set()
         if self._thread is not threading.current_thread():
@@ -168,7 +168,7 @@ class HubGuard:
         self._hub.add_reader(fd, guarded, *args)
 
     def remove_reader(self, fd: int) -> None:
-        """Watch *fd* no longer."""
+        """Stop watching *fd*."""
         if self._readers.pop(fd, None) is not None:
             self._hub.remove_reader(fd)
 
@@ -199,7 +199,7 @@ class HubGuard:
         self._runs = True
 
     def close(self) -> None:
-        """Call nothing any more."""
+        """Stop calling."""
         self.pause()
         for callback in self._ticks:
             self._hub.on_tick.discard(callback)

@@ -117,7 +117,7 @@ class StoreConsumer:
                 )
 
     def close(self) -> None:
-        """Close the connection, and renew nothing any more."""
+        """Close the connection, and stop renewing."""
         self.stop()
         leases, self._leases.store_leases = self._leases.store_leases, None
         if leases is not None:
@@ -214,7 +214,7 @@ class StoreConsumer:
             self._connection.transport.cycle.settle_at(0.0)
 
     def note(self, *, waits: bool) -> None:
-        """Note whether messages of flows wait for a process."""
+        """Record whether messages of flows wait for a process."""
         if self._share is not None:
             self._share.note(waits=waits)
 
@@ -294,7 +294,7 @@ class PrefetchLimiter:
         qos.callback = self._set_count
 
     def note(self, *, waits: bool) -> None:
-        """Note whether messages of flows wait for a process."""
+        """Record whether messages of flows wait for a process."""
         now = time.monotonic()
         if waits:
             self._until = now + KEEP

@@ -65,7 +65,7 @@ class StoreConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]
             self._store_consumer.stop()
 
     def shutdown(self, consumer: Any) -> None:  # noqa: ARG002 - what Celery calls
-        """Return the messages whose tasks have not started, and renew nothing any more."""
+        """Return the messages whose tasks have not started, and stop renewing."""
         self._store_consumer.close()
 
     def intake(self, handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -121,7 +121,7 @@ class FlowInbox:
             self._background.run(partial(self._process, self._stopped, message, header, handle))
 
     def stop(self) -> None:
-        """Move nothing any more: the broker delivers the messages again."""
+        """Stop moving messages: the broker delivers them again."""
         with self._lock:
             self._stopped.set()
             self._stopped = threading.Event()

@@ -11,7 +11,7 @@
 -- ARGV ttl       MS    for which the key is owned at most, after it is due
 -- ARGV due       TIME  when it is due; earlier times stand for now
 -- ARGV replaces  FLAG  1 = replace an owner that waits
--- ARGV gone      TEXT  task id of a message that cannot run any more, a dead letter; "" = none
+-- ARGV gone      TEXT  task id of a message that can no longer run, a dead letter; "" = none
 -- ARGV awaited   FLAG  1 = others wait for the task: see admission/revoke.lua
 --
 -- Returns {outcome, task id, state}: 1 = it owns the key, 2 = it does, and replaces the message with this id and state;

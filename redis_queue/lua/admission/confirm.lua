@@ -6,7 +6,7 @@
 -- ARGV token  TEXT  of the message
 -- ARGV gone   FLAG  1 = what it replaces was removed from the store by the caller
 --
--- Returns 1 = it owns the key, 0 = it does not any more, and does not run.
+-- Returns 1 = it owns the key, 0 = it no longer owns it, and does not run.
 -- O(log owners)
 
 -- include clock, unique_owner, unique_confirm

@@ -4,7 +4,7 @@
 -- ARGV now       TIME   0 = the server's clock
 -- ARGV field     TEXT   task, NUL and key
 -- ARGV token     TEXT   of the message; "" = whichever owns the key
--- ARGV sent      FLAG   0 = its message was not sent: should it have been, it does not run; 1 = it was sent, or removed
+-- ARGV sent      FLAG   0 = its message was not sent, or if it was, does not run; 1 = it was sent, or removed
 -- ARGV owner_id  TEXT   task id that has to own it; "" = any
 --
 -- Returns 1 = done: the key is free, or that of the message that it was to replace; 0 = another one owns it, or none.

@@ -2,7 +2,7 @@
 --
 -- What gets ready may be unable to use its place: a rate is used up, its queue is paused or has no workers. So a place
 -- stays in offers until nothing waits for it, or until admission/take.lua, which offers it to some more each time, finds that
--- it is not free any more.
+-- it is no longer free.
 --
 -- Needs root, get_ready. Defines offers: the key of the places that are offered, offer: takes a list of places, and
 -- notes those for which more wait.

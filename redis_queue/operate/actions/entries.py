@@ -71,7 +71,7 @@ class StoredRows(Rows[Row]):
         return list(found.values())
 
     def current(self, access: Access, choice: Choice, items: Sequence[Row]) -> list[Row]:  # noqa: ARG002
-        """Return the rows with their versions; GONE for those that do not exist any more."""
+        """Return the rows with their versions; GONE for those that no longer exist."""
         now = {_key(queue): queue.versions(list(versions)) for queue, versions in _by_queue(items)}
         return [row._replace(version=now[_key(row.queue)].get(row.id, GONE)) for row in items]
 

@@ -118,7 +118,7 @@ def release(access: Access, choice: Choice) -> Plan:
     owned_by = seen or owner.task_id
 
     def run() -> Iterator[Result]:
-        # False if that task does not own it any more.
+        # False if that task no longer owns it.
         if access.unique.release(task, key, task_id=owned_by):
             yield Result(1, tried=1, text=f"{name} is free; the task {owned_by} goes on")
         else:
@@ -130,7 +130,7 @@ def release(access: Access, choice: Choice) -> Plan:
     )
     nothing = "" if owned_by == owner.task_id else f"Another task owns this key now: {owner.task_id} ({owner.state})"
     subjects = [Subject(owned_by, task, task)]
-    gone = f"the task {owned_by!r} does not own {name} any more"
+    gone = f"the task {owned_by!r} no longer owns {name}"
     fields = {"id": owned_by}
     return Plan(f"Free {name}", 1, run, [task], key, subjects, text=text, nothing=nothing, fields=fields, gone=gone)
 

@@ -91,11 +91,11 @@ class Breaker:
         return True
 
     def failed(self) -> None:
-        """Note that Redis did not answer."""
+        """Record that Redis did not answer."""
         self._pause_until = self._clock() + self._backoff.next()
 
     def succeeded(self) -> None:
-        """Note that Redis answered."""
+        """Record that Redis answered."""
         self._pause_until = None
         self._backoff.reset()
 
