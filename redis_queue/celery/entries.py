@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.times import Seconds, point_ms
 from redis_queue.celery.kombu.keys import ListNames
 from redis_queue.celery.message.entry import TaskCall, unique_header_of
 from redis_queue.celery.message.envelope import Due, Envelope
-from redis_queue.celery.message.headers import CALL, Attempt, UniqueHeader, new_call
+from redis_queue.celery.message.headers import CALL, UNIQUE, Attempt, UniqueHeader, new_call
 from redis_queue.celery.message.producer import build, lifetime_ms
-from redis_queue.celery.results import clear_revoked
+from redis_queue.celery.message.task_entry import TaskEntry
+from redis_queue.celery.results import clear_revoked, mark_revoked
 from redis_queue.celery.tracing import schedule_spans, scheduling_call
-from redis_queue.delay.entries import MarkedEntries, PushFlag
+from redis_queue.delay.entries import MarkedEntries, PushFlag, Verb
 from redis_queue.delay.model import OnConflict, Push
 from redis_queue.delay.queue import DelayPlace, DelayQueue
-from redis_queue.errors import InvalidValueError, StoreRefusedError
+from redis_queue.errors import InvalidValueError, StoreError, StoreRefusedError
 from redis_queue.model import CancelOutcome, Entry
-from redis_queue.store.chunks import ANY_SIZE, check_many
-from redis_queue.store.ids import check_id, is_id, new_ids
+from redis_queue.store.chunks import ANY_SIZE, CHUNK
+from redis_queue.store.ids import check_id, check_ids, is_id, new_ids, retry_id
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Scripts
 
@@ -143,15 +144,16 @@ def push_task(
         return delay_queue.push_many([item], on_conflict=on_conflict)[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
-    """Outcome of the removal of an entry. *entry* is None unless the entry waited and can be read."""
+class Removal(NamedTuple):
+    """Outcome of a removal, the entry if it waited and can be read, and whether its script did all of the verb."""
 
     outcome: CancelOutcome
     entry: Entry | None
+    noted: bool = False
 
 
 NOTHING: Final = Removal(CancelOutcome.NOT_FOUND, None)
+"""The outcome for an id without an entry."""
 
 
 class EntryRemoval:
@@ -164,41 +166,70 @@ class EntryRemoval:
         self._queue = queue
         self._keys = keys
 
-    def cancel(self, ids: Sequence[str]) -> list[Removal]:
-        """Cancel entries as :meth:`redis_queue.DelayQueue.cancel_many` does, and free their keys.
+    def cancel(self, verbs: Mapping[str, Verb]) -> dict[str, Removal]:
+        """Cancel entries as :meth:`redis_queue.DelayQueue.cancel_many` does, and free their keys; return those found.
 
-        A message of a unique task does not run even if it may have been sent before.
+        A message of a unique task does not run even if it may have been sent before. It takes one call for every 1,000
+        ids and shard, and more for those of unique tasks.
         """
         removed: dict[str, Removal] = {}
-        left = list(dict.fromkeys(ids))
+        left = verbs
         for attempt in range(ATTEMPTS + 1):
-            read = self._read(left)
-            is_last = attempt == ATTEMPTS
-            rows = [(id_, "" if is_last or key is None else key.token, *_owner(key)) for id_, (_, key) in read.items()]
-            outcomes = dict(zip(read, self._cancel(rows), strict=True))
+            held = self._take_out(left, removed)
+            rows = [
+                (id_, "" if attempt == ATTEMPTS else key.token, key.field, key.token) for id_, (_, key) in held.items()
+            ]
+            outcomes = zip(held, self._queue.marked.cancel_unique(rows, self._keys), strict=True)
             # Without an outcome, another message was stored under this id after it was read.
-            removed |= {id_: Removal(outcome, read[id_][0]) for id_, outcome in outcomes.items() if outcome is not None}
-            left = [id_ for id_ in read if id_ not in removed]
+            removed |= {id_: Removal(outcome, held[id_][0]) for id_, outcome in outcomes if outcome is not None}
+            left = {id_: left[id_] for id_ in held if id_ not in removed}
             if not left:
                 break
-        # The outcome of an id that is given twice stands at its first place.
-        return [removed.pop(id_, NOTHING) for id_ in ids]
+        return removed
 
-    def cancel_many(self, ids: Sequence[str]) -> Sequence[CancelOutcome]:
+    def _take_out(
+        self, verbs: Mapping[str, Verb], removed: dict[str, Removal]
+    ) -> dict[str, tuple[Entry | None, UniqueHeader]]:
+        """Cancel what owns no key; return by id the entries that do, None for a dead letter, and their keys."""
+        owning: dict[str, tuple[Entry | None, UniqueHeader]] = {}
+        others: dict[str, Entry | None] = {}
+        # A packed message does not spell out its id, wherever it stands: a text of each record holds all of them.
+        text = "v1 " if any(id_ in UNIQUE for id_ in verbs) else UNIQUE
+        # Every other id is that of a retry, and has hardly ever an entry.
+        for id_, row in zip(verbs, self._queue.marked.cancel(verbs.items(), held=text, size=2 * CHUNK), strict=True):
+            entry, key = None if row.is_dead else row.entry, unique_header_of(row.entry)
+            if row.outcome is None and key is not None:
+                owning[id_] = entry, key
+            elif row.outcome is None:
+                others[id_] = entry
+            elif row.outcome.taken_out:
+                removed[id_] = Removal(row.outcome, entry, noted=True)
+        for id_, row in zip(others, self._queue.marked.cancel((id_, verbs[id_]) for id_ in others), strict=True):
+            if row.outcome is not None:
+                removed[id_] = Removal(row.outcome, others[id_], noted=row.outcome.taken_out)
+        return owning
+
+    def cancel_many(self, ids: Iterable[str]) -> list[CancelOutcome]:
         """Cancel entries as :meth:`cancel` does, and return only the outcome of each."""
-        return [row.outcome for row in self.cancel(ids)] if self._has_keys() else self._queue.cancel_many(ids)
+        if not self._has_keys():
+            return self._queue.cancel_many(ids)
+        names = [check_id(id_) for id_ in ids]
+        removed = self.cancel(dict.fromkeys(names, "remove"))
+        return [removed.pop(name, NOTHING).outcome for name in names]
 
     def delete_dead(self, ids: Iterable[str], *, until: datetime | None = None) -> int:
         """Delete dead letters as :meth:`redis_queue.DelayQueue.delete_dead` does, and free their keys."""
-        names = [check_id(id_) for id_ in check_many(ids, name="ids")]
+        names = check_ids(ids)
         until_ms = ANY_SIZE if until is None else point_ms(until, name="until")
-        read = self._read(names) if self._has_keys() else {}
-        keys = {id_: key for id_, (entry, key) in read.items() if entry is None and key is not None}
-        rows = [(id_, key.token, *_owner(key)) for id_, key in keys.items()]
-        count = sum(outcome is not None and outcome.taken_out for outcome in self._cancel(rows, until_ms))
+        found = self._queue.reader.find(names) if self._has_keys() else {}
+        read = {id_: unique_header_of(entry) for id_, (entry, is_dead) in found.items() if is_dead}
+        rows = [(id_, key.token, key.field, key.token) for id_, key in read.items() if key is not None]
+        outcomes = self._queue.marked.cancel_unique(rows, self._keys, until_ms=until_ms)
+        keys = {id_ for id_, *_ in rows}
+        count = sum(outcome is not None and outcome.taken_out for outcome in outcomes)
         return count + self._queue.delete_dead([id_ for id_ in names if id_ not in keys], until=until)
 
-    def purge(self, places: Sequence[DelayPlace], limit: int) -> int:
+    def purge(self, *places: DelayPlace, limit: int) -> int:
         """Delete up to *limit* (1 to 500) entries in *places*, and free the keys of dead letters; return how many."""
         if "dead" in places and self._has_keys():
             letters = self._queue.dead_letters(limit=limit, max_bytes=0)
@@ -213,21 +244,48 @@ class EntryRemoval:
             return bool(Scripts(self._queue.client).command("EXISTS", self._keys.owners))
         return False
 
-    def _cancel(self, rows: Sequence[tuple[str, str, str, str]], until_ms: int = 0) -> list[CancelOutcome | None]:
-        # Without keys, also in a Redis Cluster.
-        if not any(field for _, _, field, _ in rows):
-            return self._queue.marked.cancel_marked((id_, mark) for id_, mark, _, _ in rows)
-        return self._queue.marked.cancel_unique(rows, self._keys, until_ms=until_ms)
 
-    def _read(self, ids: Sequence[str]) -> dict[str, tuple[Entry | None, UniqueHeader | None]]:
-        """Return by id the entry, None for a dead letter, and the key that it owns; ids without an entry are left out.
+class TaskRemoval(EntryRemoval):
+    """Removes entries of *queue*, and makes their tasks REVOKED in the result backend of *app*."""
 
-        Read first: a removed entry is gone, and with it the name of the chord that waits for it.
-        """
-        found = self._queue.reader.find([check_id(id_) for id_ in ids])
-        return {id_: (None if is_dead else entry, unique_header_of(entry)) for id_, (entry, is_dead) in found.items()}
+    def __init__(self, queue: DelayQueue, keys: FlowKeys, app: Celery) -> None:
+        super().__init__(queue, keys)
+        self._app = app
 
+    def cancel_many(self, ids: Iterable[str]) -> list[CancelOutcome]:
+        """Cancel tasks, and return the outcome of each."""
+        rows = self._tasks(ids, "cancel")
+        # The entries are already removed. The note only lets a newer call clear the state REVOKED.
+        with suppress(StoreError):
+            self._queue.revokes.note_revoked(name for name, out, call, _ in rows if out.taken_out and not call.noted)
+        return [outcome for _, outcome, *_ in rows]
 
-def _owner(key: UniqueHeader | None) -> tuple[str, str]:
-    """Return field and token of *key*."""
-    return ("", "") if key is None else (key.field, key.token)
+    def revoke(self, ids: Iterable[str]) -> set[str]:
+        """Cancel tasks, and note that they are revoked, as :meth:`StoredTasks.revoke_many` does."""
+        rows = self._tasks(ids, "revoke")
+        # Neither the message nor an earlier attempt of its call ever left the store.
+        entries = {name: call.entry for name, _, call, retried in rows if call.outcome and not retried}
+        unseen = {name for name, entry in entries.items() if entry is not None and not TaskEntry.of(entry).retries}
+        # Where no entry was found, the same call has noted it.
+        self._queue.revokes.note_sent(name for name, _, call, _ in rows if call is not NOTHING and name not in unseen)
+        return unseen
+
+    def _tasks(self, ids: Iterable[str], verb: Verb) -> list[tuple[str, CancelOutcome, Removal, bool]]:
+        """Cancel tasks; return id and outcome of each, the entry of its call, and whether a retry was removed."""
+        names = [check_id(id_) for id_ in ids]
+        verbs: dict[str, Verb] = {}
+        for name in names:
+            # An id may have two entries: a newer call, and a retry of the older call.
+            verbs[name] = verb
+            verbs.setdefault(retry_id(name), "remove")
+        removed = self.cancel(verbs)
+        rows: list[tuple[str, CancelOutcome, Removal, bool]] = []
+        for name, call in zip(names, [removed.pop(name, NOTHING) for name in names], strict=True):
+            retry = removed.pop(retry_id(name), NOTHING).outcome
+            # If only the retry is found, the newer call is being sent, or was sent.
+            is_sent = retry.taken_out and not call.outcome.taken_out
+            outcome = CancelOutcome.MAYBE_SENT if is_sent else max(call.outcome, retry)
+            rows.append((name, outcome, call, retry.taken_out))
+            if outcome.taken_out:
+                mark_revoked(self._app, name, call.entry)
+        return rows

@@ -73,8 +73,7 @@ class Store:
 
     def delay_queue(self) -> DelayQueue:
         """Return the DelayQueue whose entries are task calls."""
-        wanted = ("delay", self.delay_queue_name)
-        known = next((row for row in self.catalog.known() if (row.kind, row.name) == wanted), None)
+        known = self.catalog.find("delay", self.delay_queue_name)
         settings = Settings(
             prefix=self.prefix,
             lease=self.settings.dispatch_lease,

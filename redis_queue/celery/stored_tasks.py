@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from itertools import islice
@@ -15,16 +15,15 @@ from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.times import Seconds, duration_ms, to_ms
 from redis_queue.celery.admission.policy import UniquePolicy
 from redis_queue.celery.admission.sender import FlowSender, flows_of
-from redis_queue.celery.entries import EntryRemoval, MessageWriter
+from redis_queue.celery.entries import MessageWriter, TaskRemoval
 from redis_queue.celery.message.entry import unique_header_of
-from redis_queue.celery.message.headers import retry_id
 from redis_queue.celery.message.task_entry import Conditions, TaskConditions, TaskEntry
 from redis_queue.celery.results import mark_revoked
 from redis_queue.celery.settings import CelerySettings, part_of
 from redis_queue.celery.store import ATTRIBUTE, Store
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError
-from redis_queue.model import CancelOutcome, Entry
+from redis_queue.model import CancelOutcome
 from redis_queue.store.chunks import CHUNK, MANY, check_limit
 from redis_queue.store.ids import is_id
 
@@ -96,9 +95,9 @@ class StoredTasks:
         """Sends messages of flows into the store, where they wait for admission."""
         return FlowSender(self.app)
 
-    @property
-    def _removal(self) -> EntryRemoval:
-        return EntryRemoval(self.queue, self.store.flow_keys)
+    @LazyProperty
+    def _removal(self) -> TaskRemoval:
+        return TaskRemoval(self.queue, self.store.flow_keys, self.app)
 
     def get(self, id: str) -> TaskEntry | None:
         """Return a waiting task, or None."""
@@ -115,60 +114,34 @@ class StoredTasks:
         return self.cancel_many([id])[0]
 
     def cancel_many(self, ids: Iterable[str]) -> builtins.list[CancelOutcome]:
-        """Remove tasks, as :meth:`cancel` does."""
-        names = list(ids)
-        outcomes, _ = self._cancel(names)
-        # The entries are already removed. The note only lets a newer call clear the state REVOKED.
-        with suppress(StoreError):
-            self.queue.revokes.note_revoked(
-                name for name, outcome in zip(names, outcomes, strict=True) if outcome.taken_out
-            )
-        return outcomes
+        """Remove tasks, as :meth:`cancel` does; one round trip per 500 and shard, and more for unique tasks."""
+        return self._removal.cancel_many(ids)
 
     def revoke_many(self, ids: Iterable[str]) -> builtins.set[str]:
-        """Delete the stored entries of the tasks *ids*, and note that they are revoked.
+        """Delete the stored entries of the tasks *ids*, and note that they are revoked, as :meth:`cancel_many` does.
 
         Unique tasks among them that wait in their queue do not run, and their keys are free. Returns the ids of tasks
-        whose messages never left the store: they need no broadcast to workers.
+        whose messages never left the store: they need no broadcast to workers. Workers with redis_queue discard the
+        messages of the others, also workers that start later.
         """
         names = list(ids)
-        self.queue.revokes.note_revoked(names)
-        unseen = self._cancel(names)[1]
+        unseen = self._removal.revoke(names)
         if UniquePolicy.of(self.app).all():
             for name in self.unique.revoke(names):
                 mark_revoked(self.app, name, None)
         return unseen
 
-    def _cancel(self, names: Sequence[str]) -> tuple[builtins.list[CancelOutcome], builtins.set[str]]:
-        # An id may have two entries: a newer call, and a retry of the older call.
-        removed = self._removal.cancel([*names, *map(retry_id, names)])
-        rows = list(zip(names, removed, removed[len(names) :], strict=False))
-        outcomes: builtins.list[CancelOutcome] = []
-        for name, call, retry in rows:
-            # The outcome is MAYBE_SENT if one of them has it. It is also MAYBE_SENT if only the retry is found: the
-            # newer call is being sent, or was sent.
-            only_retry = retry.outcome.taken_out and not call.outcome.taken_out
-            outcomes.append(CancelOutcome.MAYBE_SENT if only_retry else max(call.outcome, retry.outcome))
-            if outcomes[-1].taken_out:
-                mark_revoked(self.app, name, call.entry)
-        unseen = {
-            name
-            for name, call, retry in rows
-            if call.outcome and not retry.outcome.taken_out and _is_unseen(call.entry)
-        }
-        return outcomes, unseen
-
     def reschedule(self, id: str, *, countdown: Seconds | None = None, eta: datetime | None = None) -> bool:
         """Make a task due *countdown* from now, or at *eta* (aware). False: unknown id, or being sent."""
         if countdown is None and eta is None:
             raise InvalidDelayError("expected countdown= or eta=")
-        return self.queue.reschedule(id, delay=countdown, due_at=eta) and self._extend_key(id)
+        return self.queue.reschedule(id, delay=countdown, due_at=eta) and self.extend_key(id)
 
     def run_now(self, id: str) -> bool:
         """Make a task due now. False: unknown id, or being sent."""
-        return self.queue.run_now(id) and self._extend_key(id)
+        return self.queue.run_now(id) and self.extend_key(id)
 
-    def _extend_key(self, id: str) -> bool:
+    def extend_key(self, id: str) -> bool:
         """Let the time of its key count from the new due time of a task, if it is unique; True."""
         with suppress(StoreError):
             entry = self.queue.get(id) if UniquePolicy.of(self.app).all() else None
@@ -242,8 +215,3 @@ class StoredTasks:
         # Entries written by other tools may have invalid ids.
         ids = [entry.id for entry in self.scan(**conditions) if is_id(entry.id)]
         return len(ids) if dry_run else sum(outcome.taken_out for outcome in self.cancel_many(ids))
-
-
-def _is_unseen(entry: Entry | None) -> bool:
-    """Return whether the message of *entry*, and every earlier attempt of its call, never left the store."""
-    return entry is not None and not entry.deliveries and not TaskEntry.of(entry).retries

@@ -116,7 +116,7 @@ def rows_command(
         )
         rows = action.target
         assert isinstance(rows, Rows)  # noqa: S101 - that is what the command is made for
-        plan = action.plan(access, choice)
+        plan = action.target.plan(action, access, choice)
         if plan.nothing:
             raise click.ClickException(harmless(plan.nothing))
         if not plan.tries and only:
@@ -151,7 +151,7 @@ def one_command(
 
     def run(access: Access, *, dry_run: bool = False, yes: bool = False, **values: Any) -> None:
         choice = Choice(*_scope_and_arguments(action, values))
-        plan = action.plan(access, choice)
+        plan = action.target.plan(action, access, choice)
         if plan.nothing and not plan.count:
             report(_name(action, dry_run=dry_run), 0, error=plan.nothing)
         elif dry_run:
@@ -192,7 +192,7 @@ def broker_errors(function: Function) -> Function:
 
 def purge(access: Access, scope: Mapping[str, Any], *, dry_run: bool, yes: bool) -> None:
     """Ask, then delete the items of *scope*; queues that cannot be read are reported at the end."""
-    plan = PURGE.plan(access, Choice(scope))
+    plan = PURGE.target.plan(PURGE, access, Choice(scope))
     if dry_run:
         report("to_be_deleted", plan.count, error=plan.report.faults.text())
         return

@@ -94,7 +94,7 @@ def purge(access: Access, *, name: str, places: tuple[QueuePlace, ...], dry_run:
 def putback(access: Access, *, name: str, dry_run: bool) -> None:
     """Put back the messages of expired leases of this queue."""
     action = ACTIONS["queue", "putback"]
-    plan = action.plan(access, Choice({"name": name}))
+    plan = action.target.plan(action, access, Choice({"name": name}))
     if dry_run:
         report("expired", plan.count)
         return

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from enum import IntEnum
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from redis_queue.basics.times import Seconds, duration_ms, from_ms, point_ms
 from redis_queue.delay.model import Conflict, Push
@@ -17,7 +17,7 @@ from redis_queue.store.base_queue import Shards
 from redis_queue.store.chunks import CHUNK, by_size, chunks, rows_of
 from redis_queue.store.codec import UnreadableError
 from redis_queue.store.ids import check_id, id_bytes, id_text, is_id, new_ids
-from redis_queue.store.keys import FlowKeys, Keys
+from redis_queue.store.keys import FlowKeys
 from redis_queue.store.records import Records
 
 MAX_DESTINATION: Final = 512
@@ -26,10 +26,13 @@ REMEMBERED: Final = 86_400_000
 """Milliseconds for which a revoke is remembered. Stock workers remember it for three hours, until they restart."""
 
 MAX_REVOKED: Final = 100_000
-"""Maximum number of revoked ids that are remembered, as in lua/delay/revoke.lua."""
+"""Maximum number of revoked ids that are remembered, as in lua/delay/cancel.lua."""
 
 PAGE: Final = 1000
 """Revoked ids that are read at once."""
+
+Verb = Literal["remove", "cancel", "revoke", "revoked", "discarded"]
+"""What lua/delay/cancel.lua does with an id: it removes the entry, notes that its task is revoked, or only notes it."""
 
 MAX_UNIQUE_PER_CALL: Final = 200
 """Entries of unique tasks in one call: each takes several times as long as another one."""
@@ -50,6 +53,17 @@ class PushFlag(IntEnum):
     RENEWED = ord("3")
     #: It was stored instead of another one with its id, which was claimed before: that one may have been sent.
     REPLACED_CLAIMED = ord("4")
+
+
+OUTCOMES: Final = {ord(str(int(outcome))): outcome for outcome in CancelOutcome}
+
+
+class Cancelled(NamedTuple):
+    """The outcome for an id, None if it stays, its entry without times, if read, and whether a dead letter stays."""
+
+    outcome: CancelOutcome | None
+    entry: Entry | None
+    is_dead: bool
 
 
 class HasDueTime(Protocol):
@@ -97,14 +111,14 @@ class EntryReader:
         call for each shard and every 500 ids, or 1 MiB.
         """
         found: dict[str, tuple[Entry | None, bool]] = {}
-        for chunk in chunks(ids):
-            for shard, group in self._shards.grouped(chunk):
-                left = [id_bytes(chunk[index]) for index in group]
-                while left:
-                    seen, *values = shard.run("delay/find", more=left)
-                    for *row, is_dead in rows_of(values, 5):
-                        found[id_text(row[0])] = read_entry(shard, row, None), bool(is_dead)
-                    left = left[seen:]
+
+        def find(shard: Records, more: list[Any]) -> Sequence[None]:
+            seen, *values = shard.run("delay/find", more=more)
+            for *row, is_dead in rows_of(values, 5):
+                found[id_text(row[0])] = read_entry(shard, row, None), bool(is_dead)
+            return [None] * seen
+
+        self._shards.ask(zip(ids), find)
         return found
 
     def is_dead(self, id: str) -> bool:
@@ -256,69 +270,59 @@ class MarkedEntries:
         """
         return next(flag != PushFlag.KEPT for _, flag in self._writer.push([item], duration_ms(age, name="age")))
 
-    def cancel_marked(self, items: Iterable[tuple[str, str]]) -> list[CancelOutcome | None]:
-        """Cancel entries, each an id and a mark, as :meth:`DelayQueue.cancel_many` does.
+    def cancel(self, items: Iterable[tuple[str, Verb]], *, held: str = "", size: int = CHUNK) -> list[Cancelled]:
+        """Cancel entries, each an id and a :data:`Verb`, as :meth:`DelayQueue.cancel_many` does.
 
-        None: its record, which stays, lacks the mark; any record has the mark "".
+        Entries stay whose records contain *held*, up to 128 bytes; with "" none do, and none is read. It takes one call
+        for each shard and every *size* ids, or 1 MiB.
         """
-        return self._removed(items, lambda shard, more: shard.call("delay/cancel", more=more), CHUNK)
+
+        def cancel(shard: Records, more: list[Any]) -> list[Cancelled]:
+            reply: bytes = shard.call("delay/cancel", now=shard.clock(), age=REMEMBERED, held=held, more=more)
+            found: list[Cancelled] = []
+            at = 0
+            while at < len(reply):
+                flag, start = reply[at], reply.index(b" ", at) + 1
+                end = start + int(reply[at + 1 : start - 1])
+                entry = read_entry(shard, (more[2 * len(found)], 0, 0, reply[start:end]), None) if end > start else None
+                found.append(Cancelled(OUTCOMES.get(flag), entry, is_dead=flag == ord("4")))
+                at = end
+            return found
+
+        return self._shards.ask(items, cancel, size)
 
     def cancel_unique(
         self, items: Iterable[tuple[str, str, str, str]], keys: FlowKeys, *, until_ms: int = 0
     ) -> list[CancelOutcome | None]:
-        """Cancel entries as :meth:`cancel_marked` does, and free the keys of unique tasks in the same step.
+        """Cancel entries as :meth:`DelayQueue.cancel_many` does, and free the keys of unique tasks in the same step.
 
-        Each item is an id, a mark, and the field and the token of its key, or two "". With *until_ms*, only dead
-        letters that died by then are removed. The store must not be a Redis Cluster.
+        Each item is an id, a mark, and the field and the token of its key, or two "". None: its record, which stays,
+        lacks the mark; any record has the mark "". With *until_ms* only dead letters that died by then are
+        removed. The store must not be a Redis Cluster.
         """
         others = {"owners": keys.owners, "owner_ends": keys.owner_ends, "replaced": keys.replaced}
 
-        def remove(shard: Records, more: list[bytes | str]) -> bytes:
-            flags: bytes = shard.call("admission/cancel", others=others, now=shard.clock(), latest=until_ms, more=more)
-            return flags
+        def remove(shard: Records, more: list[Any]) -> list[CancelOutcome | None]:
+            flags = shard.call("admission/cancel", others=others, now=shard.clock(), latest=until_ms, more=more)
+            return [OUTCOMES.get(flag) for flag in flags]
 
-        return self._removed(items, remove, MAX_UNIQUE_PER_CALL)
-
-    def _removed(
-        self, items: Iterable[tuple[str, ...]], remove: Callable[[Records, list[bytes | str]], bytes], size: int
-    ) -> list[CancelOutcome | None]:
-        found: list[CancelOutcome | None] = []
-        for chunk in chunks(((check_id(id_), *rest) for id_, *rest in items), size):
-            answers: list[CancelOutcome | None] = [None] * len(chunk)
-            for shard, group in self._shards.grouped([row[0] for row in chunk]):
-                left = list(group)
-                while left:
-                    more: list[bytes | str] = []
-                    for id_, *rest in (chunk[index] for index in left):
-                        more += (id_bytes(id_), *rest)
-                    flags = remove(shard, more)
-                    for index, flag in zip(left, flags, strict=False):
-                        # "3": its record lacks the mark.
-                        answers[index] = None if flag == ord("3") else CancelOutcome(flag - ord("0"))
-                    left = left[len(flags) :]
-            found += answers
-        return found
+        return self._shards.ask(items, remove, MAX_UNIQUE_PER_CALL)
 
 
 class Revokes:
     """The revoked ids of one DelayQueue: ``queue.revokes``."""
 
-    def __init__(self, shards: Shards) -> None:
+    def __init__(self, shards: Shards, marked: MarkedEntries) -> None:
         self._shards = shards
+        self._marked = marked
 
     def note_revoked(self, ids: Iterable[str]) -> None:
         """Record that the tasks *ids* are revoked now; entries that are stored later with a mark count as newer."""
-        self._note(ids, lambda keys: keys.revoked)
+        self._marked.cancel((id_, "revoked") for id_ in ids)
 
     def note_sent(self, ids: Iterable[str]) -> None:
         """Record that workers discard the messages of the revoked tasks *ids*."""
-        self._note(ids, lambda keys: keys.discarded)
-
-    def _note(self, ids: Iterable[str], key_of: Callable[[Keys], bytes]) -> None:
-        for chunk in chunks(check_id(id_) for id_ in ids):
-            for shard, group in self._shards.grouped(chunk):
-                known, others = [id_bytes(chunk[index]) for index in group], {"revoked": key_of(shard.keys)}
-                shard.call("delay/revoke", others=others, now=shard.clock(), age=REMEMBERED, more=known)
+        self._marked.cancel((id_, "discarded") for id_ in ids)
 
     def revoked_ids(self) -> Iterator[str]:
         """Yield the ids of revoked tasks whose messages workers discard, of each shard newest first."""

@@ -74,7 +74,7 @@ class DelayQueue(BaseQueue[Entry]):
         self.dispatch_log = DispatchLog(self._shards.scripts, self._shards[0])
         self.foreign = Foreign(self._shards, self._writer)
         self.marked = MarkedEntries(self._shards, self._writer)
-        self.revokes = Revokes(self._shards)
+        self.revokes = Revokes(self._shards, self.marked)
 
     def __repr__(self) -> str:
         return f"DelayQueue({self.name!r}, prefix={self.settings.prefix!r}, shards={self.settings.shards})"
@@ -241,7 +241,8 @@ class DelayQueue(BaseQueue[Entry]):
 
     def cancel_many(self, ids: Iterable[str]) -> builtins.list[CancelOutcome]:
         """Cancel entries, as :meth:`cancel` does; one round trip per 500 and shard."""
-        return [outcome for outcome in self.marked.cancel_marked((id_, "") for id_ in ids) if outcome is not None]
+        found = self.marked.cancel((id_, "remove") for id_ in ids)
+        return [row.outcome for row in found if row.outcome is not None]
 
     def reschedule(self, id: str, *, delay: Seconds | None = None, due_at: datetime | None = None) -> bool:
         """Change the due time of a waiting entry. False: the id is unknown, or the entry is claimed."""

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from redis_queue.basics.lazy_property import LazyProperty
-from redis_queue.basics.times import When, from_ms
+from redis_queue.basics.times import When
 from redis_queue.catalog import AnyQueue
 from redis_queue.celery.message.task_entry import Conditions, TaskEntry
 from redis_queue.celery.queues.contents import REACH, QueueContents
@@ -18,7 +18,7 @@ from redis_queue.celery.queues.message import Element, WaitingMessage
 from redis_queue.celery.queues.open import queue_contents
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import ConfigurationError
-from redis_queue.model import DeadLetter, Entry, Item, Unread
+from redis_queue.model import DeadLetter, Entry, Unread
 from redis_queue.monitor.model import Failure, RunningTask, Series
 from redis_queue.operate.access import Access
 from redis_queue.operate.celery_queues import CeleryQueues
@@ -26,6 +26,7 @@ from redis_queue.operate.listing import LOOK_BYTES, Chunk, Listing, items_within
 from redis_queue.operate.queue_row import QueueRow
 
 Waiting = tuple[Entry, TaskEntry]
+task_of: Final = TaskEntry.of_item
 
 MAX_QUEUES: Final = 200
 """Maximum number of queues that one page reads."""
@@ -96,13 +97,6 @@ class Entries(Listing[Waiting, str]):
     def count(self) -> int | None:
         """Return how many entries match; None where they would have to be read."""
         return None if self.conditions.needs_entries else self._queue.count(**self._window)
-
-
-def task_of(item: Item) -> TaskEntry:
-    """Return *item* as a task."""
-    unknown = from_ms(0)
-    put_at, at = item.put_at or unknown, item.at or unknown
-    return TaskEntry.of(Entry(item.id, item.body, item.headers, put_at, at, item.deliveries))
 
 
 class Letter:

@@ -10,7 +10,6 @@ from typing import Final, TypeVar
 
 from kombu.exceptions import OperationalError
 
-from redis_queue.celery.message.headers import retry_id
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.queues.message import WaitingMessage
 from redis_queue.celery.results import ResultRecord
@@ -24,7 +23,7 @@ from redis_queue.operate.items import Messages, task_of
 from redis_queue.operate.listing import Conditions
 from redis_queue.operate.queue_row import BROKEN
 from redis_queue.store.chunks import CHUNK
-from redis_queue.store.ids import check_id
+from redis_queue.store.ids import check_id, retry_id
 from redis_queue.store.redis_errors import redact
 
 T = TypeVar("T")

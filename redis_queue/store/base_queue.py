@@ -16,11 +16,11 @@ from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import Seconds, duration_ms, point_ms
 from redis_queue.errors import ConfigurationError, InvalidValueError, Reason, StoreError, StoreUnavailableError
 from redis_queue.model import DeadLetter, InFlight, Item, PutBack, Quarantined
-from redis_queue.store.chunks import CHUNK, MANY, Pace, check_budget, check_limit, check_many, check_offset, gap_ms
+from redis_queue.store.chunks import CHUNK, MANY, Pace, check_budget, check_limit, check_offset, chunks, gap_ms
 from redis_queue.store.connection import Client, connect
-from redis_queue.store.ids import check_id, id_bytes
+from redis_queue.store.ids import check_id, check_ids, id_bytes
 from redis_queue.store.keys import Keys, Kind, check_name
-from redis_queue.store.records import LeasedItem, Records
+from redis_queue.store.records import LeasedItem, Records, version_of
 from redis_queue.store.registry import Registry
 from redis_queue.store.scripts import Clock, Scripts
 from redis_queue.store.settings import QueueOverrides, Settings
@@ -30,6 +30,9 @@ logger = logger_of(__name__)
 Found = TypeVar("Found")
 Row = TypeVar("Row", DeadLetter, Quarantined, InFlight)
 Held = TypeVar("Held", bound=LeasedItem)
+
+Ask = Callable[[Records, list[Any]], Sequence[Found]]
+"""Sends the fields of items of one shard; returns the answers for the first ones."""
 
 Settle = Callable[[Records, Sequence[LeasedItem]], list[bool]]
 """Settles items of one shard; returns a flag for each: False if its lease was lost."""
@@ -85,22 +88,35 @@ class Shards:
         for number, positions in groups.items():
             yield self._shards[number], positions
 
+    def ask(self, items: Iterable[Sequence[str]], call: Ask[Found], size: int = CHUNK) -> list[Found]:
+        """Return the answers of *call* for *items*, each an id and other fields: up to *size* of one shard at a time.
+
+        It is called again for those that it does not answer. Raises InvalidValueError for invalid ids.
+        """
+        found: list[Any] = []
+        for chunk in chunks(items, size):
+            answers: list[Any] = [None] * len(chunk)
+            for shard, group in self.grouped([check_id(id_) for id_, *_ in chunk]):
+                while group:
+                    more = [field for index in group for field in (id_bytes(chunk[index][0]), *chunk[index][1:])]
+                    for answer in call(shard, more):
+                        answers[group.pop(0)] = answer
+            found += answers
+        return found
+
     def store(self, shard: Records, script: str, **arguments: Any) -> Any:
         """Call *script*, whose first answer tells that *shard* was new; return the second one.
 
         The queue is in the registry before anything is stored.
         """
         if not self._registered:
-            self._register()
+            self._registry.add(self._kind, self.name, self.settings)
             self._registered = True
         new, reply = shard.call(script, now=shard.clock(), **arguments)
         if new:
             # It was the first call ever, or the first one after a FLUSHALL during the life of this object.
-            self._register()
+            self._registry.add(self._kind, self.name, self.settings)
         return reply
-
-    def _register(self) -> None:
-        self._registry.add(self._kind, self.name, self.settings)
 
     def destroy(self) -> None:
         """Delete all keys, and take the queue out of the registry."""
@@ -198,7 +214,7 @@ class Shards:
 
     def of_ids(self, ids: Iterable[str]) -> list[tuple[Records, list[str]]]:
         """Return each shard of *ids* with its ids. Raises InvalidValueError for invalid ids."""
-        names = [check_id(id_) for id_ in check_many(ids, name="ids")]
+        names = check_ids(ids)
         return [(shard, [names[index] for index in group]) for shard, group in self.grouped(names)]
 
     def check_one_server(self, verb: str) -> None:
@@ -297,10 +313,9 @@ class BaseQueue(Generic[Held]):
 
     def versions(self, ids: Iterable[str]) -> dict[str, str]:
         """Return the versions of existing *ids*. The version of an id changes when a new item gets this id."""
-        found: dict[str, str] = {}
-        for shard, names in self._shards.of_ids(ids):
-            found |= shard.versions(names)
-        return found
+        names = check_ids(ids)
+        lines = self._shards.ask(zip(names), lambda shard, more: shard.run("records/versions", more=more))
+        return {id_: version_of(line) for id_, line in zip(names, lines, strict=True) if line}
 
     def in_flight(self, *, offset: int = 0, limit: int = 100) -> list[InFlight]:
         """Return a page of the items in flight, in the order in which their leases end."""
@@ -342,9 +357,9 @@ class BaseQueue(Generic[Held]):
 
         Pass the time at which you listed them as *until*, to keep an item that was redriven and died again since.
         """
-        found = self._shards.of_ids(ids)
         latest = 0 if until is None else point_ms(until, name="until")
-        return sum(shard.delete_dead(names, latest) for shard, names in found)
+        delete = lambda shard, more: shard.call("records/delete_dead", latest=latest, more=more)  # noqa: E731
+        return self._shards.ask(zip(check_ids(ids)), delete).count(ord("1"))
 
     def _purge(self, places: Sequence[str], known: Sequence[str], limit: int) -> int:
         for place in places:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
 import re
 import threading
 import time
+from collections.abc import Iterable
 from typing import Final
 
 from redis_queue.errors import InvalidNameError, quoted
+from redis_queue.store.chunks import check_many
 
 MAX_ID: Final = 255
 
@@ -19,6 +22,11 @@ def check_id(value: str, *, name: str = "id") -> str:
     if not is_id(value):
         raise InvalidNameError(f"{name}={quoted(value)}: must be 1 to {MAX_ID} printable characters")
     return value
+
+
+def check_ids(values: Iterable[str]) -> list[str]:
+    """Return *values* if they are a list of valid ids. Raises InvalidNameError, and InvalidValueError for a text."""
+    return [check_id(value) for value in check_many(values, name="ids")]
 
 
 def is_id(value: object) -> bool:
@@ -34,6 +42,17 @@ def id_text(raw: bytes) -> str:
 def id_bytes(text: str) -> bytes:
     """Return the bytes of an id."""
     return text.encode(errors="surrogateescape")
+
+
+def retry_id(task_id: str) -> str:
+    """Return the id for the entry of a retry while another call waits under *task_id* itself."""
+    return sibling_id(task_id, "retry")
+
+
+def sibling_id(task_id: str, name: str) -> str:
+    """Return an id for another entry of the same task."""
+    found = f"{task_id}~{name}"
+    return found if is_id(found) else f"{hashlib.sha256(task_id.encode(errors='replace')).hexdigest()}~{name}"
 
 
 def readable(text: str) -> str:

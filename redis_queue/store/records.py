@@ -179,17 +179,6 @@ class Records:
             return replace(item, problem=str(error))
         return replace(item, put_at=from_ms(put_at), body=body, headers=headers, destination=destination)
 
-    def versions(self, ids: Iterable[str]) -> dict[str, str]:
-        """Return the versions of the records of *ids*; ids without a record are left out."""
-        found: dict[str, str] = {}
-        for chunk in chunks(ids):
-            left = chunk
-            while left:
-                lines = self.run("records/versions", more=map(id_bytes, left))
-                found.update((id_, _version(line)) for id_, line in zip(left, lines, strict=False) if line)
-                left = left[len(lines) :]
-        return found
-
     def in_flight(self, offset: int, limit: int) -> list[InFlight]:
         """Return a page of the items in flight, by the end of their leases."""
         rows = rows_of(self.run("records/in_flight", offset=offset, limit=limit), 3)
@@ -209,11 +198,6 @@ class Records:
             flags = read_flags(reply)
             pace.add(sum(flags))
             yield flags
-
-    def delete_dead(self, ids: Iterable[str], latest: int) -> int:
-        """Delete dead letters that died by *latest* (ms; 0: at any time); return their number."""
-        flags = (self.call("records/delete_dead", latest=latest, more=map(id_bytes, chunk)) for chunk in chunks(ids))
-        return sum(found.count(_YES_BYTE) for found in flags)
 
     def purge(self, place: str, limit: int) -> int:
         """Delete up to *limit* of the items that are in *place* (ready, waiting, dead) now; return their number.
@@ -286,7 +270,8 @@ def _reason_text(reason: object) -> str:
     return f"{name}: {text}" if isinstance(reason, BaseException) else text
 
 
-def _version(line: bytes) -> str:
+def version_of(line: bytes) -> str:
+    """Return the version of a record by its first line."""
     return hashlib.blake2b(line, digest_size=6).hexdigest()
 
 
@@ -296,7 +281,6 @@ def read_flags(flags: bytes) -> list[bool]:
 
 
 _NO, _YES = b"01"
-_YES_BYTE: Final = b"1"
 
 
 def _read_quarantined(raw: bytes, size: int) -> Quarantined:

@@ -71,7 +71,7 @@ def preview(target: str) -> str:
     """Show what an action would do, with a form to confirm it."""
     action, form = _action(target)
     choice = _choice(action, form, target)
-    plan = action.plan(context().access, choice)
+    plan = action.target.plan(action, context().access, choice)
     return page(
         "action.html",
         action=action,
@@ -91,7 +91,7 @@ def act(target: str) -> Response:
     choice = replace(_choice(action, form, target), pinned=False, confirmed=confirmed)
     if not confirmed or request_args.flag("matching"):
         abort(400, NOT_CONFIRMED)
-    plan = action.plan(context().access, choice)
+    plan = action.target.plan(action, context().access, choice)
     if plan.nothing and not plan.count:
         abort(409, f"{plan.nothing}.")
     if plan.count != confirmed:

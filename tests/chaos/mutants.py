@@ -289,9 +289,7 @@ FOUND_BY_RUNS: Final = {
         ),
         "put back and keep in flight (M4)": lua("records/put_back", "  redis.call('ZREM', in_flight, id)\n", ""),
         "take what is not due": lua("delay/claim", "string.format('%.0f', now - older_than)", "'+inf'"),
-        "tell that anything was cancelled": lua(
-            "includes/remove_entry", "if not place then return 0, 0 end", "if not place then return 1, 0 end"
-        ),
+        "tell that anything was cancelled": lua("delay/cancel", "ids[i + 1], 0, ''", "ids[i + 1], 1, ''"),
         "put back to nowhere": lua(
             "records/put_back", "redis.call('ZADD', waiting, at, id)", "redis.call('ZCARD', dead)"
         ),

@@ -308,16 +308,13 @@ FOUND_BY_UNIQUE_TESTS: Final = {
             "admission/cancel", "do drop(other, ttl) end", "do end", "never_confirmed_is_removed"
         ),
         "cancel another message than that whose key is freed": lua(
-            "includes/remove_entry", "if record and not", "if false and not", "replaced_meanwhile_frees"
+            "admission/cancel", "if record and not", "if false and not", "replaced_meanwhile_frees"
         ),
         "cancel a retry and keep its key": py(
-            "celery/stored_tasks.py",
-            "self._removal.cancel([*names, *map(retry_id, names)])",
-            "self._removal.cancel(names) * 2",
-            "behind_another_call_frees",
+            "celery/entries.py", 'verbs.setdefault(retry_id(name), "remove")', "pass", "behind_another_call_frees"
         ),
         "cancel without an app and keep the key": py(
-            "celery/entries.py", "if self._has_keys() else self", "if False else self", "without_the_app"
+            "celery/entries.py", "if not self._has_keys():", "if True:", "without_the_app"
         ),
         "let a retry be replaced for which others wait": py(
             CALLS,

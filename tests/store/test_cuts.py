@@ -217,7 +217,7 @@ LATE: dict[str, Late] = {
         lambda on: on.timed.stats().dead == 1,
     ),
     "a note that an id was revoked, and it is stored anew": Late(
-        "delay/revoke",
+        "delay/cancel",
         lambda on: on.timed.revokes.note_revoked(["late"]),
         lambda on: on.timed.marked.renew_many([Push("late", id="late", mark="mark", delay=60)]),
         lambda on: on.timed.revokes.is_renewed("late", "mark"),

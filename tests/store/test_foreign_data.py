@@ -23,7 +23,7 @@ from tests.support.store.stage import LATER, VERBS, Copy, Stage, Verb, differenc
 
 TYPES = {
     **dict.fromkeys(("meta", "records", "leases", "errors", "lateness", "minutes", "dispatchers"), "hash"),
-    **dict.fromkeys(("waiting", "in_flight", "dead", "revoked"), "zset"),
+    **dict.fromkeys(("waiting", "in_flight", "dead", "revoked", "discarded"), "zset"),
     **dict.fromkeys(("ready", "quarantine", "wake"), "list"),
     **dict.fromkeys(("leader", "slot"), "string"),
 }

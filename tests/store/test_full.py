@@ -147,7 +147,7 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
     "quarantine": Call(lambda s: s.queue._records.quarantine(s.held, "bad"), "records/quarantine"),
     "mend": Call(mend, "records/repair"),
     "adopt": Call(adopt, "delay/adopt"),
-    "note_revoked": Call(lambda s: s.timed.revokes.note_revoked(["waiting", "new"]), "delay/revoke"),
+    "note_revoked": Call(lambda s: s.timed.revokes.note_revoked(["waiting", "new"]), "delay/cancel"),
     "cancel an unknown id": Call(lambda s: s.timed.cancel("unknown"), "delay/cancel"),
     "delete an unknown id": Call(lambda s: s.queue.delete_dead(["unknown"]), "records/delete_dead"),
     "purge more": Call(purge_twice, "records/purge"),

@@ -16,7 +16,7 @@ from redis_queue.operate.actions.workers import reference
 def act(access: Access, target: str, verb: str, *, arguments: dict[str, Any] | None = None, **choice: Any) -> Result:
     """Plan an action on *choice*, the fields of a Choice, and do it; return its result."""
     action, total = action_of(target, verb), Result()
-    plan = action.plan(access, Choice(arguments=arguments or {}, **choice))
+    plan = action.target.plan(action, access, Choice(arguments=arguments or {}, **choice))
     perform(access, action, plan, "a test", total)
     return total
 

@@ -164,7 +164,7 @@ class TestRelease:
         assert "Another task owns this key now: other (running)." in asked.text
         assert [form for form in asked.forms if form.method == "post"] == []
         done = writer.send(confirmed)
-        assert "0 of 1 released. Skipped: 1 (the task 'task-0' no longer owns the key 'order:7' of shop.sync" in done.text
+        assert "0 of 1 released. Skipped: 1 (the task 'task-0' no longer owns the key 'order:7'" in done.text
         found = owners.get("shop.sync", "order:7")
         assert found is not None
         assert found.task_id == "other"

@@ -21,11 +21,7 @@ CANCELLED: Final = "stored_cancelled"
 
 
 def _cancel_ids(stored: StoredTasks, arguments: Mapping[str, Any]) -> Set[str]:
-    ids = task_ids(arguments.get("task_id"))
-    unseen = stored.revoke_many(ids)
-    # The others may wait in a queue for a worker that starts later.
-    stored.queue.revokes.note_sent(id_ for id_ in ids if id_ not in unseen)
-    return unseen
+    return stored.revoke_many(task_ids(arguments.get("task_id")))
 
 
 def _cancel_stamped(stored: StoredTasks, arguments: Mapping[str, Any]) -> Set[str]:

@@ -23,13 +23,14 @@ from redis_queue.basics.times import END_OF_CALENDAR_MS
 from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.headers import Attempt, counted_id, is_redelivered, sibling_id
+from redis_queue.celery.message.headers import Attempt, counted_id, is_redelivered
 from redis_queue.celery.settings import part_of
 from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import has_leases
 from redis_queue.delay.model import Push
 from redis_queue.errors import RedisQueueError
 from redis_queue.store.codec import read_document
+from redis_queue.store.ids import sibling_id
 from redis_queue.store.keys import PrefixKeys
 from redis_queue.store.redis_errors import RedisErrors
 

@@ -18,7 +18,7 @@ from redis_queue.basics.key_template import check_key
 from redis_queue.basics.times import MAX_DELAY_MS
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Item
-from redis_queue.store.ids import is_id
+from redis_queue.store.ids import retry_id, sibling_id
 from redis_queue.store.keys import MAX_NAME
 
 ETA: Final = "redis_queue_eta"
@@ -114,17 +114,6 @@ def call_in(headers: Mapping[str, Any]) -> str | None:
     """Return the name of the call in *headers*; None if it is missing or invalid."""
     found = headers.get(CALL)
     return found if isinstance(found, str) and _NAME.fullmatch(found) else None
-
-
-def retry_id(task_id: str) -> str:
-    """Return the id for the entry of a retry while another call waits under *task_id* itself."""
-    return sibling_id(task_id, "retry")
-
-
-def sibling_id(task_id: str, name: str) -> str:
-    """Return an id for another entry of the same task."""
-    found = f"{task_id}~{name}"
-    return found if is_id(found) else f"{hashlib.sha256(task_id.encode(errors='replace')).hexdigest()}~{name}"
 
 
 def counted_id(task_id: str, headers: Mapping[str, Any]) -> str:

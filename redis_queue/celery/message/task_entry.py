@@ -17,7 +17,7 @@ from redis_queue.celery.message.body import json_body, retries_of
 from redis_queue.celery.message.entry import TaskCall, content_of
 from redis_queue.celery.message.envelope import MAX_MESSAGE_NAME, Envelope, priority_of
 from redis_queue.errors import InvalidValueError
-from redis_queue.model import Entry
+from redis_queue.model import Entry, Item
 
 _TYPED: Final = {"__type__", "__value__"}
 _DECIMAL: Final = re.compile(r"-?\d{1,30}(\.\d{1,30})?", re.ASCII)
@@ -56,6 +56,13 @@ class TaskEntry:
             message = content_of(entry)
             known = _of_envelope(message) if isinstance(message, Envelope) else _of_call(message)
         return cls(id=entry.id, due_at=entry.due_at, stored_at=entry.put_at, deliveries=entry.deliveries, **known)
+
+    @classmethod
+    def of_item(cls, item: Item) -> TaskEntry:
+        """Return *item* as a task."""
+        unknown = from_ms(0)
+        put_at, at = item.put_at or unknown, item.at or unknown
+        return cls.of(Entry(item.id, item.body, item.headers, put_at, at, item.deliveries))
 
 
 def _of_envelope(envelope: Envelope) -> dict[str, Any]:

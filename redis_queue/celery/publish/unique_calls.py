@@ -22,7 +22,7 @@ from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import duration_ms, to_ms
 from redis_queue.celery.admission.policy import UniquePolicy
 from redis_queue.celery.message.entry import unique_header_of
-from redis_queue.celery.message.headers import Attempt, UniqueHeader, retry_id
+from redis_queue.celery.message.headers import Attempt, UniqueHeader
 from redis_queue.celery.message.producer import InterceptingProducer
 from redis_queue.celery.publish.send import (
     LostKeyError,
@@ -36,7 +36,7 @@ from redis_queue.celery.publish.send import (
 )
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import DuplicateTaskError, InvalidDelayError, InvalidValueError, StoreError
-from redis_queue.store.ids import check_id, is_id
+from redis_queue.store.ids import check_id, is_id, retry_id
 
 logger = logger_of(__name__)
 

@@ -8,7 +8,7 @@
 --                      task, and the token of its message; "" and "" for another one
 --
 -- The store is no Cluster: the keys have two hash tags. A cancelled message that may have been sent does not run.
--- Returns flags: those of delay/cancel.
+-- Returns flags: 0 to 2 as delay/cancel; 3 = its record lacks the mark: it stays.
 -- Stops after the record that makes 1 MiB, of those with a mark: call again for the other ids.
 -- O(entries * log owners)
 
@@ -40,11 +40,12 @@ end
 local flags, bytes = {}, 0
 for i = 1, #entries, 4 do
   local id, mark, field, token = unpack(entries, i, i + 3)
-  local died = latest > 0 and tonumber(redis.call('ZSCORE', dead, id) or '')
-  local flag, size = 0, 0
-  if latest == 0 or (died and died <= latest) then flag, size = remove(id, mark, latest > 0) end
+  local died, place, flag = latest > 0 and tonumber(redis.call('ZSCORE', dead, id) or ''), dead, 0
+  if latest == 0 then place = place_of(id) elseif not (died and died <= latest) then place = false end
+  local record = place and mark ~= '' and (redis.call('HGET', records, id) or '')
+  if record and not string.find(record, mark, 1, true) then flag = 3 elseif place then flag = remove(id, place) end
   if field ~= '' and (flag == 1 or flag == 2) then free(field, token, flag == 2 and latest == 0) end
-  flags[#flags + 1], bytes = flag, bytes + size
+  flags[#flags + 1], bytes = flag, bytes + #(record or '')
   if bytes >= MAX_BYTES then break end
 end
 return remember(table.concat(flags))

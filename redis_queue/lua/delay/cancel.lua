@@ -1,28 +1,56 @@
--- Remove waiting entries and dead letters.
+-- Remove waiting entries and dead letters, and note which tasks are revoked.
 --
--- KEYS records, waiting, leases, errors, dead, slot
+-- KEYS records, waiting, leases, errors, dead, revoked, discarded, slot
+-- ARGV now       TIME  0 = the server's clock
+-- ARGV age       MS    after which a note is removed
 -- ARGV sequence  TEXT  number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
--- ARGV ids       LIST  to cancel, each followed by a mark: a text in its record ("" = any record)
+-- ARGV held      TEXT  entries stay whose records contain it; "" = none do, and no record is read
+-- ARGV ids       LIST  each followed by remove; by cancel: if it is removed, it is noted in revoked; by revoke: it is
+--                      in any case, and if not found, in discarded, too; by revoked or discarded: it is only noted
 --
--- Returns flags: 1 = cancelled, it will never run; 2 = removed, but it was claimed before (even if that delivery was
--- not counted), so its work may have been done; 0 = unknown id, or in flight; 3 = its record lacks the mark: it stays.
--- Stops after the record that makes 1 MiB, of those with a mark: call again for the other ids.
--- O(ids * log waiting)
+-- Returns for each id, one after the other, a flag, the length of the record, a space and the record, if it was read.
+-- Flags: 1 = removed, it will never run; 2 = removed, but it was claimed before (even if that delivery was not
+-- counted), so its work may have been done; 0 = unknown id, or in flight; 3 = stays; 4 = a dead letter that stays. The
+-- record of a removed dead letter is left out.
+-- Removes at most 200 old notes, and two for each new one, and stops after the record that makes 1 MiB: call again for
+-- the other ids.
+-- O(ids * log waiting + (ids + 200) * log revoked)
 
-local MAX_BYTES = 1048576
+local MAX_BYTES, MOST, PAGE = 1048576, 100000, 200
 -- include last_call
 if last == sequence then return outcome end
--- include marks
-for i = 2, #ids, 2 do
-  if is_long(ids[i]) then return LONG_MARK end
-end
--- check records, leases, errors, dead
+-- include clock, marks
+if is_long(held) then return LONG_MARK end
+-- check records, leases, errors, dead, revoked, discarded
 -- first_write leases
 -- include remove_entry
-local flags, bytes = {}, 0
+local rows, bytes, added = {}, 0, {[revoked] = 0, [discarded] = 0}
+local function note(notes, id)
+  redis.call('ZADD', notes, string.format('%.0f', now), id)
+  added[notes] = added[notes] + 1
+end
 for i = 1, #ids, 2 do
-  local flag, size = remove(ids[i], ids[i + 1], false)
-  flags[#flags + 1], bytes = flag, bytes + size
+  local id, verb, flag, record = ids[i], ids[i + 1], 0, ''
+  local place = verb ~= 'revoked' and verb ~= 'discarded' and place_of(id)
+  if place and held ~= '' then record = redis.call('HGET', records, id) or '' end
+  bytes = bytes + #record
+  if place and held ~= '' and string.find(record, held, 1, true) then
+    flag = place == dead and 4 or 3
+  elseif place then
+    flag, record = remove(id, place), place == dead and '' or record
+  end
+  local cancelled = verb == 'cancel' and (flag == 1 or flag == 2)
+  if cancelled or verb == 'revoke' or verb == 'revoked' then note(revoked, id) end
+  if verb == 'discarded' or verb == 'revoke' and flag == 0 then note(discarded, id) end
+  rows[#rows + 1] = string.format('%d%d ', flag, #record) .. record
   if bytes >= MAX_BYTES then break end
 end
-return remember(table.concat(flags))
+for notes, count in pairs(added) do
+  local over, gone = redis.call('ZCARD', notes) - MOST, {}
+  local oldest = count > 0 and redis.call('ZRANGE', notes, 0, PAGE + 2 * count - 1, 'WITHSCORES') or {}
+  for i = 1, #oldest, 2 do
+    if #gone < over or tonumber(oldest[i + 1]) < now - age then gone[#gone + 1] = oldest[i] end
+  end
+  if #gone > 0 then redis.call('ZREM', notes, unpack(gone)) end
+end
+return remember(table.concat(rows))

@@ -1,14 +1,12 @@
 -- Remove a waiting entry or a dead letter.
 --
--- Needs records, waiting, leases, errors, dead. Defines remove: takes an id and a mark ("" = any record) and whether only
--- a dead letter is removed; returns a flag: 1 = removed; 2 = removed, but it was claimed before, even if that delivery
--- was not counted; 0 = it does not wait; 3 = its record lacks the mark; and the size of a record that was read.
-local function remove(id, mark, only_dead)
-  local place = not only_dead and redis.call('ZSCORE', waiting, id) and waiting
-    or redis.call('ZSCORE', dead, id) and dead
-  if not place then return 0, 0 end
-  local record = mark ~= '' and (redis.call('HGET', records, id) or '')
-  if record and not string.find(record, mark, 1, true) then return 3, #record end
+-- Needs records, waiting, leases, errors, dead. Defines place_of: takes an id; returns where it is, waiting or dead, and
+-- nothing for another one, remove: takes an id and this place; returns 1, or 2 if it was claimed before, even if that
+-- delivery was not counted.
+local function place_of(id)
+  return redis.call('ZSCORE', waiting, id) and waiting or redis.call('ZSCORE', dead, id) and dead
+end
+local function remove(id, place)
   local deliveries = tonumber(string.match(redis.call('HGET', leases, id) or '', '^%d+')) or 0
   -- Given back uncounted, with a reason: the broker may have the message although it did not answer.
   if redis.call('HEXISTS', errors, id) == 1 then deliveries = deliveries + 1 end
@@ -16,5 +14,5 @@ local function remove(id, mark, only_dead)
   redis.call('HDEL', leases, id)
   redis.call('HDEL', errors, id)
   redis.call('ZREM', place, id)
-  return deliveries > 0 and 2 or 1, #(record or '')
+  return deliveries > 0 and 2 or 1
 end

@@ -196,10 +196,6 @@ class Action:
     takes_all: bool = True
     phrase: Callable[[Mapping[str, Any]], str] = lambda _: ""
 
-    def plan(self, access: Access, choice: Choice) -> Plan:
-        """Return what the action would do to *choice*. Raises InvalidValueError, InvalidNameError and StoreError."""
-        return self.target.plan(self, access, choice)
-
     def given(self, choice: Choice) -> list[str]:
         """Return the given arguments as people read them."""
         given = ((argument, choice.arguments.get(argument.name)) for argument in self.arguments)

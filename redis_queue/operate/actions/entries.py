@@ -185,7 +185,7 @@ def cancel(access: Access, queue: AnyQueue, ids: Sequence[str], _: Choice) -> It
     Example: redis-queue scheduled cancel --task shop.remind --due-before 2h --dry-run
     """
     for chunk in chunks(ids, CHUNK):
-        outcomes = access.cancel(as_delay_queue(queue), chunk)
+        outcomes = access.removal(as_delay_queue(queue)).cancel_many(chunk)
         maybe_sent = outcomes.count(CancelOutcome.MAYBE_SENT)
         yield Result(sum(outcome.taken_out for outcome in outcomes), maybe_sent, len(chunk))
 
@@ -227,8 +227,9 @@ def delete(access: Access, queue: AnyQueue, ids: Sequence[str], choice: Choice) 
     Example: redis-queue dead delete order-42 --dry-run
     """
     until = choice.at or access.inspector.now()
+    removal = access.removal(queue) if isinstance(queue, DelayQueue) else queue
     for chunk in chunks(ids, CHUNK):
-        yield Result(access.delete_dead(queue, chunk, until), tried=len(chunk))
+        yield Result(removal.delete_dead(chunk, until=until), tried=len(chunk))
 
 
 def _by_queue(rows: Sequence[Row]) -> list[tuple[AnyQueue, dict[str, str]]]:

@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 from redis_queue.basics.times import from_ms, to_ms
 from redis_queue.celery.message.body import fresh, with_arguments
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.headers import Attempt, call_name, new_call, sibling_id
+from redis_queue.celery.message.headers import Attempt, call_name, new_call
 from redis_queue.delay.model import Push
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidNameError, InvalidValueError
@@ -28,7 +28,7 @@ from redis_queue.operate.items import FailureList
 from redis_queue.operate.listing import Selection
 from redis_queue.store.chunks import Pace, chunks, gap_ms
 from redis_queue.store.codec import read_document
-from redis_queue.store.ids import is_id
+from redis_queue.store.ids import is_id, sibling_id
 
 PLACE: Final = "failures"
 """What the audit log names in place of a queue."""

@@ -200,7 +200,7 @@ class TestEnd:
         assert sorted(taken(taker)) == [[7, "a"], [7, "b"]]
 
     def test_a_cancelled_or_revoked_task_frees_its_key(self, app: Celery, client: redis.Redis) -> None:
-        assert StoredTasks.of(app).cancel(send(app, "end", 7, countdown=60))
+        assert StoredTasks.of(app).cancel(send(app, "end", 7, countdown=60, task_id="queue_unique"))
         assert not traces(client)
         app.control.revoke(send(app, "start", 7, countdown=60))
         assert not traces(client)

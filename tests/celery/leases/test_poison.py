@@ -18,8 +18,9 @@ from kombu.connection import Connection
 from redis_queue.celery import DurableTasks, MaxDeliveriesExceededError
 from redis_queue.celery.leases.leases import read_counters
 from redis_queue.celery.leases.poison import DeliveryLimit, DeliveryLimitStep
-from redis_queue.celery.message.headers import CALL, Attempt, counted_id, sibling_id
+from redis_queue.celery.message.headers import CALL, Attempt, counted_id
 from redis_queue.delay.model import Push
+from redis_queue.store.ids import sibling_id
 from redis_queue.store.keys import Keys, PrefixKeys
 from tests.support.celery.brokers import Broker
 from tests.support.celery.leasing import Leasing

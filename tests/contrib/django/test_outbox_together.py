@@ -194,11 +194,11 @@ def test_a_cancel_without_redis_raises_and_cancels_nothing(
 ) -> None:
     from redis_queue.errors import StoreError
 
-    def away(*_: Any) -> Any:
+    def away(*_: Any, **__: Any) -> Any:
         raise StoreError
 
     write("x")
-    monkeypatch.setattr(MarkedEntries, "cancel_marked", away)
+    monkeypatch.setattr(MarkedEntries, "cancel", away)
     with tables.atomic(), pytest.raises(StoreError):
         outbox.cancel("x")
     assert rows() == ["x"]
