@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from redis_queue import Flow
-from redis_queue.admission.flow_rules import burst_of, interval_ms
+from redis_queue.admission.rules import burst_of, interval_ms
 
 QUEUE: Final = "flow"
 FAIR: Final = "fair"

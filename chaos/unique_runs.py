@@ -14,7 +14,7 @@ from chaos.holds import now_ms
 from chaos.kill_points import edit_include
 from chaos.tasks import LEASE
 from chaos.unique_plan import SPACING, UniquePlan
-from redis_queue.admission.unique_rules import END, START, TIME
+from redis_queue.admission.rules import END, START, TIME
 from redis_queue.validation.history import Event
 
 RUN: Final = "unique:"

@@ -6,8 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from redis_queue.admission.flow_rules import Flow
-    from redis_queue.admission.unique_rules import Unique
+    from redis_queue.admission.rules import Flow, Unique
     from redis_queue.delay.queue import DelayQueue
     from redis_queue.errors import (
         BodyError,
@@ -100,7 +99,7 @@ _MODULES: Final = {
     "connect": "store.connection",
     "Consumer": "queue.consumer",
     "DelayQueue": "delay.queue",
-    "Flow": "admission.flow_rules",
+    "Flow": "admission.rules",
     **dict.fromkeys(("HeldLock", "Lock", "current_lock"), "lock.lock"),
     **dict.fromkeys(
         (
@@ -120,7 +119,7 @@ _MODULES: Final = {
     "RedisQueue": "queue.queue",
     "Settings": "store.settings",
     "serialized": "lock.serialized",
-    "Unique": "admission.unique_rules",
+    "Unique": "admission.rules",
 }
 
 

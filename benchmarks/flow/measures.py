@@ -17,7 +17,7 @@ from benchmarks.children import child, wait_for_file
 from benchmarks.flow import app as names
 from benchmarks.flow.app import EVENTS, FAIR, KEYED, LIMITED, NOTHING, PLAIN, RATE, RATED, TELL, make_app
 from benchmarks.worker.workers import POOLS, Worker
-from redis_queue.admission.flow_rules import burst_of
+from redis_queue.admission.rules import burst_of
 
 WITHIN: Final = 120.0
 POLL: Final = 0.005

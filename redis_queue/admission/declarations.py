@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from redis_queue.admission.flow_rules import Flow, FlowLimits
 from redis_queue.admission.flows import KINDS, OF_QUEUE, flag_of, limits_of
+from redis_queue.admission.rules import Flow, FlowLimits
 from redis_queue.store.chunks import chunks
 from redis_queue.store.codec import read_document, small_integer
 from redis_queue.store.ids import id_bytes, id_text

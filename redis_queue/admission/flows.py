@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from redis_queue.admission.flow_rules import (
+from redis_queue.admission.rules import (
     FAIR,
     KEYED,
     Flow,

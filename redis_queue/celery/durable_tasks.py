@@ -21,7 +21,7 @@ from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.publish.bulk import Bulk
 from redis_queue.celery.publish.capture import Capture
 from redis_queue.celery.publish.send import seconds_of
-from redis_queue.celery.store import ATTRIBUTE
+from redis_queue.celery.settings import ATTRIBUTE, extension_of
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.celery.tracing import describe_runs
 from redis_queue.celery.worker import install_steps
@@ -56,11 +56,11 @@ class DurableTasks(StoredTasks):
     """
 
     def __new__(cls, app: Celery, *, delays: bool = True, leases: bool = True) -> DurableTasks:  # noqa: ARG004
-        found: DurableTasks | None = vars(app).get(ATTRIBUTE)
+        found: DurableTasks | None = extension_of(app)
         return found if found is not None else super().__new__(cls)
 
     def __init__(self, app: Celery, *, delays: bool = True, leases: bool = True) -> None:
-        if vars(app).get(ATTRIBUTE) is self:
+        if extension_of(app) is self:
             if (delays, leases) != (self.delays, self.leases):
                 raise ConfigurationError(
                     f"DurableTasks(app, delays={delays}, leases={leases}): the app has DurableTasks with "
@@ -147,5 +147,5 @@ class DelayedAMQP(AMQP):  # type: ignore[misc]
 
     def __init__(self, app: Any) -> None:
         super().__init__(app)
-        durable: DurableTasks = vars(app).get(ATTRIBUTE) or DurableTasks(app, leases=False)
+        durable: DurableTasks = extension_of(app) or DurableTasks(app, leases=False)
         durable.attach(self)

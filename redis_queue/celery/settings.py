@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from redis_queue.admission.flow_rules import Flow
 from redis_queue.admission.flows import check_flow_name
 from redis_queue.admission.owners import field_of
-from redis_queue.admission.unique_rules import Unique
+from redis_queue.admission.rules import Flow, Unique
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.options import did_you_mean
 from redis_queue.basics.times import Seconds, check_duration, duration_ms
@@ -31,6 +30,15 @@ NAMESPACE: Final = "redis_queue_"
 OnStoreError = Literal["raise", "broker"]
 
 Part = TypeVar("Part")
+
+
+ATTRIBUTE: Final = "durable_tasks"
+"""Attribute of an app that holds its DurableTasks."""
+
+
+def extension_of(app: Celery) -> Any:
+    """Return the DurableTasks of *app*, or None."""
+    return vars(app).get(ATTRIBUTE)
 
 
 def part_of(app: Celery, kind: Callable[[Celery], Part], name: str) -> Part:

@@ -10,7 +10,6 @@ from redis_queue.celery.address import address_of
 from redis_queue.celery.settings import CelerySettings, part_of
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.queue.queue import RedisQueue
-from redis_queue.store.codec import JSON, Codec
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Clock, server_clock
@@ -19,14 +18,8 @@ from redis_queue.store.settings import Settings
 if TYPE_CHECKING:
     from celery import Celery
 
-ATTRIBUTE: Final = "durable_tasks"
-"""Attribute of an app that holds its DurableTasks."""
-
 MAX_BODY: Final = 64 * 1024 * 1024
 """Largest message in bytes: a message that the broker accepts must not be refused for its delay alone."""
-
-CODEC: Final = Codec(JSON, MAX_BODY)
-"""The codec of every app's DelayQueue: it refuses bodies without asking Redis."""
 
 
 class Store:

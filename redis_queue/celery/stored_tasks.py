@@ -7,20 +7,21 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from redis_queue.admission.flows import Flows
 from redis_queue.admission.owners import Owners
 from redis_queue.basics.lazy_property import LazyProperty
+from redis_queue.basics.options import Conditions, TaskConditions
 from redis_queue.basics.times import Seconds, duration_ms, to_ms
 from redis_queue.celery.admission.policy import UniquePolicy
 from redis_queue.celery.admission.sender import FlowSender, flows_of
 from redis_queue.celery.entries import MessageWriter, TaskRemoval
 from redis_queue.celery.message.entry import unique_header_of
-from redis_queue.celery.message.task_entry import Conditions, TaskConditions, TaskEntry
+from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.results import mark_revoked
-from redis_queue.celery.settings import CelerySettings, part_of
-from redis_queue.celery.store import ATTRIBUTE, Store
+from redis_queue.celery.settings import CelerySettings, extension_of, part_of
+from redis_queue.celery.store import Store
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError
 from redis_queue.model import CancelOutcome
@@ -34,13 +35,13 @@ if TYPE_CHECKING:
 
 def has_leases(app: Celery) -> bool:
     """Return whether *app* has DurableTasks with leases."""
-    found: Any = vars(app).get(ATTRIBUTE)
+    found = extension_of(app)
     return found is not None and found.leases
 
 
 def delayed_of(app: Celery) -> StoredTasks | None:
     """Return the DurableTasks of *app*; None if it has none, or one without delays."""
-    found: Any = vars(app).get(ATTRIBUTE)
+    found = extension_of(app)
     return found if found is not None and found.delays else None
 
 
@@ -56,8 +57,7 @@ class StoredTasks:
     @classmethod
     def of(cls, app: Celery) -> StoredTasks:
         """Return the StoredTasks of *app*, always the same; its DurableTasks if it has them."""
-        found: StoredTasks | None = vars(app).get(ATTRIBUTE)
-        return found or part_of(app, StoredTasks, "stored_tasks")
+        return extension_of(app) or part_of(app, StoredTasks, "stored_tasks")
 
     @LazyProperty
     def settings(self) -> CelerySettings:

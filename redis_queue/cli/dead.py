@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.basics.options import Conditions
 from redis_queue.catalog import kind_of
 from redis_queue.cli import options
 from redis_queue.cli.access import Group
@@ -16,7 +17,6 @@ from redis_queue.cli.listing import conditions, item_command, show_item, show_li
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.items import Letter, Letters
-from redis_queue.operate.listing import Conditions
 
 COLUMNS: Final = {
     "id": "id",

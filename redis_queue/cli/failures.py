@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.basics.options import Conditions
 from redis_queue.cli import options
 from redis_queue.cli.access import Group
 from redis_queue.cli.actions import id_arguments, rows_command
@@ -17,7 +18,6 @@ from redis_queue.monitor.model import Failure, GroupRow
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.items import FailureList
-from redis_queue.operate.listing import Conditions
 
 COLUMNS: Final[dict[str, Column]] = {
     "id": "id",

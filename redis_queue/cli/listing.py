@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from redis_queue.basics.options import Conditions
 from redis_queue.cli import options
 from redis_queue.cli.output import (
     end_with,
@@ -22,7 +23,7 @@ from redis_queue.cli.output import (
     wants_json,
 )
 from redis_queue.operate.access import Access
-from redis_queue.operate.listing import Conditions, Listing
+from redis_queue.operate.listing import Listing
 
 Function = Callable[..., Any]
 

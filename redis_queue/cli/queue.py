@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.basics.options import Conditions
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, with_access
 from redis_queue.cli.actions import act, broker_errors, id_arguments, one_command, rows_command
@@ -17,7 +18,6 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Choice
 from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.items import Messages, celery_queues_of, message_row
-from redis_queue.operate.listing import Conditions
 from redis_queue.queue.queue import QueuePlace
 from redis_queue.store.chunks import CHUNK
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.basics.options import Conditions
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.cli import options
 from redis_queue.cli.access import Group
@@ -17,7 +18,6 @@ from redis_queue.cli.transfer import export, import_
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.items import Entries, Waiting
-from redis_queue.operate.listing import Conditions
 from redis_queue.store.chunks import CHUNK
 
 BAR: Final = 30

@@ -95,11 +95,9 @@ class TopSampler:
         before, self._last = self._last, now
         return TopSample(now, {**rates(before, now), **(rates_of(rows) if before is not None else {})})
 
-    def text(self, sample: TopSample, *, width: int, height: int | None = None) -> list[str]:
-        """Return *sample* as lines of text."""
-        return draw(
-            self.place, sample.overview, sample.speeds, self.sort, error=sample.error, width=width, height=height
-        )
+    def text(self, now: TopSample, *, width: int, height: int | None = None) -> list[str]:
+        """Return the sample *now* as lines of text."""
+        return draw(self.place, now.overview, now.speeds, self.sort, error=now.error, width=width, height=height)
 
 
 def _write(sampler: TopSampler, interval: float, count: int) -> None:

@@ -14,6 +14,7 @@ from typing import IO, Final
 
 import click
 
+from redis_queue.basics.options import Conditions
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.actions import carry_out
@@ -26,7 +27,6 @@ from redis_queue.operate.actions.queues import One
 from redis_queue.operate.audit import MAX_SUBJECTS, Subject
 from redis_queue.operate.entry_file import destination_check, read_pushes, store, to_json
 from redis_queue.operate.items import Entries
-from redis_queue.operate.listing import Conditions
 
 STDOUT: Final = "-"
 

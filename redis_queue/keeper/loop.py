@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from redis_queue.errors import RedisQueueError
-from redis_queue.keeper.protocol import RenewalTime, SharedRenewalTime, read_line, unpack
+from redis_queue.keeper.protocol import RenewalTime, SharedTime, read_line, unpack
 from redis_queue.keeper.renewal import RENEWALS, Renewer
 from redis_queue.store.redis_errors import redact
 
@@ -38,7 +38,7 @@ def run(worker: int, board: int) -> None:
     Keeper.tell(up=True)
     keeper = Keeper(
         lambda: Renewer(options.client(), index),
-        SharedRenewalTime(board),
+        SharedTime(board),
         pipe=sys.stdin.fileno(),
         worker=worker,
         lease=index.lease,
@@ -53,7 +53,7 @@ class Keeper:
     """
 
     def __init__(
-        self, connect: Callable[[], Renewer], board: SharedRenewalTime, *, pipe: int, worker: int, lease: float
+        self, connect: Callable[[], Renewer], board: SharedTime, *, pipe: int, worker: int, lease: float
     ) -> None:
         self._connect = connect
         self._renewer: Renewer | None = None

@@ -67,7 +67,7 @@ class RenewalTime(NamedTuple):
     score: float
 
 
-class SharedRenewalTime:
+class SharedTime:
     """Memory that keeper and worker share: a mapped file with the time of the last renewal."""
 
     # The counts at both ends differ during a write.

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.times import When
 from redis_queue.catalog import AnyQueue
 from redis_queue.celery.entries import EntryRemoval, TaskRemoval
@@ -27,7 +28,6 @@ class Access:
     """The queues under one prefix of one Redis."""
 
     app: Any = None
-    _records: ResultRecords | None = None
     #: Celery's queues; None without an app.
     celery_queues: CeleryQueues | None = None
     default_delay_queue = CelerySettings().delay_queue
@@ -83,11 +83,10 @@ class Access:
         """Return the lease counters of the app's broker; None without an app, or if the broker is not Redis."""
         return None if self.app is None else read_counters(self.app)
 
+    @LazyProperty
     def result_records(self) -> ResultRecords | None:
-        """Return the records of the app's result backend; None if it is not Redis. Raises ConfigurationError."""
-        if self._records is None and self.app is not None:
-            self._records = ResultRecords.of(self.app)
-        return self._records
+        """The records of the app's result backend; None if it is not Redis. Raises ConfigurationError."""
+        return None if self.app is None else ResultRecords.of(self.app)
 
 
 def access_to(client: Client, prefix: str) -> Access:

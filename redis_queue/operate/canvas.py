@@ -114,7 +114,7 @@ def _of_row(row: Run | RunningTask, state: str) -> Node:
 def _add_results(access: Access, nodes: _Nodes, group: str) -> None:
     """Follow the children of results, level by level."""
     try:
-        records = access.result_records()
+        records = access.result_records
     except ConfigurationError:
         records = None
     if records is None:

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from kombu.exceptions import OperationalError
 
-from redis_queue.admission.flow_rules import UNITS, FlowLimits, FlowState, KeyState
 from redis_queue.admission.flows import OF_QUEUE, Changes, check_flow_name
+from redis_queue.admission.rules import UNITS, FlowLimits, FlowState, KeyState
 from redis_queue.errors import InvalidValueError
 from redis_queue.operate.access import Access
 from redis_queue.operate.queue_row import BROKEN

@@ -10,9 +10,10 @@ from operator import attrgetter
 from typing import Any, Final
 
 from redis_queue.basics.lazy_property import LazyProperty
+from redis_queue.basics.options import Conditions
 from redis_queue.basics.times import When
 from redis_queue.catalog import AnyQueue
-from redis_queue.celery.message.task_entry import Conditions, TaskEntry
+from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.queues.contents import REACH, QueueContents
 from redis_queue.celery.queues.message import Element, WaitingMessage
 from redis_queue.celery.queues.open import queue_contents

@@ -9,15 +9,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
-from redis_queue.basics.options import nearest
+from redis_queue.basics.options import Conditions, nearest
 from redis_queue.catalog import AnyQueue
-from redis_queue.celery.message.task_entry import Conditions
 from redis_queue.model import Quarantined, Unread
 from redis_queue.operate.queue_row import Faults
 from redis_queue.store.chunks import CHUNK
-
-# The dashboard may not import it from redis_queue.celery.
-__all__ = ["Conditions"]
 
 T = TypeVar("T")
 Cursor = TypeVar("Cursor")

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from prometheus_client import Metric
 
 from redis_queue.admission.backlog import Backlog
-from redis_queue.admission.flow_rules import FlowState
+from redis_queue.admission.rules import FlowState
 from redis_queue.basics.logs import logger_of
 from redis_queue.catalog import open_as
 from redis_queue.delay.model import Dispatched

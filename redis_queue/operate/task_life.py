@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 from kombu.exceptions import OperationalError
 
+from redis_queue.basics.options import Conditions
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.queues.message import WaitingMessage
 from redis_queue.celery.results import ResultRecord
@@ -20,7 +21,6 @@ from redis_queue.monitor.model import Failure, Run, RunningTask
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.operate.items import Messages, task_of
-from redis_queue.operate.listing import Conditions
 from redis_queue.operate.queue_row import BROKEN
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.ids import check_id, retry_id
@@ -278,7 +278,7 @@ def _actions(access: Access, id_: str) -> list[AuditLine]:
 
 
 def _result(access: Access, id_: str) -> ResultRecord | None:
-    records = access.result_records()
+    records = access.result_records
     if records is None:
         raise ConfigurationError("not read: only results in Redis can be read without the risk to unpickle them")
     return records.tasks([id_]).get(id_)

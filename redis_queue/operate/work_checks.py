@@ -11,8 +11,8 @@ from kombu.exceptions import OperationalError
 
 from redis_queue.admission.backlog import Backlog
 from redis_queue.admission.declarations import Declaration, Declarations
-from redis_queue.admission.flow_rules import FlowState
 from redis_queue.admission.flows import OF_QUEUE
+from redis_queue.admission.rules import FlowState
 from redis_queue.basics.options import nearest, some_of
 from redis_queue.basics.times import span_text
 from redis_queue.celery.admission.admission import AdmissionKeys, places_without_message

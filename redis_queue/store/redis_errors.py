@@ -83,7 +83,7 @@ def _refusal_in(error: BaseException | None) -> Exception | None:
         if not isinstance(error, Exception):
             break
         meaning = _meaning(error)
-        if meaning is not None and meaning.is_temporary:
+        if meaning is not None and meaning.temporary:
             return error
         error = error.__cause__
     return None
@@ -126,13 +126,13 @@ FULL: Final = (
 
 
 class _Meaning(NamedTuple):
-    """Errors of redis-py, by class or first words, and ours for them; *is_temporary* as in is_temporary_refusal."""
+    """Errors of redis-py, by class or first words, and ours for them; *temporary* as in is_temporary_refusal."""
 
     kinds: tuple[type[Exception], ...]
     words: tuple[str, ...]
     ours: type[StoreError]
     text: str
-    is_temporary: bool = False
+    temporary: bool = False
 
 
 _MEANINGS: Final = (
@@ -141,7 +141,7 @@ _MEANINGS: Final = (
         ("NOAUTH", "WRONGPASS"),
         StoreRefusedError,
         "Redis refused the login; check user and password",
-        is_temporary=True,
+        temporary=True,
     ),
     _Meaning(
         (redis.ReadOnlyError,),
@@ -149,7 +149,7 @@ _MEANINGS: Final = (
         ("READONLY", "The previous master is now a slave"),
         StoreUnavailableError,
         "connected to a read-only replica",
-        is_temporary=True,
+        temporary=True,
     ),
     _Meaning(
         (redis.exceptions.NoPermissionError,),
@@ -157,9 +157,9 @@ _MEANINGS: Final = (
         StoreRefusedError,
         "the Redis user lacks a permission",
     ),
-    _Meaning((redis.exceptions.OutOfMemoryError,), ("OOM",), StoreRefusedError, FULL, is_temporary=True),
+    _Meaning((redis.exceptions.OutOfMemoryError,), ("OOM",), StoreRefusedError, FULL, temporary=True),
     # A full disk, missing replicas.
-    _Meaning((), ("MISCONF", "NOREPLICAS"), StoreUnavailableError, "Redis refuses writes for now", is_temporary=True),
+    _Meaning((), ("MISCONF", "NOREPLICAS"), StoreUnavailableError, "Redis refuses writes for now", temporary=True),
     _Meaning(
         # redis-py removes the first word if it has a class for it, and raises a plain ClusterError after too many
         # redirections: a slot is moving.
@@ -167,11 +167,9 @@ _MEANINGS: Final = (
         ("LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY ", "UNBLOCKED"),
         StoreUnavailableError,
         "Redis is not ready",
-        is_temporary=True,
+        temporary=True,
     ),
-    _Meaning(
-        (), ("max number of clients",), StoreUnavailableError, "Redis takes no more connections", is_temporary=True
-    ),
+    _Meaning((), ("max number of clients",), StoreUnavailableError, "Redis takes no more connections", temporary=True),
     _Meaning(
         (redis.exceptions.AskError,),
         ("MOVED", "ASK"),

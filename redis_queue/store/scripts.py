@@ -80,7 +80,7 @@ class Scripts:
 
     def command(self, *command: Argument) -> Any:
         """Send one plain command and return its reply. It must be safe to repeat. Raises StoreError."""
-        return _send_with_retries(self._link, command, writes=command[0] not in READS, keys=command[1:])
+        return _retried(self._link, command, writes=command[0] not in READS, keys=command[1:])
 
     def scan(self, command: str, key: bytes, *, match: str = "*", count: int) -> Iterator[list[tuple[bytes, Any]]]:
         """Yield the fields or members of *key* that *match*, with values or scores, about *count* at a time."""
@@ -104,7 +104,7 @@ class BoundScript:
     def __call__(self, *, more: Iterable[Argument] = (), **arguments: Argument) -> Any:
         script = self._script
         command = self._command(more, arguments)
-        return _send_with_retries(self._link, command, writes=script.writes, keys=self._keys, source=script.source)
+        return _retried(self._link, command, writes=script.writes, keys=self._keys, source=script.source)
 
     def read_call(self, **arguments: Any) -> ReadCall:
         """Return a call of this read-only script, for :meth:`Scripts.each`."""
@@ -124,9 +124,7 @@ class BoundScript:
         return (*self._head, *ordered, *more)
 
 
-def _send_with_retries(
-    server: Link, command: Command, *, writes: bool, keys: Sequence[Argument], source: str = ""
-) -> Any:
+def _retried(server: Link, command: Command, *, writes: bool, keys: Sequence[Argument], source: str = "") -> Any:
     """Send *command*, and repeat it if Redis did not answer; *keys* are those that an error may name.
 
     The *source* of a script is sent if Redis does not have the script.

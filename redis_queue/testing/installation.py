@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from celery import Celery, _state
 
 from redis_queue.celery.durable_tasks import DurableTasks
-from redis_queue.celery.store import ATTRIBUTE, Store
+from redis_queue.celery.settings import ATTRIBUTE, extension_of
+from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import delayed_of
 from redis_queue.delay.entries import EntryWriter
 from redis_queue.delay.model import Conflict, Push
@@ -158,7 +159,7 @@ def install(
     patches.put(attributes, "_backend_cache", MemoryResults(app, before_wait))
     patches.put(attributes, "redis_queue_store", TravelStore(app, clock))
     patches.put(attributes, "send_task", _followed(app.send_task, after_send))
-    durable: DurableTasks = vars(app).get(ATTRIBUTE) or DurableTasks(app, leases=False)
+    durable: DurableTasks = extension_of(app) or DurableTasks(app, leases=False)
     for name in ("settings", "queue", "writer", "flow", "unique"):
         patches.drop(vars(durable), name)
     patches.put(vars(durable), "flow_sender", flow_sender)

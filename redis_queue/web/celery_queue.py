@@ -29,13 +29,11 @@ def show() -> str:
         raise InvalidNameError("Celery's queues need an app: redis-queue -A APP web")
     if name is None:
         raise InvalidNameError("name is missing: choose a queue from the list of all queues")
-    messages, start = Messages(access, name, request_args.conditions(CONDITIONS)), request_args.list_cursor()
+    messages, start = Messages(access, name, request_args.conditions(CONDITIONS)), request_args.cursor()
     row, found, flow = queues.row(name), {}, flow_of_queue(access, name)
     if not row.error:
         try:
-            found = request_args.searched(
-                messages, CONDITIONS, start, "no message waits", request_args.encode_list_cursor
-            )
+            found = request_args.searched(messages, CONDITIONS, start, "no message waits", request_args.cursor_text)
         except ConfigurationError as error:
             found = {"why": f"Messages are not shown: {error}."}
     return page(

@@ -25,9 +25,8 @@ def show() -> str:
     name = request_args.text("name", exact=True)
     conditions = request_args.conditions(CONDITIONS)
     letters = Letters(context().access, name, conditions)
-    found = request_args.searched(
-        letters, CONDITIONS, request_args.list_cursor(), "no dead letters", request_args.encode_list_cursor
-    )
+    cursor = request_args.cursor()
+    found = request_args.searched(letters, CONDITIONS, cursor, "no dead letters", request_args.cursor_text)
     listing = context().access.catalog.listing(limit=MAX_NAMES)
     return page(
         "dead_letters.html",

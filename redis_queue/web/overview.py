@@ -17,8 +17,8 @@ from redis_queue.operate.items import MAX_QUEUES
 from redis_queue.operate.queue_row import BROKEN, CeleryOverview, Faults, Overview, QueueRow, fault_text
 from redis_queue.store.registry import RegistryRow
 from redis_queue.web import request_args
+from redis_queue.web.charts import plot_of
 from redis_queue.web.context import MAX_CHECKED, context
-from redis_queue.web.dispatches import plot_of
 
 pages = Blueprint("overview", __name__)
 

@@ -12,8 +12,8 @@ from redis_queue.operate.flows import paused_queues
 from redis_queue.operate.queue_row import BROKEN
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.web import request_args
+from redis_queue.web.charts import plot_of
 from redis_queue.web.context import context, page
-from redis_queue.web.dispatches import plot_of
 from redis_queue.web.request_args import ROWS
 
 pages = Blueprint("queues", __name__)

@@ -9,9 +9,10 @@ from typing import Any, Final
 from flask import abort, request
 from werkzeug.datastructures import MultiDict
 
+from redis_queue.basics.options import Conditions
 from redis_queue.basics.times import When, read_time
 from redis_queue.errors import InvalidValueError
-from redis_queue.operate.listing import Conditions, Cursor, Listing, T
+from redis_queue.operate.listing import Cursor, Listing, T
 
 MAX_TEXT: Final = 300
 
@@ -129,7 +130,7 @@ def searched(
     }
 
 
-def list_cursor() -> tuple[int, int] | None:
+def cursor() -> tuple[int, int] | None:
     """Return the place at which a page begins, ``list.offset``; None for the first one."""
     found = text("after")
     if found is None:
@@ -140,7 +141,7 @@ def list_cursor() -> tuple[int, int] | None:
     return int(parts[1]), int(parts[2])
 
 
-def encode_list_cursor(found: tuple[int, int]) -> str:
+def cursor_text(found: tuple[int, int]) -> str:
     """Return the text of a place."""
     return "{}.{}".format(*found)
 

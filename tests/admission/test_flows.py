@@ -10,8 +10,8 @@ import redis
 
 from redis_queue import Flow
 from redis_queue.admission.declarations import KEPT_MS, MAX_APPS, Declaration, Declarations
-from redis_queue.admission.flow_rules import FlowLimits, FlowState
 from redis_queue.admission.flows import Flows
+from redis_queue.admission.rules import FlowLimits, FlowState
 from redis_queue.errors import InvalidValueError
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Scripts

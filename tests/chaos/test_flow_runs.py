@@ -11,7 +11,7 @@ from chaos.checker import check
 from chaos.flow_plan import FATES, FLOWS, MEASURED, PACED, SMALL, Plan
 from chaos.flow_runs import WINDOW
 from chaos.tasks import LEASE
-from redis_queue.admission.flow_rules import interval_ms
+from redis_queue.admission.rules import interval_ms
 from redis_queue.validation.history import Event
 
 WORKER = 7

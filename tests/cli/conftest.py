@@ -17,9 +17,9 @@ from celery import Celery
 from click.testing import Result
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.admission.flow_rules import Flow
 from redis_queue.admission.flows import Flows
 from redis_queue.admission.owners import Owners, field_of
+from redis_queue.admission.rules import Flow
 from redis_queue.basics.histogram import Histogram
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.envelope import pack

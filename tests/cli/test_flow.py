@@ -10,8 +10,8 @@ import redis
 from celery import Celery
 from kombu.entity import Queue
 
-from redis_queue.admission.flow_rules import Flow
 from redis_queue.admission.flows import Flows
+from redis_queue.admission.rules import Flow
 from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import FlowKeys
 from tests.support.cli.commands import Run

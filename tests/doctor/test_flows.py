@@ -11,8 +11,8 @@ from celery import Celery
 
 from redis_queue import Flow
 from redis_queue.admission.declarations import Declaration, Declarations
-from redis_queue.admission.flow_rules import FlowLimits
 from redis_queue.admission.flows import Flows
+from redis_queue.admission.rules import FlowLimits
 from redis_queue.basics.times import from_ms
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.doctor.finding import MAX_FINDINGS

@@ -1,4 +1,4 @@
-"""Renewer and SharedRenewalTime: renewing leases in Redis, and the memory shared by keeper and worker."""
+"""Renewer and SharedTime: renewing leases in Redis, and the memory shared by keeper and worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from redis_queue.errors import StoreUnavailableError, WrongTypeError
-from redis_queue.keeper.protocol import RenewalTime, SharedRenewalTime
+from redis_queue.keeper.protocol import RenewalTime, SharedTime
 from redis_queue.keeper.renewal import TAGS, LeaseIndex, Renewer
 from tests.support.ports import free_port
 from tests.support.wait import wait_until
@@ -26,10 +26,10 @@ ENDS = "lease_ends"
 
 
 @pytest.fixture
-def board() -> Iterator[SharedRenewalTime]:
+def board() -> Iterator[SharedTime]:
     """A board in a temporary file."""
     with tempfile.TemporaryFile() as file:
-        yield SharedRenewalTime(file.fileno())
+        yield SharedTime(file.fileno())
 
 
 def renewer(client: redis.Redis, lease: float = 60.0, signature: int = 7) -> Renewer:
@@ -116,15 +116,15 @@ def test_a_keeper_ends_with_its_worker() -> None:
 
 
 class TestBoard:
-    def test_is_empty_at_first(self, board: SharedRenewalTime) -> None:
+    def test_is_empty_at_first(self, board: SharedTime) -> None:
         assert board.read() == RenewalTime(0.0, 0.0)
 
-    def test_shows_the_last_renewal(self, board: SharedRenewalTime) -> None:
+    def test_shows_the_last_renewal(self, board: SharedTime) -> None:
         for number in range(3):
             board.write(RenewalTime(number + 0.5, number * 1e9))
         assert board.read() == RenewalTime(2.5, 2e9)
 
-    def test_shows_the_last_complete_renewal_after_a_crash_during_a_write(self, board: SharedRenewalTime) -> None:
+    def test_shows_the_last_complete_renewal_after_a_crash_during_a_write(self, board: SharedTime) -> None:
         board.write(RenewalTime(1.5, 1700.25))
         assert board.read() == (1.5, 1700.25)
         board._memory[0:16] = struct.pack("<Qd", 2, 2.5)
@@ -132,11 +132,11 @@ class TestBoard:
         board.write(RenewalTime(3.5, 1703.25))
         assert board.read() == (3.5, 1703.25)
 
-    def test_shows_nothing_after_a_crash_during_the_first_write(self, board: SharedRenewalTime) -> None:
+    def test_shows_nothing_after_a_crash_during_the_first_write(self, board: SharedTime) -> None:
         board._memory[0:8] = struct.pack("<Q", 1)
         assert board.read() == (0, 0)
 
-    def test_never_shows_half_of_a_renewal(self, board: SharedRenewalTime) -> None:
+    def test_never_shows_half_of_a_renewal(self, board: SharedTime) -> None:
         done = threading.Event()
 
         def write() -> None:

@@ -14,6 +14,7 @@ import redis
 from celery import Celery
 from kombu.entity import Queue
 
+from redis_queue.basics.options import Conditions
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.destinations import ForbiddenDestinationError
 from redis_queue.celery.queues.contents import REACH, QueueContents
@@ -23,7 +24,7 @@ from redis_queue.errors import ConfigurationError, InvalidNameError, InvalidValu
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.actions.messages import check_target, remove
 from redis_queue.operate.items import Messages
-from redis_queue.operate.listing import LOOK_BYTES, Conditions, Selection
+from redis_queue.operate.listing import LOOK_BYTES, Selection
 from tests.support.actions import references_of
 from tests.support.celery.brokers import Broker
 from tests.support.paths import ROOT

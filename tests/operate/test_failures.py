@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, StoreRefusedError
+from redis_queue.basics.options import Conditions
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure
@@ -19,7 +20,6 @@ from redis_queue.operate.actions.action import Choice
 from redis_queue.operate.actions.failures import BATCH, NOT_MINE, delete, retry
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.items import FailureList, point
-from redis_queue.operate.listing import Conditions
 from tests.support.servers import RedisServer
 
 NUMBER = 3 * BATCH + 7

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from redis_queue.admission.flow_rules import FlowLimits, FlowState, interval_ms
+from redis_queue.admission.rules import FlowLimits, FlowState, interval_ms
 from redis_queue.operate.flows import LimitsRow, in_force, rate_text
 
 PLAIN = FlowState("queue:mail", FlowLimits(limit=10), FlowLimits(limit=10), "", paused=False, running=0, waiting=0)

@@ -12,9 +12,9 @@ import redis
 from redis_queue import DelayQueue, Lock, RedisQueue
 from redis_queue.admission.backlog import Backlog
 from redis_queue.admission.declarations import Declarations
-from redis_queue.admission.flow_rules import Flow
 from redis_queue.admission.flows import Flows, route_of
 from redis_queue.admission.owners import Owners, field_of
+from redis_queue.admission.rules import Flow
 from redis_queue.basics.histogram import Histogram
 from redis_queue.delay.dispatch_log import DispatcherRow
 from redis_queue.delay.model import Dispatched

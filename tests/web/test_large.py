@@ -6,6 +6,7 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
+from redis_queue.basics.options import Conditions
 from redis_queue.delay.model import Push
 from redis_queue.model import Unread
 from redis_queue.operate import forecast
@@ -13,7 +14,6 @@ from redis_queue.operate import listing as pages
 from redis_queue.operate.access import Access
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.items import Entries
-from redis_queue.operate.listing import Conditions
 from redis_queue.store.keys import Keys
 from redis_queue.web import dashboard, entries, queues
 from tests.support.web.browser import Browser

@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from redis_queue.admission.flow_rules import Flow
 from redis_queue.admission.flows import OF_QUEUE
-from redis_queue.admission.unique_rules import END, Unique
+from redis_queue.admission.rules import END, Flow, Unique
 from redis_queue.basics.key_template import KeyTemplate, arguments, check_key, names_of
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.options import did_you_mean

@@ -19,8 +19,8 @@ from redis_queue.catalog import put_back_each
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.outcome import DispatchReport
 from redis_queue.celery.kombu.internals import around
-from redis_queue.celery.settings import part_of
-from redis_queue.celery.store import ATTRIBUTE, Store
+from redis_queue.celery.settings import extension_of, part_of
+from redis_queue.celery.store import Store
 from redis_queue.delay.model import Dispatched
 from redis_queue.errors import RedisQueueError, StoreUnavailableError
 from redis_queue.store.redis_errors import is_outage, redact
@@ -154,7 +154,7 @@ def _wait_in_outages(sender: Any, **_: Any) -> None:
     from celery.beat import SchedulingError  # noqa: PLC0415 - only beat has it loaded
 
     scheduler, stopped = sender.scheduler, sender._is_shutdown
-    if ATTRIBUTE not in vars(scheduler.app):
+    if extension_of(scheduler.app) is None:
         return
     backoff = Backoff(first=0.2)
     log = OutageLog(logger, "beat cannot send", "beat sends again", action="beat_waits")

@@ -174,9 +174,8 @@ class FetchingChannel(Channel):
         if self._fetch is not None:
             with self._ended_by_errors():
                 self._fetch.look()
-                if self._flow_turns.wait_is_over():
-                    # Their places may be free for other workers.
-                    self._put_back([message for message in self._received if self._flow_turns.waits(message)])
+                # Other workers may have processes for them.
+                self._put_back(self._flow_turns.overdue(self._received))
                 self._look_again(self._fetch)
 
     def deliver_received(self) -> bool:
@@ -322,7 +321,7 @@ class FetchingChannel(Channel):
         of_lists, of_flows = self._flow_turns.share(room, capacity, lists_had_messages=fetch.lists_had_messages)
         turns = not isinstance(self._queue_cycle, priority_cycle)
         request = ListRequest(lists=lists, queues=queues, limit=of_lists, turns=turns, on_reply=self._take_in)
-        fetch.send_requests(request, self._flow_request(of_flows), before=self.leases.settlement.calls(fetch.commands))
+        fetch.send(request, self._flow_request(of_flows), before=self.leases.settlement.calls(fetch.commands))
         # All that waited is settled with it.
         self.settles_at = math.inf
 

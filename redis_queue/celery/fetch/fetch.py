@@ -125,9 +125,7 @@ class Fetch:
                 self.wakeups.call("SUBSCRIBE", channel)
             after_errors.pop_all()
 
-    def send_requests(
-        self, request: ListRequest, flow_request: FlowRequest | None, *, before: Sequence[AsyncCall]
-    ) -> None:
+    def send(self, request: ListRequest, flow_request: FlowRequest | None, *, before: Sequence[AsyncCall]) -> None:
         """Make the calls *before*, stop listening, and ask for messages, in one round trip.
 
         While messages of flows wait, lists that were empty a moment ago are not asked.

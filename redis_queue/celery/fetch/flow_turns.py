@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from redis_queue.celery.admission.admission import Admission, Capacity, has_place
@@ -52,12 +52,12 @@ class FlowTurns:
         self.returns_at = time.monotonic() + GIVE_BACK
         return self.returns_at
 
-    def wait_is_over(self) -> bool:
-        """Return whether the messages that still wait must go back now; True only once."""
+    def overdue(self, received: Iterable[FetchedMessage]) -> list[FetchedMessage]:
+        """Return those of the *received* messages that have waited too long, and must go back; each only once."""
         if time.monotonic() < self.returns_at:
-            return False
+            return []
         self.returns_at = math.inf
-        return True
+        return [message for message in received if self.waits(message)]
 
     def waits(self, message: FetchedMessage) -> bool:
         """Return whether to hold *message* back: Celery would keep it, and its place, behind a running task."""

@@ -18,7 +18,7 @@ from typing import IO, Any, Final, cast
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.waits import Backoff
 from redis_queue.errors import ConfigurationError
-from redis_queue.keeper.protocol import RenewalTime, SharedRenewalTime
+from redis_queue.keeper.protocol import RenewalTime, SharedTime
 from redis_queue.keeper.renewal import RENEWALS
 
 logger = logger_of(__name__)
@@ -66,7 +66,7 @@ class KeeperProcess:
         self._held_lines = held
         self._on_lost = on_lost
         self._file = _file_in_memory()
-        self._board = SharedRenewalTime(self._file.fileno())
+        self._board = SharedTime(self._file.fileno())
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._unwritten = bytearray()

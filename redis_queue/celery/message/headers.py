@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from redis_queue.admission.flows import OF_QUEUE
 from redis_queue.admission.owners import field_of
-from redis_queue.admission.unique_rules import END, MAX_TTL_MS, START, TIME
+from redis_queue.admission.rules import END, MAX_TTL_MS, START, TIME
 from redis_queue.basics.key_template import check_key
 from redis_queue.basics.times import MAX_DELAY_MS
 from redis_queue.errors import InvalidValueError

@@ -6,10 +6,10 @@ import base64
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import datetime
 from decimal import Decimal
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 from uuid import UUID
 
 from redis_queue.basics.times import from_ms
@@ -142,90 +142,3 @@ _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "bytes": lambda value: value.encode(),
     "base64": lambda value: base64.b64decode(value, validate=True),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """Conditions on tasks and messages in any place, all of which must hold; None: any.
-
-    *task* is the whole name of the task, *task_part* a part of it, *text* a part of its arguments, or of the text of
-    its exception. *stamp* maps each name of a stamp to a value, or to several values of which one must match. *reason*
-    is a part of why a message died, *exception* the name of a class, with or without its module. *due_before* and
-    *due_after* (inclusive) limit its time: when it is due, or failed. They may be spans from now.
-    """
-
-    task: str | None = None
-    task_part: str | None = None
-    queue: str | None = None
-    id_prefix: str | None = None
-    stamp: Mapping[str, Any] | None = None
-    text: str | None = None
-    due_before: datetime | timedelta | None = None
-    due_after: datetime | timedelta | None = None
-    reason: str | None = None
-    exception: str | None = None
-    worker: str | None = None
-
-    def __bool__(self) -> bool:
-        return self.has(*(item.name for item in fields(self)))
-
-    def has(self, *names: str) -> bool:
-        """Return whether there is a condition of one of these *names*."""
-        return any(getattr(self, name) is not None for name in names)
-
-    @property
-    def needs_payloads(self) -> bool:
-        """Whether payloads must be read to know which entries match."""
-        return self.has("task", "task_part", "queue", "stamp", "text")
-
-    @property
-    def needs_entries(self) -> bool:
-        """Whether entries must be read to know which match; else their due times tell."""
-        return self.needs_payloads or self.id_prefix is not None
-
-    def window(self, now: Callable[[], datetime]) -> tuple[datetime | None, datetime | None]:
-        """Return *due_before* and *due_after* as times; *now* is called only for spans."""
-        before, after = (
-            now() + value if isinstance(value, timedelta) else value for value in (self.due_before, self.due_after)
-        )
-        return before, after
-
-    def match(self, found: Any) -> bool:
-        """Return whether *found* meets all conditions but those on its time; it has the attributes that they name."""
-        return all(meets(found, value) for name, meets in _MEETS.items() if (value := getattr(self, name)) is not None)
-
-
-_MEETS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
-    "id_prefix": lambda found, prefix: found.id.startswith(prefix),
-    "reason": lambda found, part: part in found.reason,
-    "worker": lambda found, name: found.worker == name,
-    "exception": lambda found, name: name in (found.exception, found.exception.rpartition(".")[2]),
-    "queue": lambda found, name: found.queue == name,
-    "task": lambda found, name: found.task == name,
-    "task_part": lambda found, part: part in found.task,
-    "stamp": lambda found, stamps: _has_stamps(found.stamps, stamps),
-    "text": lambda found, part: any(part in text for text in (found.args, found.kwargs, getattr(found, "message", ""))),
-}
-"""How each condition is met, those first that need no body."""
-
-
-class TaskConditions(TypedDict, total=False):
-    """Conditions as keyword arguments, for type checkers."""
-
-    task: str | None
-    task_part: str | None
-    queue: str | None
-    id_prefix: str | None
-    stamp: Mapping[str, Any] | None
-    text: str | None
-    due_before: datetime | None
-    due_after: datetime | None
-
-
-def _has_stamps(stamps: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
-    return all(_texts(stamps.get(name)) & _texts(values) for name, values in expected.items())
-
-
-def _texts(value: Any) -> set[str]:
-    several = value if isinstance(value, list | tuple | set | frozenset) else [] if value is None else [value]
-    return set(map(str, several))

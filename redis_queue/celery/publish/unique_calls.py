@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 from kombu.utils.uuid import uuid
 
 from redis_queue.admission.owners import HOLD_MS, AcquireReply, new_token
-from redis_queue.admission.unique_rules import TIME, Unique
+from redis_queue.admission.rules import TIME, Unique
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import duration_ms, to_ms
 from redis_queue.celery.admission.policy import UniquePolicy

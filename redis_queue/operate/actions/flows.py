@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
-from redis_queue.admission.flow_rules import FlowState
+from redis_queue.admission.rules import FlowState
 from redis_queue.errors import InvalidValueError
 from redis_queue.operate import flows
 from redis_queue.operate.access import Access

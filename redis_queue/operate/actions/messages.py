@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 
 from kombu.exceptions import OperationalError
 
+from redis_queue.basics.options import Conditions
 from redis_queue.celery.message.destinations import Destinations
 from redis_queue.celery.queues.message import WaitingMessage
 from redis_queue.celery.queues.open import on_redis, queue_contents
@@ -19,7 +20,7 @@ from redis_queue.operate.actions.queues import One
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows
 from redis_queue.operate.audit import MAX_SUBJECTS, Subject
 from redis_queue.operate.items import Messages, celery_queues_of
-from redis_queue.operate.listing import Conditions, Selection
+from redis_queue.operate.listing import Selection
 
 _REFERENCE: Final = re.compile(r"\d{1,3}\.[0-9a-f]{32}", re.ASCII)
 

@@ -9,8 +9,8 @@ import redis
 from celery import Celery
 
 from redis_queue import Flow
-from redis_queue.admission.flow_rules import FlowLimits
 from redis_queue.admission.flows import Flows
+from redis_queue.admission.rules import FlowLimits
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.admission.sender import FlowSender
 from redis_queue.celery.stored_tasks import StoredTasks

@@ -19,12 +19,12 @@ from kombu.entity import Queue
 from redis_queue.admission import backlog as backlog_module
 from redis_queue.admission.backlog import Backlog
 from redis_queue.admission.owners import field_of
+from redis_queue.basics.options import Conditions
 from redis_queue.celery.queues.open import broker_queues, purge
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.actions.messages import remove
 from redis_queue.operate.items import Messages
-from redis_queue.operate.listing import Conditions
 from redis_queue.operate.task_life import task_life
 from redis_queue.store.chunks import MANY
 from redis_queue.store.scripts import Scripts

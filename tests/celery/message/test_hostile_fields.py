@@ -18,11 +18,12 @@ import redis
 from celery import Celery
 from click.testing import CliRunner
 
+from redis_queue.basics.options import Conditions
 from redis_queue.basics.times import from_ms
 from redis_queue.celery import Dispatcher, DurableTasks
 from redis_queue.celery.control import panel as control
 from redis_queue.celery.message.envelope import MAX_CODES, VERSION, Envelope
-from redis_queue.celery.message.task_entry import Conditions, TaskEntry
+from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.results import _request
 from redis_queue.cli import celery as cli
 from redis_queue.errors import InvalidValueError

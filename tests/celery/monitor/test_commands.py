@@ -53,7 +53,7 @@ def test_a_terminated_task_ends_and_is_not_run_again(pool: str, late: bool, obse
         assert stop(access, task).count == 1
         tally = observed.wait_for(GATE, 1)
         assert (tally.executed, tally.revoked) == (0, 1)
-        records = access.result_records()
+        records = access.result_records
         assert records is not None
         assert records.tasks([task.id])[task.id].state == "REVOKED"
         # The worker runs other tasks, and this one no more, although its gate is open.

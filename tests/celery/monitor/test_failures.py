@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from redis_queue.basics.options import Conditions
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.errors import InvalidValueError
 from redis_queue.monitor.failures import Failures
@@ -18,7 +19,6 @@ from redis_queue.monitor.model import Failure
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.actions.action import Argument, Result
 from redis_queue.operate.actions.failures import ARGS, KWARGS, NO_MESSAGE, is_dispatched
-from redis_queue.operate.listing import Conditions
 from tests.support.actions import act
 from tests.support.celery.observed_names import AGAIN, DIE, FAIL, GATE, HUGE, IGNORE, LONG, MENDED, OK, REJECT, SEEN
 from tests.support.celery.observing import PREFIX, Observed, observed_on_one_redis

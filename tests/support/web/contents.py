@@ -15,9 +15,9 @@ import redis
 from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.admission.flow_rules import Flow
 from redis_queue.admission.flows import Flows
 from redis_queue.admission.owners import Owners, field_of, new_token
+from redis_queue.admission.rules import Flow
 from redis_queue.basics.histogram import Histogram
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.envelope import Envelope

@@ -16,8 +16,8 @@ from celery import Celery
 from kombu.entity import Queue
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.admission.flow_rules import Flow
 from redis_queue.admission.flows import Flows
+from redis_queue.admission.rules import Flow
 from redis_queue.basics.histogram import Histogram
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.delay.dispatch_log import DispatcherRow

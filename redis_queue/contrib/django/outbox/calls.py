@@ -11,12 +11,13 @@ from django.db import IntegrityError, connections, router, transaction
 
 from redis_queue.basics.times import Seconds, duration_ms, point_ms
 from redis_queue.celery.message.entry import TaskCall
-from redis_queue.celery.store import CODEC
+from redis_queue.celery.store import MAX_BODY
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.contrib.django import celery_app
 from redis_queue.contrib.django.outbox.models import Call
 from redis_queue.contrib.django.outbox.transfer import COMMIT_TIMEOUT, reach, try_relay
 from redis_queue.errors import EntryExistsError, InvalidDelayError
+from redis_queue.store.codec import JSON, Codec
 from redis_queue.store.ids import check_id
 
 
@@ -49,7 +50,7 @@ def schedule(
     due_at = _due(countdown, eta)
     # Without Redis, which may be unreachable: scheduling must not depend on it.
     payload = call.payload(celery_app())
-    CODEC.encode(payload)
+    Codec(JSON, MAX_BODY).encode(payload)
     using = using or router.db_for_write(Call)
     calls = Call.objects.using(using)
     try:
