@@ -373,7 +373,7 @@ FOUND_BY_UNIQUE_TESTS: Final = {
             "admission/cancel", "(died and died <= latest)", "died", "one_that_stays_keeps"
         ),
         "reschedule and keep the time of the key": py(
-            "celery/stored_tasks.py", "due_at=eta) and self._extend_key(id)", "due_at=eta)", "counts_from_it"
+            "celery/stored_tasks.py", "due_at=eta) and self.extend_key(id)", "due_at=eta)", "counts_from_it"
         ),
         "extend the key of another message": lua(
             "admission/extend", "if found ~= token or", "if not found or", "does_not_own_the_key"
