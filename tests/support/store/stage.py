@@ -27,17 +27,29 @@ SOMEBODY = DispatcherRow("me", datetime(2026, 1, 1, tzinfo=timezone.utc), True, 
 Snapshot = dict[bytes, Any]
 
 
+READERS: dict[bytes, Callable[[Any, bytes], object]] = {
+    b"string": lambda pipe, key: pipe.get(key),
+    b"hash": lambda pipe, key: pipe.hgetall(key),
+    b"set": lambda pipe, key: pipe.smembers(key),
+    b"list": lambda pipe, key: pipe.lrange(key, 0, -1),
+    b"zset": lambda pipe, key: pipe.zrange(key, 0, -1, withscores=True),
+    b"stream": lambda pipe, key: pipe.xrange(key),
+}
+
+
+def replies(client: redis.Redis, ask: Callable[[Any, bytes], object]) -> dict[bytes, Any]:
+    """Return the reply about each key; *ask* takes a pipeline and the key, because a round trip for each is slow."""
+    keys = list(client.scan_iter(count=1000))
+    with client.pipeline(transaction=False) as pipe:
+        for key in keys:
+            ask(pipe, key)
+        return dict(zip(keys, pipe.execute(), strict=True))
+
+
 def snapshot(client: redis.Redis) -> Snapshot:
     """Return all data in Redis without the claim counter, which may have gaps."""
-    readers: dict[Any, Callable[[bytes], Any]] = {
-        b"string": client.get,
-        b"hash": client.hgetall,
-        b"set": client.smembers,
-        b"list": lambda key: client.lrange(key, 0, -1),
-        b"zset": lambda key: client.zrange(key, 0, -1, withscores=True),
-        b"stream": client.xrange,
-    }
-    found = {key: readers[client.type(key)](key) for key in client.scan_iter()}
+    kinds = replies(client, lambda pipe, key: pipe.type(key))
+    found = replies(client, lambda pipe, key: READERS[kinds[key]](pipe, key))
     for key, value in found.items():
         if key.endswith(b":meta") and isinstance(value, dict):
             value.pop(b"claims", None)
@@ -231,9 +243,10 @@ COUNTS = (
 
 def load_scripts(client: redis.Redis) -> None:
     """Load every script, so that each call is one EVALSHA."""
-    for verb in VERBS.values():
-        client.script_load(load(verb.script).source)
-    client.script_load(load("records/quarantine").source)
+    with client.pipeline(transaction=False) as pipe:
+        for name in {"records/quarantine", *(verb.script for verb in VERBS.values())}:
+            pipe.execute_command("SCRIPT LOAD", load(name).source)
+        pipe.execute()
 
 
 class Copy:
@@ -241,13 +254,15 @@ class Copy:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
-        self._dumps: dict[bytes, Any] = {key: client.dump(key) for key in client.scan_iter()}
+        self._dumps = replies(client, lambda pipe, key: pipe.dump(key))
 
     def restore(self) -> None:
         """Write the snapshot back."""
-        self._client.flushdb()
-        for key, value in self._dumps.items():
-            self._client.restore(key, 0, value)
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.flushdb()
+            for key, value in self._dumps.items():
+                pipe.restore(key, 0, value)
+            pipe.execute()
 
 
 class Expected(NamedTuple):

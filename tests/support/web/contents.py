@@ -28,6 +28,7 @@ from redis_queue.monitor.model import Failure, RunningTask, Series, Tally, Worke
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.store.keys import FlowKeys, Keys
+from tests.support.store.stage import replies
 from tests.support.web.browser import Browser
 
 TASK = "00000000-0000-4000-8000-000000000001"
@@ -187,10 +188,10 @@ def fill(client: redis.Redis, app: Celery | None = None) -> None:
 def everything(client: redis.Redis) -> dict[bytes, Any]:
     """Return each key with its value and whether it has a TTL, including temporary keys."""
     # The order of fields in a hash is undefined: Redis may be rehashing it.
-    return {
-        key: (client.hgetall(key) if client.type(key) == b"hash" else client.dump(key), client.pttl(key) >= 0)
-        for key in client.scan_iter(count=1000)
-    }
+    kinds = replies(client, lambda pipe, key: pipe.type(key))
+    found = replies(client, lambda pipe, key: pipe.hgetall(key) if kinds[key] == b"hash" else pipe.dump(key))
+    times = replies(client, lambda pipe, key: pipe.pttl(key))
+    return {key: (value, times[key] >= 0) for key, value in found.items()}
 
 
 def delayed_of(app: Celery, client: redis.Redis) -> DurableTasks:
