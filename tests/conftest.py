@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -14,7 +15,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
-import redis
+import redis.utils
 from celery import Celery
 
 from redis_queue.monitor.report import Reports
@@ -40,6 +41,9 @@ GROUP_OF_FIXTURE = {
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As under nohup: started processes would inherit it and could not be interrupted.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# redis-py reads the metadata of its package for each connection.
+redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)
 
 
 @pytest.hookimpl(tryfirst=True)
