@@ -81,19 +81,18 @@ class Forker:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._inherited: dict[str, str] = {}
+        # A test may change the environment, even the first one that starts a process.
+        self._inherited = _inherited()
         self._answers = b""
         self._codes: dict[int, int] = {}
         self._started: list[int] = []
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Forked | None:
         """Start `celery`, or return None if it must start afresh."""
-        inherited = _inherited()
         if self._socket is None:
-            self._inherited = inherited
             self._launch()
         own = [name for name in environment if name.startswith(READ_ON_IMPORT)]
-        if own or inherited != self._inherited or any(pool in arguments for pool in PATCHED):
+        if own or _inherited() != self._inherited or any(pool in arguments for pool in PATCHED):
             return None
         request = {"arguments": arguments, "environment": {**os.environ, **environment}, "log": str(log)}
         assert self._socket
@@ -117,6 +116,7 @@ class Forker:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.celery.forker", str(other.fileno())],
                 cwd=ROOT,
+                env=self._inherited,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[other.fileno()],
                 start_new_session=True,  # a Ctrl-C at the terminal is for the tests only
