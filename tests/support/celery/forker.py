@@ -9,6 +9,7 @@ its socket.
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import runpy
@@ -19,14 +20,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import redis.utils
 from celery.concurrency.asynpool import AsynPool
+from celery.utils.imports import load_extension_class_names
 
 from tests.support.paths import ROOT
 
 IMPORTED = (
+    "billiard.sharedctypes",
+    "celery.app.control",
     "celery.apps.worker",
     "celery.backends.filesystem",
     "celery.backends.redis",
@@ -34,7 +40,9 @@ IMPORTED = (
     "celery.concurrency.prefork",
     "celery.concurrency.solo",
     "celery.concurrency.thread",
+    "celery.worker.components",
     "celery.worker.consumer",
+    "celery.worker.strategy",
     "kombu.transport.pyamqp",
     "kombu.transport.redis",
     "redis_queue.celery",
@@ -197,6 +205,12 @@ def main() -> None:
         __import__(name)
     # A pool often misses the end of a process, and looks for it every 5 s only. Many tests kill processes.
     AsynPool.timers = property(lambda pool: {pool.maintain_pool: LOOK_FOR_DEAD})
+    # Both read the metadata of packages.
+    load_extension_class_names("celery.result_backends")
+    redis.utils.get_lib_version = partial(str, redis.utils.get_lib_version())
+    # The collectors of the workers would look through all of it again and again.
+    gc.collect()
+    gc.freeze()
     request = serve(socket.socket(fileno=int(sys.argv[1])))
     os.environ.clear()
     os.environ.update(request["environment"])
