@@ -24,7 +24,7 @@ from redis_queue.celery.leases.leases import LeaseCounters, read_counters
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.script_files import load
-from tests.support.celery.leasing import TIMEOUT, Leasing, keeper_of
+from tests.support.celery.leasing import TIMEOUT, Leasing, is_keeper, keeper_of
 from tests.support.celery.leasing_names import HOLD, WAIT
 from tests.support.marks import thorough
 from tests.support.ports import HOST
@@ -549,9 +549,9 @@ def test_a_message_that_comes_again_starts_no_second_run_in_its_worker(leasing: 
         assert leasing.started == [result.id]
         if end == "is killed":
             children = psutil.Process(worker.pid).children()
-            pool_of = [child for child in children if "redis_queue.keeper" not in " ".join(child.cmdline())]
-            for child in pool_of:
-                child.kill()
+            for child in children:
+                if not is_keeper(child):
+                    child.kill()
             leasing.wait_for_starts(2)
         leasing.end_task("one")
         leasing.wait_until_settled()

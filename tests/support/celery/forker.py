@@ -1,9 +1,9 @@
 """Start `celery` by a fork of a process that has imported it: an import takes longer than most tests of workers.
 
 ``python -m tests.support.celery.forker FD`` reads one request a line from the socket FD, as JSON: arguments,
-environment and log file. It forks, and the child goes on as ``python -m celery`` does, in a session of its own.
-The answers are ``PID`` once the child has its session, and later ``PID CODE`` once it has ended. The forker ends with
-its socket.
+environment and log file. It forks, and the child goes on as ``python -m celery`` does, in a session of its own. The
+keeper of its leases is a fork, too. The answers are ``PID`` once the child has its session, and later ``PID CODE`` once
+it has ended. The forker ends with its socket.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import redis.utils
 from celery.concurrency.asynpool import AsynPool
 from celery.utils.imports import load_extension_class_names
 
+from redis_queue.celery.leases import keeper_process
+from redis_queue.keeper.__main__ import main as keep
 from tests.support.paths import ROOT
 
 IMPORTED = (
@@ -46,11 +49,14 @@ IMPORTED = (
     "kombu.transport.pyamqp",
     "kombu.transport.redis",
     "redis_queue.celery",
+    "redis_queue.keeper.loop",
 )
 READ_ON_IMPORT = ("AUTOSCALE", "C_", "CELERY", "KOMBU", "LANG", "LC_", "LD_", "PYTHON", "TZ")
 """Variables that Python, its libraries or Celery read when they start: with them, a process starts afresh."""
 PATCHED = ("eventlet", "gevent")
 """Pools that replace modules before anything is imported."""
+KEEPER = "keeper"
+"""Name of the process of a keeper that is a fork."""
 LOOK_FOR_DEAD = 0.5
 """Interval in seconds in which a pool looks for processes that ended."""
 
@@ -199,6 +205,26 @@ def _reap(answers: socket.socket) -> None:
         answers.sendall(b"%d %d\n" % (pid, os.waitstatus_to_exitcode(status)))
 
 
+def fork_keeper(command: Sequence[str], *, pass_fds: Sequence[int], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a keeper that imports nothing, with what a new process would have of this worker."""
+
+    def be_keeper() -> None:
+        # Of what threads of the worker may have locked, it uses nothing. And nothing of the worker is collected:
+        # that would close files with the numbers of the keeper's own.
+        gc.freeze()
+        (board,) = pass_fds
+        os.closerange(3, board)
+        os.closerange(board + 1, os.sysconf("SC_OPEN_MAX"))
+        for number in filter(lambda number: callable(signal.getsignal(number)), signal.valid_signals()):
+            signal.signal(number, signal.SIG_DFL)
+        sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+        Path("/proc/self/comm").write_text(KEEPER)
+        keep(command[-2:])
+        os._exit(0)
+
+    return subprocess.Popen(command, pass_fds=pass_fds, preexec_fn=be_keeper, **options)  # noqa: PLW1509
+
+
 def main() -> None:
     """Import, and start processes; in each of them, be `celery`."""
     for name in IMPORTED:
@@ -208,6 +234,7 @@ def main() -> None:
     # Both read the metadata of packages.
     load_extension_class_names("celery.result_backends")
     redis.utils.get_lib_version = partial(str, redis.utils.get_lib_version())
+    vars(keeper_process)["subprocess"] = SimpleNamespace(**{**vars(subprocess), "Popen": fork_keeper})
     # The collectors of the workers would look through all of it again and again.
     gc.collect()
     gc.freeze()

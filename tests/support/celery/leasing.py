@@ -13,6 +13,7 @@ import redis
 from celery import Celery
 
 from redis_queue.celery import DurableTasks
+from tests.support.celery.forker import KEEPER
 from tests.support.celery.leasing_names import ENDED, STARTED, WAIT, finish_key
 from tests.support.celery.processes import CeleryProcess
 from tests.support.servers import RedisServer
@@ -159,10 +160,14 @@ def keeper_of(worker: CeleryProcess) -> psutil.Process:
     """Return the process that renews the leases of *worker*."""
 
     def find() -> psutil.Process | None:
-        children = psutil.Process(worker.pid).children(recursive=True)
-        return next((child for child in children if "redis_queue.keeper" in child.cmdline()), None)
+        return next(filter(is_keeper, psutil.Process(worker.pid).children(recursive=True)), None)
 
     return wait_until(find, description="a keeper")
+
+
+def is_keeper(process: psutil.Process) -> bool:
+    """Tell whether a process renews leases."""
+    return process.name() == KEEPER or "redis_queue.keeper" in process.cmdline()
 
 
 def texts(client: redis.Redis, key: str) -> list[str]:
