@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -33,7 +34,8 @@ def configure(redis_url: str, folder: Path) -> Path:
     # Keep the app of the shop and its environment variables out of other tests.
     before = _state.default_app
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment(redis_url, database).items():
+        # Django sets the time zone of the process to its own.
+        for name, value in {**environment(redis_url, database), "TZ": "UTC"}.items():
             patch.setenv(name, value)
         import django
         from django.conf import settings
@@ -41,6 +43,7 @@ def configure(redis_url: str, folder: Path) -> Path:
 
         django.setup()
         settings.REDIS_QUEUE = {"CELERY_APP": "examples.shop.celery:app"}
+    time.tzset()
     _state.set_default_app(before)
     _state._tls.current_app = None
     call_command("migrate", verbosity=0)
