@@ -95,7 +95,7 @@ class StoredTasks:
         """Sends messages of flows into the store, where they wait for admission."""
         return FlowSender(self.app)
 
-    @LazyProperty
+    @property
     def _removal(self) -> TaskRemoval:
         return TaskRemoval(self.queue, self.store.flow_keys, self.app)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from redis_queue.basics.times import END_OF_CALENDAR_MS, MAX_DELAY_MS, Seconds, duration_ms, from_ms, point_ms
 from redis_queue.delay.dispatch_log import DispatchLog
@@ -24,14 +24,8 @@ from redis_queue.errors import InvalidDelayError, InvalidValueError
 from redis_queue.model import CancelOutcome, DelayStats, Entry, Unread
 from redis_queue.store.base_queue import BaseQueue
 from redis_queue.store.chunks import CHUNK, MANY, check_limit
-from redis_queue.store.connection import Client
 from redis_queue.store.ids import check_id, id_bytes
 from redis_queue.store.records import Records
-from redis_queue.store.scripts import Clock, server_clock
-from redis_queue.store.settings import QueueOverrides, Settings
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 DelayPlace = Literal["waiting", "dead", "quarantine"]
 
@@ -58,16 +52,7 @@ class DelayQueue(BaseQueue[Entry]):
     _kind = "delay"
     _writer_class: type[EntryWriter] = EntryWriter
 
-    def __init__(
-        self,
-        name: str,
-        redis: str | Client,
-        *,
-        settings: Settings | None = None,
-        clock: Clock = server_clock,
-        **overrides: Unpack[QueueOverrides],
-    ) -> None:
-        super().__init__(name, redis, settings, clock, overrides)
+    def _add_parts(self) -> None:
         self.reader = EntryReader(self._shards)
         self._writer = self._writer_class(self._shards)
         self.moves = Moves(self._shards)

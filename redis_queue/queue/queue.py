@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from redis_queue.basics.times import Seconds, duration_ms
 from redis_queue.errors import LeaseLostError, QueueFullError, RedisQueueError
@@ -14,13 +14,8 @@ from redis_queue.queue.handler import verdict_on
 from redis_queue.queue.heartbeat import Heartbeat
 from redis_queue.store.base_queue import BaseQueue
 from redis_queue.store.chunks import CHUNK, MANY, by_size, check_budget, check_limit, check_many, chunks
-from redis_queue.store.connection import Client, longest_wait
+from redis_queue.store.connection import longest_wait
 from redis_queue.store.ids import check_id, new_ids
-from redis_queue.store.scripts import Clock, server_clock
-from redis_queue.store.settings import QueueOverrides, Settings
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 QueuePlace = Literal["ready", "delayed", "dead", "quarantine"]
 
@@ -42,16 +37,7 @@ class RedisQueue(BaseQueue[Message]):
 
     _kind = "queue"
 
-    def __init__(
-        self,
-        name: str,
-        redis: str | Client,
-        *,
-        settings: Settings | None = None,
-        clock: Clock = server_clock,
-        **overrides: Unpack[QueueOverrides],
-    ) -> None:
-        super().__init__(name, redis, settings, clock, overrides)
+    def _add_parts(self) -> None:
         self._records = self._shards[0]
         self._scripts = self._shards.scripts
         self._claims = QueueClaims(self._records, self._scripts, self.settings, longest_wait(self.client))

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 import redis
 
@@ -22,8 +22,11 @@ from redis_queue.store.ids import check_id, check_ids, id_bytes
 from redis_queue.store.keys import Keys, Kind, check_name
 from redis_queue.store.records import LeasedItem, Records, version_of
 from redis_queue.store.registry import Registry
-from redis_queue.store.scripts import Clock, Scripts
+from redis_queue.store.scripts import Clock, Scripts, server_clock
 from redis_queue.store.settings import QueueOverrides, Settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 logger = logger_of(__name__)
 
@@ -232,12 +235,22 @@ class BaseQueue(Generic[Held]):
     _kind: ClassVar[Kind]
 
     def __init__(
-        self, name: str, redis: str | Client, settings: Settings | None, clock: Clock, overrides: QueueOverrides
+        self,
+        name: str,
+        redis: str | Client,
+        *,
+        settings: Settings | None = None,
+        clock: Clock = server_clock,
+        **overrides: Unpack[QueueOverrides],
     ) -> None:
         self.name = check_name(name)
         self.settings = Settings.choose(settings, overrides)
         self.client = connect(redis, check=isinstance(redis, str))
         self._shards = Shards(self._kind, name, self.client, self.settings, clock)
+        self._add_parts()
+
+    def _add_parts(self) -> None:
+        """Make what only this kind of queue has."""
 
     def __bool__(self) -> bool:
         return True

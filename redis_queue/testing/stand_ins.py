@@ -6,6 +6,7 @@ import numbers
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from functools import cached_property
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from celery.backends.base import KeyValueStoreBackend
@@ -43,23 +44,13 @@ def capture_amqp(app: Celery, kind: Any, take: Take, now: Callable[[], datetime]
         @cached_property
         def create_task_message(self) -> Any:
             make = self.task_protocols[app.conf.task_protocol]
+            shape = signature(make)
 
-            def create_task_message(  # noqa: PLR0917 - as Celery calls it
-                task_id: str,
-                name: str,
-                args: Any = None,
-                kwargs: Any = None,
-                countdown: Any = None,
-                eta: Any = None,
-                group_id: Any = None,
-                group_index: Any = None,
-                expires: Any = None,
-                *rest: Any,
-                **named: Any,
-            ) -> Any:
-                if isinstance(expires, numbers.Real):
-                    expires = now() + timedelta(seconds=float(expires))
-                return make(task_id, name, args, kwargs, countdown, eta, group_id, group_index, expires, *rest, **named)
+            def create_task_message(*args: Any, **named: Any) -> Any:
+                call = shape.bind(*args, **named)
+                if isinstance(expires := call.arguments.get("expires"), numbers.Real):
+                    call.arguments["expires"] = now() + timedelta(seconds=float(expires))
+                return make(*call.args, **call.kwargs)
 
             return create_task_message
 

@@ -18,14 +18,14 @@
 -- 0 = that one owns it, 3 = that one is being sent: ask again soon. A repeated call has one effect and one answer.
 -- O(log owners)
 
-local MAX_EXPIRED = 20
+local MANY = 20
 -- include clock, unique_owner
 ttl = string.format('%.0f', ttl + math.max(0, due - now))
 -- check owner_ends, replaced
-for _, name in ipairs(redis.call('ZRANGEBYSCORE', owner_ends, '-inf', string.format('%.0f', now), 'LIMIT', 0, MAX_EXPIRED)) do
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', owner_ends, '-inf', string.format('%.0f', now), 'LIMIT', 0, MANY)) do
   if not owner(name) then disown(name, '') end
 end
-local old = redis.call('ZRANGEBYSCORE', replaced, '-inf', string.format('%.0f', now), 'LIMIT', 0, MAX_EXPIRED)
+local old = redis.call('ZRANGEBYSCORE', replaced, '-inf', string.format('%.0f', now), 'LIMIT', 0, MANY)
 if #old > 0 then redis.call('ZREM', replaced, unpack(old)) end
 local found, before, state, _, other = owner(field)
 if found == token then

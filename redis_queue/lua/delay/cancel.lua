@@ -16,7 +16,7 @@
 -- the other ids.
 -- O(ids * log waiting + (ids + 200) * log revoked)
 
-local MAX_BYTES, MOST, PAGE = 1048576, 100000, 200
+local MAX_BYTES, MAX_NOTES, PAGE = 1048576, 100000, 200
 -- include last_call
 if last == sequence then return outcome end
 -- include clock, marks
@@ -46,7 +46,7 @@ for i = 1, #ids, 2 do
   if bytes >= MAX_BYTES then break end
 end
 for notes, count in pairs(added) do
-  local over, gone = redis.call('ZCARD', notes) - MOST, {}
+  local over, gone = redis.call('ZCARD', notes) - MAX_NOTES, {}
   local oldest = count > 0 and redis.call('ZRANGE', notes, 0, PAGE + 2 * count - 1, 'WITHSCORES') or {}
   for i = 1, #oldest, 2 do
     if #gone < over or tonumber(oldest[i + 1]) < now - age then gone[#gone + 1] = oldest[i] end

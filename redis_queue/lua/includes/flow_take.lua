@@ -1,6 +1,6 @@
 -- Take messages of rings, in memory: what is recorded is written afterwards.
 --
--- Needs now, lease, root, tag, turn, limit, oldest, rules, admits, use, leave, start, LOOKS, MAX_BYTES. Defines text: the
+-- Needs now, lease, root, tag, turn, limit, oldest, rules, admits, use, leave, start, MAX_CHECKS, MAX_BYTES. Defines text: the
 -- time (s), count: taken messages, bytes: their size, looks: groups that were looked at, messages: number of the queue and
 -- message of each, fields, scores, ends, places: of their records, keys_owned: what their tags own, record: adds one,
 -- weight_of: turns of a key for one of another, take: takes the next one of a ring (name, number of the queue, queue,
@@ -25,7 +25,7 @@ end
 local function take(row)
   local name, number, queue, route, of, task, ring = unpack(row)
   local open = admits(of, '', name, queue) and (task == '' or admits(task, '', name, queue))
-  while open and looks < LOOKS do
+  while open and looks < MAX_CHECKS do
     looks = looks + 1
     local group, at = unpack(redis.call('ZRANGE', ring, 0, 0, 'WITHSCORES'))
     if not group then break end
@@ -61,7 +61,7 @@ local function take(row)
     end
   end
   local open_rings = root .. 'open:' .. queue
-  if looks < LOOKS then redis.call('ZREM', open_rings, name) end
+  if looks < MAX_CHECKS then redis.call('ZREM', open_rings, name) end
   return false
 end
 local function take_in_turns(open)
