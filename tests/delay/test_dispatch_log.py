@@ -182,7 +182,7 @@ class TestDispatchers:
 
     def test_one_that_left_is_removed_at_once_and_its_dispatches_count(self, timed: DelayQueue) -> None:
         timed.dispatch_log.note(Dispatched(), dispatcher=row())
-        timed.dispatch_log.note(Dispatched(1, 0, Histogram.of([7])), dispatcher=row(), left=True)
+        timed.dispatch_log.note(Dispatched(1, 0, Histogram.of([7])), dispatcher=row(), leaving=True)
         assert timed.dispatch_log.dispatchers() == []
         assert timed.dispatch_log.totals().sent == 1
 

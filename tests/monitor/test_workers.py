@@ -68,7 +68,7 @@ def test_a_later_report_replaces_an_earlier_one(reports: Reports, workers: Worke
 
 def test_a_worker_that_left_is_gone_at_once(reports: Reports, workers: Workers) -> None:
     reports.write(ROW, [TASK])
-    reports.write(ROW, left=True)
+    reports.write(ROW, leaving=True)
     assert (workers.rows(), workers.running(), workers.row("one@host")) == ([], [], None)
 
 

@@ -122,8 +122,8 @@ def mend(stage: Stage) -> Any:
     ids = [b"orphan", b"empty"]
     queue, timed = stage.queue._records, stage.timed._shards[0]
     return [
-        queue.run("records/repair", now=1, listed=1, acting=1, more=ids),
-        timed.run("records/repair", now=1, listed=0, acting=1, more=ids),
+        queue.run("records/repair", now=1, listed=1, repair=1, more=ids),
+        timed.run("records/repair", now=1, listed=0, repair=1, more=ids),
     ]
 
 
@@ -174,7 +174,7 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
     ),
     "broker/expired": Call(lambda s: script(s, "broker/expired", now=0, timeout=1, limit=1), "broker/expired"),
     "broker/leave": Call(lambda s: script(s, "broker/leave", channel="channel"), "broker/leave"),
-    "broker/repair": Call(lambda s: script(s, "broker/repair", now=0, acting=1, more=["lost"]), "broker/repair"),
+    "broker/repair": Call(lambda s: script(s, "broker/repair", now=0, repair=1, more=["lost"]), "broker/repair"),
     "broker/record": Call(
         lambda s: script(s, "broker/record", now=0, tag="new", record="[]", lease=1), "broker/record"
     ),

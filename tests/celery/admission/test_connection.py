@@ -81,5 +81,5 @@ def test_a_paused_loop_forgets_sockets_that_are_closed_meanwhile() -> None:
         guard.add_reader(number, lambda: None)
         guard.pause()
         end.close()
-        guard.go_on()
+        guard.resume()
         assert number not in hub.readers

@@ -56,7 +56,7 @@ class TestIdleWorker:
             client.client_kill_filter(_type="pubsub")
             fetch.is_due = True
             with pytest.raises(connection.connection_errors):  # noqa: PT012 - either call may notice it
-                taker.channel.go_on()
+                taker.channel.fetch_if_needed()
                 fetch.commands.wait()
 
     @pytest.mark.parametrize("state", ["read-only", "cut off", "busy", "unsaved", "without replicas"])
@@ -64,7 +64,7 @@ class TestIdleWorker:
         with idle(server) as (connection, taker, fetch):
             fetch.is_due = True
             with STATES[state].enter(server), pytest.raises(connection.connection_errors):  # noqa: PT012
-                taker.channel.go_on()
+                taker.channel.fetch_if_needed()
                 fetch.commands.wait()
 
 
@@ -112,7 +112,7 @@ def test_a_cut_reply_ends_the_connection_and_its_message_stays_recorded(
         publish(connection, "x")
         taker = Taker(connection, ["q"], 1)
         proxy.cut_next_reply(matching=b"EVALSHA", after=after)
-        taker.channel.go_on()
+        taker.channel.fetch_if_needed()
         first = taker.channel._fetch
 
         wait_until(

@@ -93,7 +93,7 @@ def test_more_messages_are_asked_for_before_the_last_is_handed_on(
     redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_hand: list[int] = []
-    ask = Fetch.exchange
+    ask = Fetch.send
 
     def asked(self: Fetch, *arguments: Any, **options: Any) -> None:
         in_hand.append(held(taker))
@@ -103,7 +103,7 @@ def test_more_messages_are_asked_for_before_the_last_is_handed_on(
         publish_all(connection, 16)
         taker = Taker(connection, ["q"], prefetch=8)
         make_long(taker)
-        monkeypatch.setattr(Fetch, "exchange", asked)
+        monkeypatch.setattr(Fetch, "send", asked)
 
         def all_came() -> bool:
             connection.drain_events(timeout=1)

@@ -120,7 +120,7 @@ def test_a_keeper_whose_child_holds_its_output_open_lets_no_worker_wait(
     python.write_text("#!/bin/sh\nexec 3<&0\nwhile read -r _; do :; done <&3 &\nwait\n")
     python.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr(keeper_process, "START", 0.5)
+    monkeypatch.setattr(keeper_process, "START_TIMEOUT", 0.5)
     monkeypatch.setattr(keeper_process, "EXIT_TIMEOUT", 0.1)
     with pytest.raises(ConfigurationError, match="ended with -9 before it was up"):
         begin()
