@@ -209,13 +209,11 @@ class EntryRemoval:
                 removed[id_] = Removal(row.outcome, others[id_], noted=row.outcome.taken_out)
         return owning
 
-    def cancel_many(self, ids: Iterable[str]) -> list[CancelOutcome]:
-        """Cancel entries as :meth:`cancel` does, and return only the outcome of each."""
-        if not self._has_keys():
-            return self._queue.cancel_many(ids)
+    def cancel_many(self, ids: Iterable[str]) -> list[Removal]:
+        """Cancel entries as :meth:`cancel` does, and return the removal of each."""
         names = [check_id(id_) for id_ in ids]
         removed = self.cancel(dict.fromkeys(names, "remove"))
-        return [removed.pop(name, NOTHING).outcome for name in names]
+        return [removed.pop(name, NOTHING) for name in names]
 
     def delete_dead(self, ids: Iterable[str], *, until: datetime | None = None) -> int:
         """Delete dead letters as :meth:`redis_queue.DelayQueue.delete_dead` does, and free their keys."""
@@ -252,13 +250,13 @@ class TaskRemoval(EntryRemoval):
         super().__init__(queue, keys)
         self._app = app
 
-    def cancel_many(self, ids: Iterable[str]) -> list[CancelOutcome]:
-        """Cancel tasks, and return the outcome of each."""
+    def cancel_many(self, ids: Iterable[str]) -> list[Removal]:
+        """Cancel tasks, and return the removal of each."""
         rows = self._tasks(ids, "cancel")
         # The entries are already removed. The note only lets a newer call clear the state REVOKED.
         with suppress(StoreError):
             self._queue.revokes.note_revoked(name for name, out, call, _ in rows if out.taken_out and not call.noted)
-        return [outcome for _, outcome, *_ in rows]
+        return [call._replace(outcome=outcome) for _, outcome, call, _ in rows]
 
     def revoke(self, ids: Iterable[str]) -> set[str]:
         """Cancel tasks, and note that they are revoked, as :meth:`StoredTasks.revoke_many` does."""

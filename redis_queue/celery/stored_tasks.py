@@ -115,7 +115,7 @@ class StoredTasks:
 
     def cancel_many(self, ids: Iterable[str]) -> builtins.list[CancelOutcome]:
         """Remove tasks, as :meth:`cancel` does; one round trip per 500 and shard, and more for unique tasks."""
-        return self._removal.cancel_many(ids)
+        return [removal.outcome for removal in self._removal.cancel_many(ids)]
 
     def revoke_many(self, ids: Iterable[str]) -> builtins.set[str]:
         """Delete the stored entries of the tasks *ids*, and note that they are revoked, as :meth:`cancel_many` does.

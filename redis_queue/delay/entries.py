@@ -59,7 +59,7 @@ OUTCOMES: Final = {ord(str(int(outcome))): outcome for outcome in CancelOutcome}
 
 
 class Cancelled(NamedTuple):
-    """The outcome for an id, None if it stays, its entry without times, if read, and whether a dead letter stays."""
+    """The outcome for an id, None if it stays, its entry, if read, and whether a dead letter stays."""
 
     outcome: CancelOutcome | None
     entry: Entry | None
@@ -283,10 +283,10 @@ class MarkedEntries:
             at = 0
             while at < len(reply):
                 flag, start = reply[at], reply.index(b" ", at) + 1
-                end = start + int(reply[at + 1 : start - 1])
-                entry = read_entry(shard, (more[2 * len(found)], 0, 0, reply[start:end]), None) if end > start else None
+                size, due = map(int, reply[at + 1 : start - 1].split(b":"))
+                at = start + size
+                entry = read_entry(shard, (more[2 * len(found)], 0, due, reply[start:at]), None) if size else None
                 found.append(Cancelled(OUTCOMES.get(flag), entry, is_dead=flag == ord("4")))
-                at = end
             return found
 
         return self._shards.ask(items, cancel, size)

@@ -77,7 +77,7 @@ assert stored.cancel_matching(task="shop.remind") == 1
     "operate": """
 from redis_queue.operate.access import AppAccess
 access = AppAccess(app)
-assert access.removal(access.delay_queue()).cancel_many(["order-1"])[0]
+assert access.removal(access.delay_queue()).cancel_many(["order-1"])[0].outcome
 """,
     "adopt": """
 from redis_queue.celery.migrate.adopt import Adoption

@@ -314,7 +314,7 @@ FOUND_BY_UNIQUE_TESTS: Final = {
             "celery/entries.py", 'verbs.setdefault(retry_id(name), "remove")', "pass", "behind_another_call_frees"
         ),
         "cancel without an app and keep the key": py(
-            "celery/entries.py", "if not self._has_keys():", "if True:", "without_the_app"
+            "celery/entries.py", "if row.outcome is None and key is not None:", "if False:", "without_the_app"
         ),
         "let a retry be replaced for which others wait": py(
             CALLS,

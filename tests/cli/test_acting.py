@@ -20,6 +20,7 @@ from celery import Celery
 from click.testing import Result
 
 from redis_queue import DelayQueue, RedisQueue
+from redis_queue.celery.entries import EntryRemoval, Removal
 from redis_queue.cli import transfer
 from redis_queue.delay.model import Push
 from redis_queue.model import PutBack
@@ -503,6 +504,16 @@ def many(tasks: DelayQueue) -> DelayQueue:
     return tasks
 
 
+def before_each_batch(monkeypatch: pytest.MonkeyPatch, act: Callable[[list[str]], object]) -> None:
+    cancel = EntryRemoval.cancel_many
+
+    def acting(self: EntryRemoval, ids: list[str]) -> list[Removal]:
+        act(ids)
+        return cancel(self, ids)
+
+    monkeypatch.setattr(EntryRemoval, "cancel_many", acting)
+
+
 class TestMany:
     def test_thousands_are_listed_exported_and_cancelled(self, run: Run, many: DelayQueue) -> None:
         found = answer(run("scheduled", "list", "--id-prefix", "many", "--limit", "10000", "--json"))
@@ -516,48 +527,27 @@ class TestMany:
     def test_an_interruption_ends_the_cancel_after_a_batch(
         self, run: Run, many: DelayQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        cancel: Callable[..., list[bool]] = DelayQueue.cancel_many
         before = signal.getsignal(signal.SIGINT)
-        batches: list[int] = []
-
-        def interrupted(self: DelayQueue, ids: list[str]) -> list[bool]:
-            batches.append(len(ids))
-            if len(batches) == 2:
-                signal.raise_signal(signal.SIGINT)
-            return cancel(self, ids)
-
-        monkeypatch.setattr(DelayQueue, "cancel_many", interrupted)
+        before_each_batch(monkeypatch, lambda ids: ids[0] == "many-00500" and signal.raise_signal(signal.SIGINT))
 
         done = run("scheduled", "cancel", "--id-prefix", "many", "--yes", "--json")
 
         assert done.exit_code == 1
         assert json.loads(done.stdout) == {"cancelled": 1000, "error": "interrupted: run it again to go on"}
-        assert batches == [500, 500]
         assert len(many) == MANY + 3 - 1000
         assert signal.getsignal(signal.SIGINT) is before
 
     def test_an_interruption_in_the_last_batch_is_ignored(
         self, run: Run, tasks: DelayQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        cancel: Callable[..., list[bool]] = DelayQueue.cancel_many
-
-        def interrupted(self: DelayQueue, ids: list[str]) -> list[bool]:
-            signal.raise_signal(signal.SIGINT)
-            return cancel(self, ids)
-
-        monkeypatch.setattr(DelayQueue, "cancel_many", interrupted)
+        before_each_batch(monkeypatch, lambda _: signal.raise_signal(signal.SIGINT))
 
         assert answer(run("scheduled", "cancel", "--all", "--yes", "--json")) == {"cancelled": 3}
 
     def test_a_second_interruption_does_not_wait_for_the_batch(
         self, run: Run, many: DelayQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def stuck(self: DelayQueue, ids: list[str]) -> list[bool]:
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGINT)
-            raise AssertionError
-
-        monkeypatch.setattr(DelayQueue, "cancel_many", stuck)
+        before_each_batch(monkeypatch, lambda _: [signal.raise_signal(signal.SIGINT) for _ in range(2)])
 
         done = run("scheduled", "cancel", "--id-prefix", "many", "--yes", "--json")
 
@@ -583,23 +573,20 @@ class TestMany:
         assert json.loads(done.stdout) == {"deleted": 500, "error": "interrupted: run it again to go on"}
         assert RedisQueue("orders", client).stats().ready == 700
 
+    @pytest.mark.parametrize("done", [0, 500])
     def test_an_error_shows_the_count(
-        self, run: Run, many: DelayQueue, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+        self, run: Run, many: DelayQueue, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, done: int
     ) -> None:
-        cancel: Callable[..., list[bool]] = DelayQueue.cancel_many
+        waiting, first = "{redis_queue:delay:scheduled:0}:waiting", f"many-{done:05}"
+        before_each_batch(monkeypatch, lambda ids: ids[0] == first and client.set(waiting, "x"))
 
-        def spoiling(self: DelayQueue, ids: list[str]) -> list[bool]:
-            flags = cancel(self, ids)
-            client.set("{redis_queue:delay:scheduled:0}:waiting", "x")
-            return flags
+        answered = run("scheduled", "cancel", "--id-prefix", "many", "--yes", "--json")
 
-        monkeypatch.setattr(DelayQueue, "cancel_many", spoiling)
-
-        done = run("scheduled", "cancel", "--id-prefix", "many", "--yes", "--json")
-
-        assert done.exit_code == 1
-        assert json.loads(done.stdout)["cancelled"] == 500
-        assert "waiting is a string" in json.loads(done.stdout)["error"]
+        assert answered.exit_code == 1
+        assert json.loads(answered.stdout)["cancelled"] == done
+        assert "waiting is a string" in json.loads(answered.stdout)["error"]
+        (line,) = Audit(client, "redis_queue").last()
+        assert (line.count, [subject.id for subject in line.subjects]) == (done, [f"many-{n:05}" for n in range(10)])
 
 
 def on_a_terminal(arguments: Sequence[str], typed: bytes, environment: dict[str, str]) -> tuple[int, str]:

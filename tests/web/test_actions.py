@@ -154,6 +154,7 @@ class TestSelected:
         self, writer: Browser, filled: redis.Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level("INFO", "redis_queue.operate.audit")
+        DelayQueue("scheduled", filled).reschedule("task-1", delay=60)
         at = due(filled, "task-1")
         asked = preview(writer, "/scheduled", "cancel", row=rows(writer, "/scheduled", "task-1", "data"))
         writer.send(asked.confirmation)

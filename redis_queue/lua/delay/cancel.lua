@@ -8,12 +8,12 @@
 -- ARGV ids       LIST  each followed by remove; by cancel: if it is removed, it is noted in revoked; by revoke: it is
 --                      in any case, and if not found, in discarded, too; by revoked or discarded: it is only noted
 --
--- Returns for each id, one after the other, a flag, the length of the record, a space and the record, if it was read.
+-- Returns for each id, one after the other, a flag, the length of the record, a colon, its due time or when it died, a
+-- space and the record; if it was not read, both numbers are 0.
 -- Flags: 1 = removed, it will never run; 2 = removed, but it was claimed before (even if that delivery was not
 -- counted), so its work may have been done; 0 = unknown id, or in flight; 3 = stays; 4 = a dead letter that stays. The
 -- record of a removed dead letter is left out.
--- Removes at most 200 old notes, and two for each new one, and stops after the record that makes 1 MiB: call again for
--- the other ids.
+-- Removes at most 200 old notes, and two for each new one. Stops after the record that makes 1 MiB: call again.
 -- O(ids * log waiting + (ids + 200) * log revoked)
 
 local MAX_BYTES, MAX_NOTES, PAGE = 1048576, 100000, 200
@@ -31,8 +31,8 @@ local function note(notes, id)
 end
 for i = 1, #ids, 2 do
   local id, verb, flag, record = ids[i], ids[i + 1], 0, ''
-  local place = verb ~= 'revoked' and verb ~= 'discarded' and place_of(id)
-  if place and held ~= '' then record = redis.call('HGET', records, id) or '' end
+  local at, place = 0, verb ~= 'revoked' and verb ~= 'discarded' and place_of(id)
+  if place and held ~= '' then record, at = redis.call('HGET', records, id) or '', redis.call('ZSCORE', place, id) end
   bytes = bytes + #record
   if place and held ~= '' and string.find(record, held, 1, true) then
     flag = place == dead and 4 or 3
@@ -42,7 +42,7 @@ for i = 1, #ids, 2 do
   local cancelled = verb == 'cancel' and (flag == 1 or flag == 2)
   if cancelled or verb == 'revoke' or verb == 'revoked' then note(revoked, id) end
   if verb == 'discarded' or verb == 'revoke' and flag == 0 then note(discarded, id) end
-  rows[#rows + 1] = string.format('%d%d ', flag, #record) .. record
+  rows[#rows + 1] = string.format('%d%d:%d ', flag, #record, at) .. record
   if bytes >= MAX_BYTES then break end
 end
 for notes, count in pairs(added) do

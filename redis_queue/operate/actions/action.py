@@ -183,7 +183,8 @@ class Action:
     The docstring of *function* is the description. A target that is one thing calls it with ``(access, choice)``, for
     its plan. One whose items are rows calls it with ``(access, items, choice)``, one whose rows are in queues of the
     store with ``(access, queue, ids, choice)``, both for an iterator of results. *destroys*: what it does cannot be
-    undone. *takes_all*: it may act on all items of its target. *phrase* tells the arguments in a question.
+    undone. *takes_all*: it may act on all items of its target. *names_items*: its results have the changed items, so
+    that they need not be read before. *phrase* tells the arguments in a question.
     """
 
     target: Target
@@ -194,6 +195,7 @@ class Action:
     arguments: Sequence[Argument] = ()
     destroys: bool = False
     takes_all: bool = True
+    names_items: bool = False
     phrase: Callable[[Mapping[str, Any]], str] = lambda _: ""
 
     def given(self, choice: Choice) -> list[str]:

@@ -11,9 +11,10 @@ from urllib.parse import quote, unquote
 
 from redis_queue.basics.times import When, read_time, span_text
 from redis_queue.catalog import KINDS, AnyQueue, kind_of
+from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidDelayError, InvalidValueError
-from redis_queue.model import CancelOutcome, State
+from redis_queue.model import CancelOutcome, Entry, State
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Result
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows
@@ -79,8 +80,10 @@ class StoredRows(Rows[Row]):
         """Return a reference to this version."""
         return reference(*item)
 
-    def subjects(self, choice: Choice, items: Sequence[Row]) -> list[Subject]:  # noqa: ARG002
-        """Return the first rows that exist."""
+    def subjects(self, choice: Choice, items: Sequence[Row]) -> list[Subject]:
+        """Return the first rows that exist; once they are confirmed, the first ones, unread."""
+        if choice.confirmed is not None:
+            return [Subject(row.id, row.queue.name) for row in items[:MAX_SUBJECTS]]
         return subjects(((row.queue, row.id) for row in items), self.states)
 
     def queues(self, choice: Choice, items: Sequence[Row], subjects: Sequence[Subject]) -> Sequence[str]:
@@ -94,14 +97,14 @@ class StoredRows(Rows[Row]):
         for queue, versions in _by_queue(items):
             left = len(versions)
             with faults.of_queue(queue) if self.isolated else nullcontext():
-                pinned = any(versions.values())
-                now = queue.versions(list(versions)) if pinned else versions
+                now = queue.versions(list(versions)) if any(versions.values()) else versions
                 ids = [id_ for id_, version in versions.items() if now.get(id_) == version]
                 # Read before the action: they may be gone afterwards. The plan has also those that were replaced.
-                found = subjects(((queue, id_) for id_ in ids), self.states) if pinned else []
+                is_read = choice.confirmed is not None and not action.names_items
+                found = subjects(((queue, id_) for id_ in ids), self.states) if is_read else []
                 for done in action.function(access, queue, ids, choice):
                     left -= done.tried
-                    done.subjects, found = found, []
+                    done.subjects, found = done.subjects or found, []
                     yield done
             if left:
                 yield Result(0, tried=left)
@@ -185,9 +188,15 @@ def cancel(access: Access, queue: AnyQueue, ids: Sequence[str], _: Choice) -> It
     Example: redis-queue scheduled cancel --task shop.remind --due-before 2h --dry-run
     """
     for chunk in chunks(ids, CHUNK):
-        outcomes = access.removal(as_delay_queue(queue)).cancel_many(chunk)
-        maybe_sent = outcomes.count(CancelOutcome.MAYBE_SENT)
-        yield Result(sum(outcome.taken_out for outcome in outcomes), maybe_sent, len(chunk))
+        found = zip(chunk, access.removal(as_delay_queue(queue)).cancel_many(chunk), strict=True)
+        removed = [(id_, removal) for id_, removal in found if removal.outcome.taken_out]
+        maybe_sent = sum(removal.outcome == CancelOutcome.MAYBE_SENT for _, removal in removed)
+        first = [_subject(queue, id_, removal.entry) for id_, removal in removed[:MAX_SUBJECTS]]
+        yield Result(len(removed), maybe_sent, len(chunk), subjects=first)
+
+
+def _subject(queue: AnyQueue, id_: str, entry: Entry | None) -> Subject:
+    return Subject(id_, queue.name, *((TaskEntry.of(entry).task, entry.due_at) if entry is not None else ()))
 
 
 def reschedule(access: Access, queue: AnyQueue, ids: Sequence[str], choice: Choice) -> Iterator[Result]:
@@ -289,7 +298,7 @@ RATE: Final = Argument(
 _entries, _letters = EntryRows(), LetterRows()
 
 ACTIONS: Final = (
-    Action(_entries, "cancel", "Cancel", "cancelled", cancel, destroys=True),
+    Action(_entries, "cancel", "Cancel", "cancelled", cancel, destroys=True, names_items=True),
     Action(_entries, "run-now", "Run now", "made due", run_now),
     Action(_entries, "reschedule", "Reschedule", "rescheduled", reschedule, (WHEN,), phrase=_due),
     Action(_letters, "redrive", "Redrive", "redriven", redrive, (RATE,)),

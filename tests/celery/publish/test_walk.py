@@ -20,7 +20,7 @@ from tests.support.web.browser import Browser
 ROOT = f"{Path(redis_queue.__file__).parent}/"
 ENDS = ("store/scripts.py", "store/links.py")
 ID = "task-of-a-row"
-MOST = {"delay/push": 14, "delay/cancel": 15}
+MOST = {"delay/push": 14, "delay/cancel": 10}
 
 
 @pytest.mark.parametrize("script", MOST)
