@@ -97,7 +97,7 @@ def show(access: Access, *, id: str, name: str | None, with_body: bool) -> None:
     show_item(fields, f"no entry {id!r} waits")
 
 
-def _of_delay_queue(function: options.Function) -> options.Function:
+def _in_queue(function: options.Function) -> options.Function:
     """Pass the name of the DelayQueue as the scope of an action."""
 
     @wraps(function)
@@ -108,14 +108,7 @@ def _of_delay_queue(function: options.Function) -> options.Function:
 
 
 for _verb in ("cancel", "reschedule", "run-now"):
-    scheduled.add_command(
-        rows_command(
-            ACTIONS["scheduled", _verb],
-            id_arguments,
-            conditions("entries"),
-            _of_delay_queue,
-        )
-    )
+    scheduled.add_command(rows_command(ACTIONS["scheduled", _verb], id_arguments, conditions("entries"), _in_queue))
 
 
 @scheduled.command

@@ -88,7 +88,7 @@ def act(target: str) -> Response:
     """Do exactly what a preview has shown, once."""
     action, form = _action(target)
     confirmed = request_args.number("confirmed", 0, 1, MANY)
-    choice = replace(_choice(action, form, target), pinned=False, confirmed=confirmed)
+    choice = replace(_choice(action, form, target), room=0, confirmed=confirmed)
     if not confirmed or request_args.flag("matching"):
         abort(400, NOT_CONFIRMED)
     plan = action.target.plan(action, context().access, choice)
@@ -133,16 +133,16 @@ def _choice(action: Action, form: Form, target: str) -> Choice:
     references = request.form.getlist("row")
     if not isinstance(action.target, Rows):
         return Choice(scope, arguments)
-    matching = bool(form.conditions) and request_args.flag("matching") and not references
-    if not matching:
-        request_args.check_rows(references, f"{action.label} what?", MAX_AT_ONCE)
+    if not references and not (form.conditions and request_args.flag("matching")):
+        abort(400, f"{action.label} what? Tick some rows first.")
+    if len(references) > MAX_AT_ONCE:
+        abort(400, f"{len(references):,} rows: must be at most {MAX_AT_ONCE:,}.")
     return Choice(
         scope,
         arguments,
         references,
         conditions=request_args.conditions(form.conditions),
         most=MAX_AT_ONCE,
-        pinned=True,
         room=MAX_FORM_BYTES,
     )
 

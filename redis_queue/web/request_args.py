@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from flask import abort, request
@@ -38,14 +38,6 @@ def reject_repeated(values: MultiDict[str, str], *lists: str) -> None:
     for name, found in values.lists():
         if len(found) > 1 and name not in lists:
             abort(400, f"Parameter {_short(name)} is given {len(found)} times: must be given once.")
-
-
-def check_rows(rows: Sequence[str], question: str, most: int) -> None:
-    """Refuse a form without *rows*, with the *question* what they should be, and one with more than *most*."""
-    if not rows:
-        abort(400, f"{question} Tick some rows first.")
-    if len(rows) > most:
-        abort(400, f"{len(rows):,} rows: must be at most {most:,}.")
 
 
 def number(name: str, default: int, low: int, high: int) -> int:

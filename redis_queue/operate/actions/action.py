@@ -14,7 +14,6 @@ from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueEr
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import MAX_SUBJECTS, Audit, AuditLine, Subject
 from redis_queue.operate.listing import SearchReport
-from redis_queue.store.chunks import ANY_SIZE
 from redis_queue.store.redis_errors import redact
 
 MAX_QUEUE_NAMES: Final = 3
@@ -61,10 +60,9 @@ class Choice:
     most: int | None = None
     #: Leave out ids of items that do not exist.
     exact: bool = False
-    #: Put references to the items as they are now into the plan, so that exactly these are confirmed.
-    pinned: bool = False
-    #: Maximum bytes of these references in a form.
-    room: int = ANY_SIZE
+    #: Put references to the items as they are now into the plan, up to as many bytes in a form, so that exactly these
+    #: are confirmed; 0 for no references.
+    room: int = 0
     #: The count that was confirmed; None before.
     confirmed: int | None = None
     #: Leave alone what came later.
@@ -237,13 +235,8 @@ def perform(  # noqa: PLR0917 - each is another thing
             subjects = total.subjects or plan.subjects
             queues = some_of(list(dict.fromkeys(plan.queues)), MAX_QUEUE_NAMES)
             line = AuditLine(at, user, action.verb, queues, total.count, detail, subjects)
-            total.unwritten = _write(access, line)
-
-
-def _write(access: Access, line: AuditLine) -> str:
-    """Add *line* to the audit; the change is done, so an audit that cannot be written is only told."""
-    try:
-        Audit(access.catalog.client, access.catalog.prefix).record(line)
-    except RedisQueueError as error:
-        return str(error)
-    return ""
+            # The change is done, so an audit that cannot be written is only told.
+            try:
+                Audit(access.catalog.client, access.catalog.prefix).record(line)
+            except RedisQueueError as error:
+                total.unwritten = str(error)

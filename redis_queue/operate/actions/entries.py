@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
@@ -54,21 +55,19 @@ class StoredRows(Rows[Row]):
 
     gone = "gone, replaced, or in another state"
     states: ClassVar[Sequence[State]] = ANY
+    kinds: ClassVar[Sequence[str]] = KINDS
     #: An error of one queue does not end the work on the others.
     isolated: ClassVar[bool] = False
 
     def read(self, access: Access, choice: Choice) -> list[Row]:
         """Return the rows with these references, each id once."""
-        queues: dict[tuple[str, str], AnyQueue] = {}
+        open_queue = functools.cache(access.queue)
         found: dict[tuple[str, str, str], Row] = {}
         for text in choice.references:
             kind, name, id_, version = (unquote(part) for part in [*text.split(":"), "", "", ""][:4])
-            if kind not in KINDS or not name or not is_id(id_):
+            if kind not in self.kinds or not name or not is_id(id_):
                 raise InvalidValueError(INVALID_ROW)
-            if (kind, name) not in queues:
-                queues[kind, name] = access.queue(kind, name)
-                self.check(queues[kind, name])
-            found.setdefault((kind, name, id_), Row(queues[kind, name], id_, version))
+            found.setdefault((kind, name, id_), Row(open_queue(kind, name), id_, version))
         return list(found.values())
 
     def current(self, access: Access, choice: Choice, items: Sequence[Row]) -> list[Row]:  # noqa: ARG002
@@ -109,19 +108,13 @@ class StoredRows(Rows[Row]):
             if left:
                 yield Result(0, tried=left)
 
-    def check(self, queue: AnyQueue) -> None:
-        """Raise InvalidValueError if *queue* has no such items."""
-
 
 class EntryRows(StoredRows):
     """Entries that wait in a DelayQueue: that of *scope*, by default the one for Celery tasks."""
 
     name, noun, plural, at = "scheduled", "waiting entry", "entries", "due"
     scope: ClassVar = {"queue": False}
-
-    def check(self, queue: AnyQueue) -> None:
-        """Raise InvalidValueError for a RedisQueue."""
-        as_delay_queue(queue)
+    kinds = ("delay",)
 
     def find(self, access: Access, choice: Choice) -> Selection[Row]:
         """Return the entries with the ids of *choice*, or those that match."""
@@ -173,14 +166,7 @@ def subjects(pairs: Iterable[tuple[AnyQueue, str]], states: Sequence[State] = AN
     return found
 
 
-def as_delay_queue(queue: AnyQueue) -> DelayQueue:
-    """Return *queue*; raises InvalidValueError for a RedisQueue."""
-    if not isinstance(queue, DelayQueue):
-        raise InvalidValueError(f"queue={queue.name!r}: must be a DelayQueue, got a RedisQueue")
-    return queue
-
-
-def cancel(access: Access, queue: AnyQueue, ids: Sequence[str], _: Choice) -> Iterator[Result]:
+def cancel(access: Access, queue: DelayQueue, ids: Sequence[str], _: Choice) -> Iterator[Result]:
     """Cancel entries. They never run, except those that were claimed before and may have been sent.
 
     With a Celery app, their tasks become REVOKED in its result backend, too.
@@ -188,7 +174,7 @@ def cancel(access: Access, queue: AnyQueue, ids: Sequence[str], _: Choice) -> It
     Example: redis-queue scheduled cancel --task shop.remind --due-before 2h --dry-run
     """
     for chunk in chunks(ids, CHUNK):
-        found = zip(chunk, access.removal(as_delay_queue(queue)).cancel_many(chunk), strict=True)
+        found = zip(chunk, access.removal(queue).cancel_many(chunk), strict=True)
         removed = [(id_, removal) for id_, removal in found if removal.outcome.taken_out]
         maybe_sent = sum(removal.outcome == CancelOutcome.MAYBE_SENT for _, removal in removed)
         first = [_subject(queue, id_, removal.entry) for id_, removal in removed[:MAX_SUBJECTS]]
@@ -199,22 +185,22 @@ def _subject(queue: AnyQueue, id_: str, entry: Entry | None) -> Subject:
     return Subject(id_, queue.name, *((TaskEntry.of(entry).task, entry.due_at) if entry is not None else ()))
 
 
-def reschedule(access: Access, queue: AnyQueue, ids: Sequence[str], choice: Choice) -> Iterator[Result]:
+def reschedule(access: Access, queue: DelayQueue, ids: Sequence[str], choice: Choice) -> Iterator[Result]:
     """Change when entries are due.
 
     Example: redis-queue scheduled reschedule order-42 --to 2h
     """
     for id_ in ids:
-        yield Result(access.reschedule(as_delay_queue(queue), id_, choice.arguments["when"]), tried=1)
+        yield Result(access.reschedule(queue, id_, choice.arguments["when"]), tried=1)
 
 
-def run_now(access: Access, queue: AnyQueue, ids: Sequence[str], _: Choice) -> Iterator[Result]:
+def run_now(access: Access, queue: DelayQueue, ids: Sequence[str], _: Choice) -> Iterator[Result]:
     """Make entries due at once.
 
     Example: redis-queue scheduled run-now order-42
     """
     for id_ in ids:
-        yield Result(access.reschedule(as_delay_queue(queue), id_, None), tried=1)
+        yield Result(access.reschedule(queue, id_, None), tried=1)
 
 
 def redrive(_: Access, queue: AnyQueue, ids: Sequence[str], choice: Choice) -> Iterator[Result]:

@@ -100,9 +100,10 @@ class FailureRows(Rows[Failure]):
 class RetryRows(FailureRows):
     """Failures to retry."""
 
-    def accepts(self, choice: Choice, item: Failure) -> bool:
-        """Return whether *item* counts: in a dry run, not those without a message."""
-        return bool(item.size) or not choice.exact
+    def find(self, access: Access, choice: Choice) -> Selection[Failure]:
+        """Return the failures; in a dry run, those with a message."""
+        found = super().find(access, choice)
+        return replace(found, items=[item for item in found.items if item.size]) if choice.exact else found
 
     def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
         """Return the plan, with the given arguments, and a warning if no process sends what is retried."""

@@ -39,6 +39,7 @@ class MessageRows(Rows[Message]):
     scope: ClassVar = {"name": True}
     gone = "taken by a worker, changed, larger than 1 MiB, or of another program"
     complete = True
+    place = " of {name}"
 
     def find(self, access: Access, choice: Choice) -> Selection[Message]:
         """Return the messages with the ids of *choice*, or those that match."""
@@ -75,10 +76,6 @@ class MessageRows(Rows[Message]):
     def queues(self, choice: Choice, items: Sequence[Message], subjects: Sequence[Subject]) -> Sequence[str]:  # noqa: ARG002
         """Return the queue."""
         return [choice.scope["name"]]
-
-    def place(self, choice: Choice) -> str:
-        """Return the queue."""
-        return f" of {choice.scope['name']}"
 
 
 class MoveRows(MessageRows):

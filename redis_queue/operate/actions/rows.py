@@ -22,7 +22,8 @@ INVALID_ROW: Final = "This form has an invalid row: reload the page"
 class Rows(ABC, Generic[T]):
     """Items of one kind: how they are chosen, referred to in a form, and shown. *at* names the kind of their times.
 
-    *gone* tells why an action may have left some out. *complete*: that is an error.
+    *gone* tells why an action may have left some out. *complete*: that is an error. *place*: where the items are, as a
+    question says it, with fields of the scope; "" if it need not.
     """
 
     name: ClassVar[str]
@@ -32,6 +33,7 @@ class Rows(ABC, Generic[T]):
     scope: ClassVar[Mapping[str, bool]] = {}
     gone: ClassVar[str]
     complete: ClassVar[bool] = False
+    place: ClassVar[str] = ""
 
     @abstractmethod
     def find(self, access: Access, choice: Choice) -> Selection[T]:
@@ -69,14 +71,6 @@ class Rows(ABC, Generic[T]):
         """Return what the audit names as queues."""
         return [subject.queue for subject in subjects]
 
-    def accepts(self, choice: Choice, item: T) -> bool:  # noqa: ARG002
-        """Return whether *item* counts."""
-        return True
-
-    def place(self, choice: Choice) -> str:  # noqa: ARG002
-        """Return where the items are, as a question says it; "" if it need not."""
-        return ""
-
     def counted(self, count: int) -> str:
         """Return ``1 entry`` or ``2 entries``."""
         return f"{count:,} {self.noun if count == 1 else self.plural}"
@@ -89,18 +83,18 @@ class Rows(ABC, Generic[T]):
     def planned(self, action: Action, access: Access, choice: Choice, selection: Selection[T]) -> Plan:
         """Return what *action* would do to the items of *selection*."""
         more, report = selection.more, selection.report
-        items = self.current(access, choice, selection.items) if choice.pinned else selection.items
-        items = [item for item in items if self.accepts(choice, item)]
-        references = [self.reference(item) for item in items] if choice.pinned else []
+        items = self.current(access, choice, selection.items) if choice.room else selection.items
+        references = [self.reference(item) for item in items] if choice.room else []
         sizes = itertools.accumulate(len(quote(reference, safe="")) + len("&row=") for reference in references)
         fitting = sum(1 for size in sizes if size <= choice.room)
         if fitting < len(references):
             items, references, more = items[:fitting], references[:fitting], True
         subjects = self.subjects(choice, items)
+        place = self.place.format(**choice.scope)
         # An id of the command line is looked for in each queue that may have it.
         count = len(items) if choice.ids is None else min(len(choice.ids), len(items))
         return Plan(
-            question=f"{action.label} {self.counted(count)}{self.place(choice)}{action.phrase(choice.arguments)}",
+            question=f"{action.label} {self.counted(count)}{place}{action.phrase(choice.arguments)}",
             count=count,
             tries=len(items),
             run=lambda: self.run(action, access, choice, items, report.faults),
