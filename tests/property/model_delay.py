@@ -218,11 +218,11 @@ class DelayModel:
         return returned, died
 
     def redrive(self, ids: Sequence[str] | None, gap: float) -> int:
-        """Redrive dead letters."""
-        if ids is None:
-            return sum(shard.redrive(None, gap * len(self.shards)) for shard in self.shards)
-        grouped = self._grouped(ids)
-        return sum(shard.redrive([ids[index] for index in group], gap * len(grouped)) for shard, group in grouped)
+        """Redrive dead letters, those of each shard after those of the ones before."""
+        total = 0
+        for shard, group in [(shard, None) for shard in self.shards] if ids is None else self._grouped(ids):
+            total += shard.redrive(None if group is None else [ids[index] for index in group], gap, total * gap)
+        return total
 
     def purge(self, places: Sequence[str]) -> int:
         """Delete all entries in the given states."""

@@ -288,12 +288,12 @@ class ShardModel:
             self._wake()
         return len(ids), returned, died
 
-    def redrive(self, ids: Sequence[str] | None, gap: float) -> int:
-        """Redrive dead letters, one each *gap* ms."""
+    def redrive(self, ids: Sequence[str] | None, gap: float, after: float = 0.0) -> int:
+        """Redrive dead letters, the first one *after* some ms, then one each *gap* ms."""
         now, chosen = self.clock(), due_order(self.dead) if ids is None else ids
-        return self.wire.send(lambda: self._redrive(now, chosen, gap), same) if chosen else 0
+        return self.wire.send(lambda: self._redrive(now, chosen, gap, after), same) if chosen else 0
 
-    def _redrive(self, now: int, ids: Sequence[str], gap: float) -> int:
+    def _redrive(self, now: int, ids: Sequence[str], gap: float, after: float) -> int:
         moved = 0
         for id_ in ids:
             if id_ not in self.dead:
@@ -303,7 +303,7 @@ class ShardModel:
             if id_ not in self.records:
                 self.quarantine.append((now, id_, SCRIPT_FLAWS[1], b""))
                 continue
-            delay = int(moved * gap)
+            delay = int(after + moved * gap)
             if self.listed and not delay:
                 self.ready.insert(0, id_)
             else:

@@ -197,7 +197,7 @@ class TestSilentConnection:
         with self.connect(proxy) as connection:
             taker = Taker(connection, ["q"], 4)
             fetch = wait_until_idle(taker)
-            proxy.mute_next(matching=b"EVALSHA")
+            proxy.mute_next(matching=load("broker/fetch").sha.encode())
             wait_until(
                 lambda: drained(connection) and taker.channel._fetch is not fetch,
                 description="the silent connection to be replaced",
@@ -244,7 +244,7 @@ def test_messages_of_a_lost_reply_are_returned_in_order_on_the_next_connection(
     with FaultProxy(str(redis_server.socket)) as proxy, Connection(proxy.url) as connection:
         publish_all(connection, 5)
         taker = Taker(connection, ["q"], 3)
-        proxy.drop_next_reply(matching=b"EVALSHA")
+        proxy.drop_next_reply(matching=load("broker/fetch").sha.encode())
         with pytest.raises(connection.connection_errors):
             connection.drain_events(timeout=10)
         assert (client.llen("q"), client.hlen("unacked")) == (2, 3)
