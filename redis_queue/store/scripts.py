@@ -80,7 +80,7 @@ class Scripts:
 
     def command(self, *command: Argument) -> Any:
         """Send one plain command and return its reply. It must be safe to repeat. Raises StoreError."""
-        return _retried(self._link, command, writes=command[0] not in READS, keys=command[1:])
+        return _retried(self._link, command, writes=command[0] not in READS, keys=command[1:2])
 
     def scan(self, command: str, key: bytes, *, match: str = "*", count: int) -> Iterator[list[tuple[bytes, Any]]]:
         """Yield the fields or members of *key* that *match*, with values or scores, about *count* at a time."""
@@ -160,9 +160,9 @@ def _types_of(server: Link, keys: Iterable[Argument]) -> str:
     """Return those of *keys* that exist, with their types, for an error message."""
     found = ((key, server.send("TYPE", key)) for key in keys if isinstance(key, bytes))
     try:
-        return ", ".join(f"{key.decode()} is a {kind.decode()}" for key, kind in found if kind != b"none")
-    except redis.exceptions.NoPermissionError:
-        # The error must be shown even without permission to read the keys.
+        return ", ".join(f"{text(key)} is a {text(kind)}" for key, kind in found if kind != b"none")
+    except RedisErrors:
+        # The error must be shown even if the keys cannot be read.
         return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
@@ -18,7 +19,7 @@ from redis_queue.store.registry import Registry, RegistryRow
 from redis_queue.store.scripts import Scripts
 from tests.support.clock import Clock, when
 from tests.support.recording import record_reads
-from tests.support.wait import must
+from tests.support.wait import must, wait_until
 
 
 @pytest.fixture
@@ -592,3 +593,17 @@ def test_the_time_is_that_of_the_server(client: redis.Redis, monkeypatch: pytest
     assert now <= entry.put_at < now + timedelta(seconds=5)
     assert entry.due_at - entry.put_at == timedelta(seconds=60)
     assert timed.claim() == []
+
+
+def test_a_redrive_wakes_a_dispatcher_once(client: redis.Redis) -> None:
+    queue = DelayQueue("timed", client)
+    queue.push_many([Push(number, delay=0) for number in range(3)])
+    queue.nack_many(queue.claim(3), dead=True)
+    (channel,) = queue.moves.wake_channels()
+    with client.pubsub(ignore_subscribe_messages=True) as heard:
+        heard.subscribe(channel)
+        wait_until(lambda: client.pubsub_numsub(channel) == [(channel, 1)], description="the subscription")
+        assert queue.redrive() == 3
+        client.publish(channel, "end")
+        data = (message["data"] for message in heard.listen())
+        assert list(itertools.takewhile(lambda text: text != b"end", data)) == [b"1"]

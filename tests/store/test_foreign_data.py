@@ -30,6 +30,13 @@ TYPES = {
 
 
 class TestWrongType:
+    def test_of_a_command_asks_for_no_more_than_its_key(self, client: redis.Redis) -> None:
+        client.set(b"text", "x")
+        client.config_resetstat()
+        with pytest.raises(WrongTypeError, match="text is a string"):
+            Scripts(client).command("HMGET", b"text", *map(str, range(500)))
+        assert client.info("commandstats")["cmdstat_type"]["calls"] == 1
+
     def replace(self, client: redis.Redis, key: bytes, kind: str = "string") -> str:
         """Replace *key* by one of another type, *kind* if possible; return that type."""
         write: dict[str, Callable[[], Any]] = {

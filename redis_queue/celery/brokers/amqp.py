@@ -18,7 +18,7 @@ from kombu.exceptions import OperationalError
 from redis_queue.celery.brokers.base import Broker, Settle, WhileWaiting, do_nothing, properties, reason_of
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.task_entry import restore_types
-from redis_queue.errors import InvalidValueError
+from redis_queue.errors import InvalidValueError, StoreError
 from redis_queue.keeper.renewal import socket_timeout
 from redis_queue.store.chunks import CHUNK
 
@@ -81,7 +81,7 @@ class AmqpBroker(Broker):
             try:
                 self._publish_batch(envelopes, batch, settle_once, while_waiting)
             except Exception as error:
-                if self.is_away(error):
+                if self.is_away(error) or isinstance(error, StoreError):
                     raise
                 self._confirming = None
                 left = [number for number in batch if number in open_numbers]

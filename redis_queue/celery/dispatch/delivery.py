@@ -85,8 +85,10 @@ class Batch:
             with unavailable_if_away(self._broker):
                 self._send(until, messages)
         finally:
-            self._ack()
-            self._policy.end(list(self._open.values()))
+            try:
+                self._ack()
+            finally:
+                self._policy.end(list(self._open.values()))
 
     def _send(self, until: float, messages: Mapping[str, Content]) -> None:
         broker = self._broker

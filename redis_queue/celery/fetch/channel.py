@@ -362,6 +362,7 @@ class FetchingChannel(Channel):
 
     def _take_in(self, fetched: FetchReply) -> None:
         received: list[FetchedMessage] = []
+        moves: list[Move] = []
         unreadable = []
         for queue, item, tag in fetched.messages:
             try:
@@ -370,7 +371,7 @@ class FetchingChannel(Channel):
                 if header is None:
                     received.append(message)
                 else:
-                    self._put_into_backlog(message, item, header)
+                    moves.append(self._move(message, item, header))
             except Exception:
                 logger.exception("cannot read a message of queue %s", queue, extra={"action": "message_unreadable"})
                 unreadable.append((tag, item))
@@ -379,6 +380,7 @@ class FetchingChannel(Channel):
         # They are not held: after an error a sweep puts them aside once their leases end.
         for tag, item in unreadable:
             self.qos.put_aside(tag, item)
+        self._put_into_backlog(moves)
         self._return_foreign()
 
     def _take_in_of_flows(self, fetched: FetchReply) -> None:
@@ -391,15 +393,18 @@ class FetchingChannel(Channel):
         # Lists and flows are asked at once: those for which there is no room would hold places without running.
         self._put_back(list(self._received)[max(0, self._room()) :])
 
-    def _put_into_backlog(self, message: FetchedMessage, item: bytes, header: FlowHeader) -> None:
-        """Let a message of a flow wait for admission: a dispatcher or a stock worker has put it into a list."""
-        fetch = self._fetch
-        if fetch is None:
-            # It stays in flight until its lease ends.
-            return
+    def _move(self, message: FetchedMessage, item: bytes, header: FlowHeader) -> Move:
         step = self.priority(self._get_message_priority(message._raw))
-        move = Move(message.delivery_tag, task_id_of(message._raw), item, message.queue, step, header)
-        fetch.commands.send([self.leases.admission.put_behind(fetch.commands, move)])
+        return Move(message.delivery_tag, task_id_of(message._raw), item, message.queue, step, header)
+
+    def _put_into_backlog(self, moves: list[Move]) -> None:
+        """Let messages of flows wait for admission: a dispatcher or a stock worker has put them into a list.
+
+        If they cannot be moved, they stay in flight until their leases end.
+        """
+        fetch = self._fetch
+        if moves and fetch is not None:
+            fetch.commands.send([self.leases.admission.put_behind(fetch.commands, move) for move in moves])
 
     def _return_foreign(self) -> None:
         """Return the messages of queues that are not consumed any longer."""

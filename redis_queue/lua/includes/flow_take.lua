@@ -33,7 +33,7 @@ local function take(row)
     local list = root .. 'list:' .. group
     local admitted = of_task and (of_queue == '' or admits(of, of_queue, group, queue))
     admitted = admitted and (of_task == '' or admits(task, of_task, group, queue))
-    local weight = admitted and weight_of(of, of_queue)
+    local weight = admitted and weight_of(of, of_queue) * (task == '' and 1 or weight_of(task, of_task))
     local element = admitted and redis.call('RPOP', list)
     if element then
       leave(of, of_queue)

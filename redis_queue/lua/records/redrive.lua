@@ -13,7 +13,7 @@
 
 -- include last_call
 if last == sequence then return outcome end
--- include clock, unreadable
+-- include clock, unreadable, wake_dispatcher
 -- check leases, ready, waiting, quarantine
 local idle = redis.call('LLEN', wake) == 0
 -- first_write leases
@@ -27,6 +27,7 @@ for i, id in ipairs(ids) do
     redis.call('ZREM', dead, id)
   elseif died then
     local delay = math.floor(after + moved * gap)
+    if moved == 0 and not listed then wake_dispatcher(now + delay) end
     if delay > 0 or not listed then
       redis.call('ZADD', waiting, string.format('%.0f', now + delay), id)
     else

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import InvalidValueError
+from redis_queue.store.async_connection import AsyncCall, AsyncConnection
+from redis_queue.store.script_files import load
 from tests.support.celery.fetching import Taker, connected, wait_until_idle
 from tests.support.celery.flows import KEYS, QUEUE, counts, flow_app, taken, taking_flows
 from tests.support.servers import RedisServer
@@ -281,11 +284,12 @@ class TestTurns:
             # A settled message is followed by the next one at once: two of them for one that is sent afterwards.
             assert 0 < order.count("small") <= 8
 
-    def test_weights(self, server: RedisServer, client: redis.Redis) -> None:
-        with taking_flows(server, {f"queue:{QUEUE}": {"fair": "{key}", "weights": {"gold": 3}}}) as (app, taker):
+    @pytest.mark.parametrize("flow", [f"queue:{QUEUE}", "sync"])
+    def test_weights(self, server: RedisServer, client: redis.Redis, flow: str) -> None:
+        with taking_flows(server, {flow: {"fair": "{key}", "weights": {"gold": 3}}}) as (app, taker):
             declare(app, client)
             for key in ("gold", "iron"):
-                send(app, *((key, number) for number in range(40)))
+                send(app, *((key, number) for number in range(40)), task="sync" if flow == "sync" else "work")
             order = []
             for _ in range(40):
                 order += [key for key, _ in taken(taker)]
@@ -412,6 +416,25 @@ class TestRedelivery:
         assert taken(taker) == [["a", 2]]
         taker.settle()
         assert counts(client) == {}
+
+    def test_delayed_tasks_stay_in_flight_if_the_connection_is_lost_before_they_wait(
+        self, app: Celery, connection: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def send_calls(on: AsyncConnection, calls: Sequence[AsyncCall]) -> None:
+            if any(load("admission/restore").sha in call.command for call in calls):
+                raise redis.ConnectionError("lost")
+            original(on, calls)
+
+        original = AsyncConnection.send
+        monkeypatch.setattr(AsyncConnection, "send", send_calls)
+        send(app, ("a", 1), ("a", 2), task="sync", countdown=0.001)
+        with closing(Dispatcher(app, StoredTasks.of(app).queue)) as dispatcher:
+            while client.llen(QUEUE) < 2:  # type: ignore[operator]
+                dispatcher.run()
+        taker = Taker(connection, [QUEUE], 10, processes=10)
+        with pytest.raises(redis.ConnectionError):
+            taken(taker)
+        assert (client.hlen("unacked"), client.exists("redis_queue:unreadable")) == (2, 0)
 
 
 class TestBadCalls:

@@ -13,7 +13,10 @@ from celery import Celery
 from redis_queue.celery import Dispatched, Dispatcher, DurableTasks
 from redis_queue.celery.brokers import amqp as amqp_broker
 from redis_queue.celery.brokers.amqp import FRAME_OVERHEAD, PIECE, TooLargeError
+from redis_queue.celery.dispatch.outcome import DispatchOutcome
 from redis_queue.celery.message.envelope import Envelope
+from redis_queue.errors import StoreRefusedError
+from redis_queue.store.ids import retry_id
 from tests.support.celery.brokers import Broker, send_due
 
 pytestmark = pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
@@ -48,6 +51,35 @@ def test_deleted_queue_is_declared_again(app: Celery, broker: Broker, delayed: D
     assert delayed.run_now(late)
     assert work.run() == Dispatched(sent=1)
     assert broker.take_ids(brief) == [late]
+
+
+def test_a_task_and_its_retry_that_reach_no_queue_are_both_refused(
+    app: Celery, broker: Broker, delayed: DurableTasks, work: Dispatcher
+) -> None:
+    lost = send_due(delayed, exchange=broker.name("topic"), routing_key="orders.nobody", declare=[])
+    broker.bind(broker.name("other"), broker.name("topic"), "orders.paid")
+    entry = delayed.queue.get(lost)
+    assert entry is not None
+    # Both have the id of the task, by which RabbitMQ returns them.
+    message = Envelope.unpack(entry.payload, lost, entry.headers)
+    delayed.queue.push(message.pack(retry_id(lost)), due_at=entry.due_at, id=retry_id(lost), headers=entry.headers)
+    good = send_due(delayed)
+    assert work.run() == Dispatched(sent=1, failed=2)
+    assert broker.take_ids(app.conf.task_default_queue) == [good]
+
+
+def test_after_an_error_of_the_store_no_message_is_published_again(
+    app: Celery, broker: Broker, delayed: DurableTasks, work: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise StoreRefusedError("no permission")
+
+    ids = {send_due(delayed) for _ in range(3)}
+    monkeypatch.setattr(DispatchOutcome, "sent", refuse)
+    with pytest.raises(StoreRefusedError):
+        work.run()
+    taken = broker.take_ids(app.conf.task_default_queue)
+    assert (len(taken), set(taken)) == (3, ids)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from celery import Celery
 from celery.signals import before_task_publish
 from kombu.exceptions import OperationalError
 
-from redis_queue import CancelOutcome, DelayQueue, StoreUnavailableError
+from redis_queue import CancelOutcome, DelayQueue, StoreRefusedError, StoreUnavailableError
 from redis_queue.celery import Dispatched, Dispatcher, TaskCall, push_task
 from redis_queue.celery.stored_tasks import StoredTasks
 from tests.support.celery.brokers import Broker, ManualClock
@@ -130,6 +130,18 @@ class TestUnavailableBroker:
 
         assert work.run() == Dispatched(sent=5)
         assert broker.take_ids(default) == ids
+
+    def test_and_of_the_store_gives_back_what_was_not_sent(
+        self, app: Celery, proxy: FaultProxy, queue: DelayQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: Any) -> None:
+            raise StoreRefusedError("no permission")
+
+        push(queue, 3)
+        monkeypatch.setattr(DelayQueue, "ack_many", refuse)
+        with before_publish(2, lambda: interrupt(proxy)), pytest.raises(StoreRefusedError):
+            Dispatcher(app, queue).run()
+        assert queue.stats().due > 0
 
     def test_during_the_next_claim_gets_that_batch_afterwards_too(
         self,
