@@ -790,8 +790,9 @@ class TestForeignLeases:
     @pytest.mark.parametrize("token", ["", " ", "1", "abc", "-abc", "1-abc", "%S+", "1 1-abc"])
     def test_a_forged_token_settles_nothing(self, live: RedisQueue, message: Message, token: str) -> None:
         assert message.lease is not None
-        forged = [token, message.lease.token[1:], message.lease.token + "0", message.lease.token.upper()]
-        for wrong in forged:
+        forged = {token, message.lease.token[1:], message.lease.token + "0", message.lease.token.upper()}
+        # A token may consist of digits alone.
+        for wrong in forged - {message.lease.token}:
             fake = Message(message.id, None, {}, NOW, 1, Lease(wrong, NOW))
             assert not live.ack(fake)
             assert not live.nack(fake)

@@ -36,9 +36,16 @@ TIMEOUT = 0.5
 
 @pytest.fixture
 def hasty(proxy: FaultProxy) -> Iterator[redis.Redis]:
-    """A client that connects through the proxy, with a very short timeout."""
-    with redis.Redis.from_url(proxy.url, **client_options(socket_timeout=TIMEOUT)) as hasty:
+    """A client that connects through the proxy, with a short timeout until the fault has happened."""
+
+    class Hasty(redis.Connection):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**{**options, "socket_timeout": TIMEOUT if proxy.pending_drops else 30})
+
+    pool = redis.ConnectionPool.from_url(proxy.url, connection_class=Hasty, **client_options())
+    with redis.Redis(connection_pool=pool) as hasty:
         yield hasty
+    pool.disconnect()
 
 
 def outcome(verb: str) -> str:

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 import redis
 
+from redis_queue.store.script_files import load
 from tests.support.celery.fetching import Taker, connected, publish, publish_all
 from tests.support.celery.leasing import Leasing
 from tests.support.celery.leasing_names import WAIT
@@ -68,6 +69,8 @@ def test_message_that_was_settled_for_a_task_that_never_started_is_returned(
 def test_acknowledgements_are_sent_at_once_after_the_consumer_has_ended(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
+    # Nobody reads the reply of a Redis that lacks the script.
+    client.script_load(load("broker/settle").source)
     with connected(redis_server) as connection:
         publish_all(connection, 2)
         taker = Taker(connection, ["q"], prefetch=2)
