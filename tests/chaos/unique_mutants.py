@@ -211,7 +211,7 @@ FOUND_BY_UNIQUE_TESTS: Final = {
         ),
         "return where a call has to raise": py(CALLS, "if call.may_raise and not collects:", "if False:", "it_raises"),
         "own keys of what push_many collects": py(
-            "celery/publish/send.py", "with self._set(send, None):", "with self._set(send, self.batch):", "push_many"
+            CALLS, "through_store=through_store)", "through_store=through_store, batch=self._sends.batch)", "push_many"
         ),
         "return what may never be sent": py(
             CALLS,
