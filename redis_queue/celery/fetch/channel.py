@@ -34,7 +34,7 @@ from redis_queue.store.redis_errors import lacks_permission, translate
 logger = logger_of(__name__)
 
 TURN: Final = 0.005
-"""Seconds for which messages are handed on before the event loop gets a turn."""
+"""Seconds for which messages are delivered before the event loop gets a turn."""
 
 CHECKS_PER_LEASE: Final = 6
 """Looks of an idle worker for messages per lease, at least."""
@@ -73,7 +73,7 @@ class FetchingChannel(Channel):
     #: When to call :meth:`settle`, on the monotonic clock.
     settles_at = math.inf
 
-    #: Fetched messages that are not handed on yet.
+    #: Fetched messages that are not delivered to Celery yet.
     _received = LazyProperty[deque[FetchedMessage]](lambda _: deque())
     #: Seconds that handing on the last message of a task took; a solo pool runs the task meanwhile.
     _durations = LazyProperty[Durations](lambda _: Durations())
@@ -89,7 +89,7 @@ class FetchingChannel(Channel):
 
     @property
     def has_messages(self) -> bool:
-        """Whether there are fetched messages that can be handed on now."""
+        """Whether there are fetched messages that can be delivered now."""
         return bool(self._received) and not self._flow_turns.waits(self._received[0])
 
     @property
@@ -347,7 +347,7 @@ class FetchingChannel(Channel):
         return bool(self._received) or len(qos._delivered) > len(qos._dirty)
 
     def _room(self) -> int:
-        """Return how many messages the worker can take now, those that it has not handed on among them."""
+        """Return how many messages the worker can take now, those that it has not delivered among them."""
         if "can_consume" in vars(self.qos):
             # With disabled prefetch, Celery decides before each message whether it takes one.
             return 1
@@ -411,7 +411,7 @@ class FetchingChannel(Channel):
         self._put_back([message for message in self._received if message.queue not in self._active_queues])
 
     def _put_back(self, messages: list[FetchedMessage]) -> None:
-        """Return received *messages* to their queues; after an error the rest is handed on."""
+        """Return received *messages* to their queues; after an error the rest is delivered."""
         with contextlib.suppress(OSError, redis.RedisError):
             # The first one of them comes first again.
             for message in reversed(messages):

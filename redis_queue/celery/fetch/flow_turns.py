@@ -16,7 +16,7 @@ FREE_WITHIN: Final = 0.002
 GIVE_BACK: Final = 0.03
 """Seconds after which a message of a flow that waits for a process returns to the store, where other workers find it.
 
-If the last task of its name ended sooner than that after it was handed on, it does not wait here.
+If the last task of its name ended sooner than that after its delivery, it does not wait here.
 """
 
 

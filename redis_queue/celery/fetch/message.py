@@ -22,7 +22,9 @@ class FetchedMessage(virtual.Message):
     queue: str
     #: The tag that its sender gave it, which each of its deliveries has; None if it has none.
     sent_as: str | None = None
-    #: When it was handed on, on the monotonic clock.
+    #: The name of its task; None if it has none.
+    task: str | None = None
+    #: When it was delivered to Celery, on the monotonic clock.
     handed_at = math.inf
 
     def __new__(cls, payload: Any, channel: Any = None, **options: Any) -> FetchedMessage:  # noqa: ARG004
@@ -48,14 +50,9 @@ class FetchedMessage(virtual.Message):
         message = cls(payload, channel=channel)
         message.queue = queue
         message.sent_as = sent_as if isinstance(sent_as, str) else None
+        name = message.headers.get("task") if isinstance(message.headers, dict) else None
+        message.task = name if isinstance(name, str) else None
         return message
-
-    @property
-    def task(self) -> str | None:
-        """The name of its task, or None if it has none."""
-        headers = self.headers
-        name = headers.get("task") if isinstance(headers, dict) else None
-        return name if isinstance(name, str) else None
 
 
 class Durations:

@@ -184,7 +184,7 @@ class FetchingPoller(MultiChannelPoller):
             self.wake()
 
     def _answer(self) -> None:
-        """Do what the bell was rung for."""
+        """Do what a thread, or the turn before, woke it for."""
         with contextlib.suppress(BlockingIOError):
             self._wake_reader.recv(64)
         # After the read: a byte sent in between would be read, and no thread would send another one.
