@@ -20,6 +20,7 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate.celery_queues import CeleryQueues
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.queue_row import CeleryQueueRow, Faults, Overview
+from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import FlowKeys
 
@@ -68,16 +69,24 @@ class Access:
 
     def removal(self, queue: DelayQueue) -> EntryRemoval:
         """Return what cancels and deletes entries, and frees their keys; cancelled tasks of the app become REVOKED."""
-        is_own = self.app is not None and queue.name == self.default_delay_queue
-        return TaskRemoval(queue, self._flow_keys, self.app) if is_own else EntryRemoval(queue, self._flow_keys)
+        own = self._is_own(queue)
+        return TaskRemoval(queue, self._flow_keys, self.app) if own else EntryRemoval(queue, self._flow_keys)
+
+    def deletion(self, queue: AnyQueue) -> EntryRemoval | RedisQueue:
+        """Return what deletes dead letters and purges: as :meth:`removal` for a DelayQueue, else *queue* itself."""
+        return self.removal(queue) if isinstance(queue, DelayQueue) else queue
 
     def reschedule(self, queue: DelayQueue, id: str, when: When | None) -> bool:
         """Make an entry due at *when*, or now; False if it does not wait. The key of a unique task ends with it."""
         given: dict[str, Any] = {"delay" if isinstance(when, timedelta) else "due_at": when}
         is_done = queue.run_now(id) if when is None else queue.reschedule(id, **given)
-        if is_done and self.app is not None and queue.name == self.default_delay_queue:
+        if is_done and self._is_own(queue):
             StoredTasks.of(self.app).extend_key(id)
         return is_done
+
+    def _is_own(self, queue: DelayQueue) -> bool:
+        """Return whether *queue* is the one in which the tasks of the app wait."""
+        return self.app is not None and queue.name == self.default_delay_queue
 
     def lease_counters(self) -> LeaseCounters | None:
         """Return the lease counters of the app's broker; None without an app, or if the broker is not Redis."""

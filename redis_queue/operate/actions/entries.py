@@ -222,9 +222,8 @@ def delete(access: Access, queue: AnyQueue, ids: Sequence[str], choice: Choice) 
     Example: redis-queue dead delete order-42 --dry-run
     """
     until = choice.at or access.inspector.now()
-    removal = access.removal(queue) if isinstance(queue, DelayQueue) else queue
     for chunk in chunks(ids, CHUNK):
-        yield Result(removal.delete_dead(chunk, until=until), tried=len(chunk))
+        yield Result(access.deletion(queue).delete_dead(chunk, until=until), tried=len(chunk))
 
 
 def _by_queue(rows: Sequence[Row]) -> list[tuple[AnyQueue, dict[str, str]]]:

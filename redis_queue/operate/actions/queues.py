@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from redis_queue.catalog import AnyQueue
-from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Choice, Plan, Result
@@ -123,12 +122,11 @@ def purge_plan(access: Access, choice: Choice) -> Plan:
 
 
 def _purge(access: Access, queue: AnyQueue, places: Sequence[Any], size: int, faults: Faults) -> Iterator[Result]:
-    removal = access.removal(queue) if isinstance(queue, DelayQueue) else queue
     left = size
     while left > 0:
         count = 0
         with faults.of_queue(queue):
-            count = removal.purge(*places, limit=min(CHUNK, left))
+            count = access.deletion(queue).purge(*places, limit=min(CHUNK, left))
         # Another process may have taken the rest.
         tried = count or left
         left -= tried
