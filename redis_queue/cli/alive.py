@@ -43,7 +43,7 @@ MAX_STUCK_SECONDS: Final = 86400
 @options.as_json
 @with_store(timeout=REPLY_TIMEOUT)
 def alive(store: tuple[Client, str], *, worker: str, stuck_after: float, strict: bool) -> None:
-    """Return whether a worker is alive, busy, stopping or stuck, by its last report.
+    """Tell whether a worker is alive, busy, stopping or stuck, by its last report.
 
     It sends no broadcast, and imports no app unless -A is given, so it takes less than a second. Only if a worker
     leaves messages waiting, it waits up to two seconds for the next report.
