@@ -28,7 +28,7 @@ GROUPS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
             "how-to/uninstall",
         ),
     ),
-    "operate": ("Operate", ("cli", "dashboard", "doctor", "metrics", "tracing", "security", "testing")),
+    "operate": ("Operate", ("cli", "dashboard", "incidents", "doctor", "metrics", "tracing", "security", "testing")),
     "understand": ("Understand", ("design", "states", "scaling", "comparison", "articles", "glossary")),
     "reference": (
         "Reference",

@@ -33,6 +33,7 @@ MODULES: Final = {
     "validate": "validate",
     "adopt": "migrate",
     "release-all": "migrate",
+    "incidents": "doctor",
     "doctor": "doctor",
     "load-scripts": "load_scripts",
     "metrics": "metrics",

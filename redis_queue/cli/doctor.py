@@ -1,4 +1,4 @@
-"""``redis-queue doctor``: findings, advice and repairs."""
+"""``redis-queue doctor`` and ``incidents``: findings, advice and repairs; and what is wrong now."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.basics.times import span_text
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.actions import act
+from redis_queue.cli.listing import Column, show_rows
 from redis_queue.cli.output import FAILED, harmless, show_json, show_location, wants_json
 from redis_queue.doctor import Finding
 from redis_queue.doctor.finding import ORDER
@@ -20,6 +22,7 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Plan, Result
 from redis_queue.operate.actions.queues import One
 from redis_queue.operate.diagnosis import examine, repair
+from redis_queue.operate.incidents.registry import current
 
 REPAIR: Final = Action(One("doctor"), "repair", "Repair", "repaired", repair)
 
@@ -59,6 +62,38 @@ def doctor(access: Access, *, fix: bool, yes: bool, everything: bool) -> None:
         _show(findings, everything=everything)
         show_location(access.catalog)
     if any(finding.severity == "error" for finding in [*findings, *repairs]):
+        sys.exit(FAILED)
+
+
+@click.command(cls=StoreCommand)
+@options.as_json
+@with_access
+def incidents(access: Access) -> None:
+    """List what is wrong now, what presses most first: since when, why, and what to do. It sends no broadcast.
+
+    Exit code 0: no errors, maybe warnings. 1: errors, or Redis cannot be reached.
+
+    Example: redis-queue -A shop incidents
+    """
+    found, now = current(access), access.inspector.now()
+    columns: dict[str, Column] = {
+        "": "severity",
+        "kind": "kind",
+        "cause": "cause",
+        "since": lambda row: "-" if row["since"] is None else f"{span_text(now - row['since'], parts=1)} ago",
+        "hits": "hits",
+        "what to do": "advice",
+    }
+    rows = [asdict(incident) for incident in found]
+    show_rows(
+        access,
+        {"at": now, "incidents": rows},
+        columns,
+        keep=("", "kind"),
+        below=("cause", "what to do"),
+        nothing="no incidents",
+    )
+    if any(incident.severity == "error" for incident in found):
         sys.exit(FAILED)
 
 

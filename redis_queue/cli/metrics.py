@@ -64,6 +64,7 @@ def _registry(url: str, access: Access) -> CollectorRegistry:
     try:
         from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
 
+        from redis_queue.operate.incidents.registry import current  # noqa: PLC0415
         from redis_queue.operate.metric_table import SOON  # noqa: PLC0415
         from redis_queue.operate.metrics import Collector  # noqa: PLC0415
     except ImportError as error:
@@ -77,6 +78,7 @@ def _registry(url: str, access: Access) -> CollectorRegistry:
             leases=access.lease_counters,
             celery_queues=lambda: () if queues is None else queues.overview().rows,
             due=lambda: by_destination(access.delay_queue(), timedelta(seconds=SOON)),
+            incidents=lambda: current(access),
         )
     )
     return registry

@@ -182,6 +182,25 @@ def replication(server: ServerInfo) -> Iterator[Finding]:
         )
 
 
+def evicted(server: ServerInfo) -> Iterator[Finding]:
+    """Redis has evicted no keys since it started."""
+    if count := server.number("evicted_keys"):
+        yield error(
+            f"{server.label}Redis has evicted {count:,} keys, which may have been messages",
+            "raise maxmemory, and CONFIG SET maxmemory-policy noeviction",
+        )
+
+
+def replicas(server: ServerInfo) -> Iterator[Finding]:
+    """Redis has as many replicas as it needs for writes."""
+    # Only with min-replicas-to-write does INFO have this field.
+    if "min_slaves_good_slaves" in server.info and not server.number("connected_slaves"):
+        yield error(
+            f"{server.label}no replica follows, and min-replicas-to-write is set: Redis refuses writes",
+            "start a replica, or look why it cannot connect",
+        )
+
+
 def clock(server: ServerInfo) -> Iterator[Finding]:
     """The clocks of this host and of Redis agree."""
     skew = server.skew()
@@ -219,6 +238,11 @@ CHECKS: Final[dict[str, Check[ServerInfo]]] = {
     "persistence": persistence,
     "writes to disk": writes_to_disk,
     "replication": replication,
+    "evicted": evicted,
+    "replicas": replicas,
     "clock": clock,
     "script limit": script_limit,
 }
+
+PRESSING: Final = {"memory": memory, "evicted": evicted, "replicas": replicas}
+"""Checks of what harms a server now, which incidents repeat every few seconds: they read INFO alone."""

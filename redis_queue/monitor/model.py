@@ -54,6 +54,24 @@ class Tally:
         )
 
 
+class Counts(NamedTuple):
+    """The counts of a :class:`Tally` without its durations and revoked runs."""
+
+    executed: int = 0
+    failed: int = 0
+    retried: int = 0
+
+    @property
+    def ends(self) -> int:
+        """How many tasks ended: a retry is not an end."""
+        return self.executed - self.retried
+
+    @property
+    def share(self) -> float:
+        """The share of failures among the ends."""
+        return self.failed / self.ends if self.ends else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Period:
     """The runs in the minute or hour that began *at*."""

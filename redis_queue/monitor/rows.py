@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 
 from redis_queue.basics.histogram import BUCKETS, NO_TIMES, Histogram
 from redis_queue.basics.times import END_OF_CALENDAR_MS, from_ms
-from redis_queue.monitor.model import LeaseState, Outcome, Run, RunningTask, Tally, WorkerRow
+from redis_queue.monitor.model import Counts, LeaseState, Outcome, Run, RunningTask, Tally, WorkerRow
 from redis_queue.store.codec import read_document, small_integer
 from redis_queue.store.ids import readable
 
@@ -51,9 +51,10 @@ COUNTS: Final = 4
 
 _WIDTH: Final = BUCKETS + 1
 _LETTERS: Final = ascii_letters[: COUNTS + 3 * _WIDTH]
+_COUNTED: Final = [letter.encode() for letter in _LETTERS[: len(Counts._fields)]]
 _NOTHING: Final = {letter.encode(): 0 for letter in _LETTERS}
 _PART: Final = re.compile(rb"([%b])(\d{1,15})" % _LETTERS.encode())
-_EXECUTED: Final = re.compile(rb"%b(\d{1,15})" % _LETTERS[0].encode())
+_COUNT: Final = re.compile(rb"([%b])(\d{1,15})" % _LETTERS[: len(Counts._fields)].encode())
 
 
 def write_worker(row: WorkerRow) -> str:
@@ -234,9 +235,13 @@ def read_tally(texts: Iterable[bytes]) -> Tally:
     return Tally(executed, failed, retried, revoked, *(_times(numbers, number) for number in range(3)))
 
 
-def read_executed(texts: Iterable[bytes]) -> int:
-    """Return the sum of the executed runs in *texts*, which takes a tenth of the time of :func:`read_tally`."""
-    return sum(int(number) for text in texts for number in _EXECUTED.findall(text))
+def read_counts(texts: Iterable[bytes]) -> Counts:
+    """Return the sums of the counts in *texts* without durations, which takes a fifth of :func:`read_tally`."""
+    sums = dict.fromkeys(_COUNTED, 0)
+    for text in texts:
+        for letter, number in _COUNT.findall(text):
+            sums[letter] += int(number)
+    return Counts(*sums.values())
 
 
 def _times(numbers: list[int], number: int) -> Histogram:

@@ -29,8 +29,10 @@ from redis_queue.doctor.examination import each
 from redis_queue.doctor.finding import CHECK_BROKER, Check, error, run, run_all, warning
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.operate.access import Access
+from redis_queue.operate.incidents.registry import findings
+from redis_queue.operate.incidents.situation import look
 from redis_queue.operate.listing import LOOK_BYTES
-from redis_queue.operate.work_checks import ANSWER_WITHIN, CHECKS, flow_places, unconsumed_queues
+from redis_queue.operate.work_checks import ANSWER_WITHIN, CHECKS, consumed_queues, flow_places
 from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.codec import read_document
 from redis_queue.store.ids import MAX_ID, readable
@@ -55,20 +57,19 @@ def examine(access: Access, *, ask: bool) -> list[Finding]:
     Raises StoreUnavailableError if Redis cannot be reached.
     """
     context = CheckContext(access, _workers(access.app) if ask and access.app is not None else {})
+    elsewhere = consumed_queues(access.app) if ask and access.app is not None else None
     found = [
         *examine_redis(access.catalog.client, access.catalog.prefix),
         *run_all(CHECKS, [access]),
+        *findings(look(access, elsewhere)),
         *run_all(IN_FLIGHT, [context]),
     ]
     if access.app is None:
         return found
-    # Without an answer of the workers, nobody knows what those without the extension consume.
-    unread = run("unread queues", unconsumed_queues, [access]) if ask else ()
     return [
         *found,
         *run_all({"dispatchers": _dispatchers, "tasks": _unknown_tasks}, [context]),
         *run("lease settings", _lease_settings, [access.app]),
-        *unread,
         *run("flow places", flow_places, [access]),
     ]
 

@@ -194,6 +194,14 @@ METRICS: Final[Mapping[str, MetricGroup]] = {
             lambda rows: sum(row.keeper is False for row in rows),
         ),
     ),
+    "incidents": MetricGroup(
+        _gauge(
+            "incident",
+            "1 for each incident: something that is wrong now; at most 200. `redis-queue incidents` says why.",
+            lambda _: 1,
+        ),
+        labels=("kind", "subject", "severity"),
+    ),
     "failures": MetricGroup(_gauge("failures_kept", "Failed tasks that are kept.", _itself)),
     "tasks": MetricGroup(
         _counter("task_executed", "Runs that ended, whatever their outcome.", "executed"),

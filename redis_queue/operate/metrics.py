@@ -56,7 +56,7 @@ class Collector:
     messages are exported. Series of tasks are limited by the history: 200 pairs of task and queue.
 
     *leases* returns the lease counters of Celery workers, or None, *celery_queues* the rows of Celery's queues, and
-    *due* how many tasks fall due for each of them within 300 seconds.
+    *due* how many tasks fall due for each of them within 300 seconds, *incidents* what is wrong now.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Collector:
         leases: Callable[[], Any] = lambda: None,
         celery_queues: Callable[[], Sequence[CeleryQueueRow]] = tuple,
         due: Callable[[], Mapping[str, int]] = dict,
+        incidents: Callable[[], Sequence[Any]] = tuple,
     ) -> None:
         self._inspector = inspector
         self._most = most_queues
@@ -75,6 +76,7 @@ class Collector:
         self._leases = leases
         self._celery_queues = celery_queues
         self._due = due
+        self._incidents = incidents
         self._kept: frozenset[tuple[str, str]] = frozenset()
 
     def describe(self) -> Iterator[Metric]:
@@ -110,6 +112,7 @@ class Collector:
                 ],
                 "dispatchers": lambda: [((name,), (dispatchers,)) for name, (_, dispatchers) in sent],
                 "flows": lambda: flow_samples(inspector, look.at),
+                "incidents": lambda: [((one.kind, one.subject, one.severity), (one,)) for one in self._incidents()],
                 "unique tasks": lambda: _single(inspector.unique.count()),
             }
         return readers

@@ -1,4 +1,4 @@
-"""The doctor's checks of tasks: those that always fail or run too long, and messages and flows that nothing starts."""
+"""The doctor's checks of flows: their limits, workers, places and keys."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from kombu.exceptions import OperationalError
 from redis_queue.admission.backlog import Backlog
 from redis_queue.admission.declarations import Declaration, Declarations
 from redis_queue.admission.flows import OF_QUEUE
-from redis_queue.admission.rules import FlowState
-from redis_queue.basics.options import nearest, some_of
-from redis_queue.basics.times import span_text
+from redis_queue.basics.options import some_of
 from redis_queue.celery.admission.admission import AdmissionKeys, places_without_message
 from redis_queue.celery.brokers.redis import is_same_database
 from redis_queue.celery.kombu.connection import client_of
@@ -26,116 +24,18 @@ from redis_queue.doctor import Finding
 from redis_queue.doctor.finding import CHECK_BROKER, first, warning
 from redis_queue.doctor.keyspace import foreign_keys
 from redis_queue.errors import StoreError
-from redis_queue.monitor.model import Tally, WorkerRow
-from redis_queue.monitor.report import OTHER
+from redis_queue.monitor.model import WorkerRow
 from redis_queue.operate.access import Access
 from redis_queue.operate.flows import KINDS, LimitsRow
-from redis_queue.operate.items import MAX_READ, RunningRow, running
-from redis_queue.operate.queue_row import BROKEN, CeleryQueueRow
+from redis_queue.operate.queue_row import BROKEN
 from redis_queue.store.redis_errors import redact
 from redis_queue.store.scripts import Scripts
-
-MINUTES: Final = 60
-"""Minutes of history in which failures count."""
-
-MIN_ENDS: Final = 20
-"""Minimum runs of a task, besides those that were retried, for a finding about failures."""
-
-FAILING: Final = 0.9
-"""Minimum share of failures."""
-
-MIN_SECONDS: Final = 60.0
-"""Minimum run time for a finding about a running task."""
-
-FACTOR: Final = 500
-"""Minimum multiple of the median of its run time in the last day."""
 
 ANSWER_WITHIN: Final = 1.0
 """Seconds to wait for answers of workers."""
 
-SIMILAR: Final = 0.7
-"""Minimum similarity of a consumed queue that the advice names."""
-
 MAX_APPS: Final = 5
 """Maximum number of apps that a finding names."""
-
-
-def failing_tasks(access: Access) -> Iterator[Finding]:
-    """No task fails nearly always."""
-    tallies: dict[str, Tally] = {}
-    for series, tally in access.monitor.history.totals(MINUTES).items():
-        if series != OTHER:
-            tallies[series.task] = tallies.get(series.task, Tally()) + tally
-    # A retry is no end: a task that fails after three of them has failed once.
-    ends = {task: (tally.failed, tally.executed - tally.retried) for task, tally in tallies.items()}
-    failing = [
-        (failed, count, task)
-        for task, (failed, count) in ends.items()
-        if count >= MIN_ENDS and failed >= FAILING * count
-    ]
-
-    def finding(row: tuple[int, int, str]) -> Finding:
-        failed, count, task = row
-        found = f"{task} failed {failed:,} of {count:,} times in the last hour"
-        return warning(found, f"see why: redis-queue failures list --task {task}")
-
-    return first(sorted(failing, reverse=True), finding, "tasks fail nearly always", "redis-queue history")
-
-
-def slow_tasks(access: Access) -> Iterator[Finding]:
-    """No running task takes far longer than usual."""
-    slow: dict[str, list[RunningRow]] = {}
-    for row in running(access, limit=MAX_READ):
-        if row.seconds >= MIN_SECONDS and row.is_slow and row.p50 is not None and row.seconds >= FACTOR * row.p50:
-            slow.setdefault(row.task.task, []).append(row)
-
-    def finding(rows: list[RunningRow]) -> Finding:
-        row, others, task = rows[0], len(rows) - 1, rows[0].task
-        more = f"; {others:,} more runs of it take far too long" if others else ""
-        return warning(
-            f"{task.task} has run for {span_text(row.seconds)} on {task.worker} (task {task.id}), and half of its runs "
-            f"take at most {span_text(row.p50)}{more}",
-            f"find out what it waits for, and give it a time limit; to end it: redis-queue -A APP terminate {task.id}",
-        )
-
-    return first(list(slow.values()), finding, "tasks run for far longer than usual", "redis-queue running")
-
-
-def unconsumed_queues(access: Access) -> Iterator[Finding]:
-    """Every Celery queue with messages is consumed."""
-    if access.celery_queues is None:
-        return
-    overview = access.celery_queues.overview()
-    if overview.error:
-        yield warning(f"could not be checked: {overview.error}", CHECK_BROKER)
-        return
-    # The check of workers of flows reports the messages that wait for a place.
-    unread = [row for row in overview.rows if row.is_unconsumed and row.listed]
-    if not unread:
-        return
-    # Workers without the extension do not report what they consume.
-    consumed = _consumed(access.app) | {row.name for row in overview.rows if row.consumers}
-    unread = [row for row in unread if row.name not in consumed]
-
-    def finding(row: CeleryQueueRow) -> Finding:
-        waits = "1 message waits" if row.listed == 1 else f"{row.listed:,} messages wait"
-        near = nearest(row.name, consumed, similarity=SIMILAR)
-        hint = f"; workers consume {near[0]}, which has a similar name" if near else ""
-        return warning(
-            f"Celery queue {row.name}: {waits}, and no worker consumes it{hint}",
-            f"start a worker with -Q {row.name}, or move them: redis-queue -A APP celery-queue {row.name} move "
-            f"--all --to {near[0] if near else 'QUEUE'}",
-        )
-
-    yield from first(unread, finding, "Celery queues are not consumed", "redis-queue queues")
-
-
-def _consumed(app: Any) -> set[str]:
-    # Errors of the broker, of any type, are not checked here.
-    with contextlib.suppress(Exception):
-        answers = app.control.inspect(timeout=ANSWER_WITHIN).active_queues() or {}
-        return {str(queue.get("name")) for queues in answers.values() for queue in queues}
-    return set()
 
 
 def flow_limits(access: Access) -> Iterator[Finding]:
@@ -176,20 +76,6 @@ def flow_workers(access: Access) -> Iterator[Finding]:
 
     others = "queues with tasks that wait for a place are not consumed"
     yield from first(sorted(waiting.keys() - consumed), finding, others, "redis-queue flow list")
-
-
-def flow_stops(access: Access) -> Iterator[Finding]:
-    """No flow with waiting tasks is paused, or has a limit of 0."""
-    stops = [state for state in access.flows.list() if _stop(state)]
-    listed = _listed(access) if any(state.paused for state in stops) else {}
-    waiting = {state: state.waiting + (listed.get(state.name, 0) if state.paused else 0) for state in stops}
-    stopped = [state for state in stops if waiting[state]]
-
-    def finding(state: FlowState) -> Finding:
-        return warning(f"flow {state.name} {_stop(state)}, and {_waits(waiting[state])}", _advice(state))
-
-    others = "flows with waiting tasks are paused or have a limit of 0"
-    return first(stopped, finding, others, "redis-queue flow list")
 
 
 def flow_places(access: Access) -> Iterator[Finding]:
@@ -244,14 +130,6 @@ def _shares_store(app: Any, channel: Any) -> bool:
     return found
 
 
-def _listed(access: Access) -> dict[str, int]:
-    """Return how many messages wait in each queue beside those of flows, by the name of its flow."""
-    if access.celery_queues is None:
-        return {}
-    # A pause keeps back all messages of a queue. Without the broker, the check of its queues reports the error.
-    return {f"{OF_QUEUE}{row.name}": row.listed for row in access.celery_queues.overview().rows}
-
-
 def _text(declaration: Declaration) -> str:
     kind = KINDS.get(declaration.kind, "")
     return " and ".join(filter(None, [f'"{LimitsRow.of(declaration.limits).text}"', kind]))
@@ -261,25 +139,18 @@ def _waits(count: int) -> str:
     return "1 task waits" if count == 1 else f"{count:,} tasks wait"
 
 
-def _stop(state: FlowState) -> str:
-    if state.paused:
-        return "is paused"
-    return "has a limit of 0" if 0 in (state.limits.limit, state.limits.limit_each) else ""
-
-
-def _advice(state: FlowState) -> str:
-    if state.paused:
-        return f"if the reason is gone: redis-queue flow resume {state.name}"
-    option = "--limit-each" if state.limits.limit != 0 and state.kind == "fair" else "--limit"
-    return f"if the reason is gone: redis-queue flow set {state.name} {option} N"
+def consumed_queues(app: Any) -> frozenset[str]:
+    """Return the queues that the workers of *app* consume by their answers: not all workers report."""
+    # Errors of the broker, of any type, are not checked here.
+    with contextlib.suppress(Exception):
+        answers = app.control.inspect(timeout=ANSWER_WITHIN).active_queues() or {}
+        return frozenset(str(queue.get("name")) for queues in answers.values() for queue in queues)
+    return frozenset()
 
 
 CHECKS: Final[dict[str, Callable[[Access], Iterator[Finding]]]] = {
     "flow limits": flow_limits,
     "flow workers": flow_workers,
-    "flow stops": flow_stops,
     "flow keys": flow_keys,
-    "failing tasks": failing_tasks,
-    "slow tasks": slow_tasks,
 }
 """Checks of any Redis by what workers and producers write into it; the others need an app."""

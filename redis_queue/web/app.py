@@ -40,7 +40,7 @@ from redis_queue.web import (
     search,
     workers,
 )
-from redis_queue.web.context import EXTENSION, Context
+from redis_queue.web.context import EXTENSION, Context, context
 from redis_queue.web.guard import Cookies, Guard, LoginRequired, add_security_headers, form_token
 from redis_queue.web.permissions import may, permissions
 from redis_queue.web.settings import WebOverrides, WebSettings
@@ -91,6 +91,7 @@ PAGES: Final = (
 
 NAVIGATION: Final = (
     ("overview.show", "Overview", "o"),
+    ("doctor.incidents", "Incidents", "i"),
     ("forecast.show", "Forecast", "f"),
     ("entries.show", "Scheduled", "s"),
     ("queues.show", "Queues", "q"),
@@ -181,7 +182,9 @@ def _access(source: Celery | Access | str | Client, prefix: str) -> Access:
 
 
 def _common(settings: WebSettings, access: Access) -> dict[str, Any]:
+    seen = context().incidents.last()
     return {
+        "incident_count": len(seen.found) if seen is not None else 0,
         "navigation": NAVIGATION,
         "htmx_config": HTMX,
         "label": settings.label,

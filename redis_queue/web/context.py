@@ -1,32 +1,40 @@
-"""State of one dashboard: access, audit, findings of the doctor; and the DelayQueue of a request."""
+"""State of one dashboard: access, audit, findings of the doctor, incidents; and the DelayQueue of a request."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Generic, TypeVar
 
 from flask import current_app, render_template
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.catalog import open_as
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.doctor.finding import ORDER, Finding
 from redis_queue.errors import RedisQueueError
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit
 from redis_queue.operate.diagnosis import examine
+from redis_queue.operate.incidents.registry import current
 from redis_queue.store.redis_errors import redact
 from redis_queue.store.registry import RegistryRow
 from redis_queue.store.settings import Settings
 
+T = TypeVar("T")
+
 CHECK_EVERY: Final = 60.0
-"""Seconds between two checks."""
+"""Seconds between two checks of the doctor."""
+
+LOOK_EVERY: Final = 5.0
+"""Seconds between two looks for incidents."""
+
+SHARE: Final = 10
+"""A look is repeated after this multiple of the time that it took, or later."""
 
 FIRST_WAIT: Final = 0.2
-"""Seconds for which a page waits for the first check; it never waits for a later one."""
+"""Seconds for which a page waits for the first look."""
 
 MAX_CHECKED: Final = 200
 """With more queues, only the page of the doctor checks: the checks of each queue add up."""
@@ -41,85 +49,75 @@ MAX_NAMES: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class HealthSummary:
-    """The result of a check that ended *seconds* ago: numbers of errors and warnings, and the worst finding.
-
-    *failure* says why the check could not be done.
-    """
+class Seen(Generic[T]):
+    """What was *found* by a look that ended *seconds* ago; *failure* says why nothing was."""
 
     seconds: float
-    errors: int = 0
-    warnings: int = 0
-    worst: Finding | None = None
+    found: Sequence[T] = ()
     failure: str = ""
 
 
-class Health:
-    """The last findings of the doctor for one dashboard."""
+class Watch(Generic[T]):
+    """Looks again in a thread while pages ask, at most every *every* seconds and a tenth of the time.
 
-    def __init__(self, access: Access) -> None:
-        self._access = access
+    What *look* returns is kept: no page waits for a later look, and for the first one only :data:`FIRST_WAIT`.
+    """
+
+    def __init__(self, look: Callable[[], Sequence[T]], every: float) -> None:
+        self._look, self._every = look, every
         self._lock = threading.Lock()
-        self._findings: Sequence[Finding] = ()
-        self._failure = ""
-        self._checked_at: float | None = None
+        self._seen: Seen[T] = Seen(0.0)
+        self._seen_at: float | None = None
+        self._next_at = 0.0
         self._thread: threading.Thread | None = None
 
-    def checked(self, queues: int) -> HealthSummary | None:
-        """Return the last result; None if there is none yet.
-
-        Starts a check if the last one is older than :data:`CHECK_EVERY`; only if there is none, it waits for the result
-        up to :data:`FIRST_WAIT`. With more than :data:`MAX_CHECKED` *queues* it starts none.
-        """
-        if queues <= MAX_CHECKED:
+    def last(self, *, again: bool = True) -> Seen[T] | None:
+        """Return the last result; None if there is none yet. Unless *again*, start no look."""
+        if again:
             self._start()
         with self._lock:
-            if self._checked_at is None:
+            if self._seen_at is None:
                 return None
-            age = time.monotonic() - self._checked_at
-            problems = sorted(
-                (finding for finding in self._findings if not finding.silent),
-                key=lambda finding: ORDER[finding.severity],
-            )
-            errors = sum(finding.severity == "error" for finding in problems)
-            warnings = sum(finding.severity == "warning" for finding in problems)
-            return HealthSummary(age, errors, warnings, problems[0] if problems else None, self._failure)
+            return replace(self._seen, seconds=time.monotonic() - self._seen_at)
 
-    def note(self, findings: Sequence[Finding], failure: str = "") -> None:
-        """Keep the result of a check."""
+    def note(self, found: Sequence[T], failure: str = "") -> None:
+        """Keep the result of a look."""
         with self._lock:
-            self._findings, self._failure, self._checked_at = findings, failure, time.monotonic()
+            self._seen, self._seen_at = Seen(0.0, found, failure), time.monotonic()
 
     def _start(self) -> None:
         with self._lock:
-            is_fresh = self._checked_at is not None and time.monotonic() - self._checked_at < CHECK_EVERY
-            if is_fresh:
+            if time.monotonic() < self._next_at:
                 return
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._check, name="redis_queue-health", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="redis_queue-watch", daemon=True)
                 self._thread.start()
-            first = self._thread if self._checked_at is None else None
+            first = self._thread if self._seen_at is None else None
         if first is not None:
             first.join(FIRST_WAIT)
 
-    def _check(self) -> None:
+    def _run(self) -> None:
+        began = time.monotonic()
         try:
-            # A request to the workers would write to the broker.
-            self.note(examine(self._access, ask=False))
+            self.note(self._look())
         except RedisQueueError as error:
             self.note((), redact(str(error)))
         except Exception:  # noqa: BLE001 - nobody else would see it
             _log.exception("cannot check the queues")
             self.note((), "see the log of the dashboard")
+        ended = time.monotonic()
+        self._next_at = ended + max(self._every, (ended - began) * SHARE)
 
 
 class Context:
-    """Access to the queues of one dashboard, its audit log, and the findings of the doctor."""
+    """Access to the queues of one dashboard, its audit log, the findings of the doctor, and the incidents."""
 
     def __init__(self, access: Access) -> None:
         self.access = access
         self.audit = Audit(access.catalog.client, access.catalog.prefix)
-        self.health = Health(access)
+        # A request to the workers would write to the broker.
+        self.health = Watch(lambda: examine(access, ask=False), CHECK_EVERY)
+        self.incidents = Watch(lambda: current(access), LOOK_EVERY)
 
 
 def context() -> Context:

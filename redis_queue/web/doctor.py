@@ -1,4 +1,4 @@
-"""The pages of the doctor and of the audit, and the endpoint for autoscalers."""
+"""The pages of incidents, of the doctor and of the audit, and the endpoint for autoscalers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ from redis_queue.doctor.finding import ORDER
 from redis_queue.operate.diagnosis import examine
 from redis_queue.operate.forecast import demand
 from redis_queue.web import request_args
-from redis_queue.web.context import context
+from redis_queue.web.context import context, page
 
 pages = Blueprint("doctor", __name__)
+
+
+@pages.get("/incidents")
+def incidents() -> str:
+    """Show the incidents, what presses most first."""
+    request_args.allow()
+    return page("incidents.html", seen=context().incidents.last())
 
 
 @pages.get("/doctor")

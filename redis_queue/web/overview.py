@@ -10,6 +10,7 @@ from typing import Final
 from flask import Blueprint, render_template, url_for
 
 from redis_queue.catalog import MAX_ROWS
+from redis_queue.doctor.finding import ORDER, Finding
 from redis_queue.operate.access import Access
 from redis_queue.operate.flows import paused_queues
 from redis_queue.operate.history import SPANS, Curves, curves
@@ -18,7 +19,7 @@ from redis_queue.operate.queue_row import BROKEN, CeleryOverview, Faults, Overvi
 from redis_queue.store.registry import RegistryRow
 from redis_queue.web import request_args
 from redis_queue.web.charts import plot_of
-from redis_queue.web.context import MAX_CHECKED, context
+from redis_queue.web.context import MAX_CHECKED, Seen, context
 
 pages = Blueprint("overview", __name__)
 
@@ -73,6 +74,7 @@ def show() -> str:
     span = request_args.choice("span", SPANS, DEFAULT_SPAN)
     access = context().access
     listing = access.catalog.listing(limit=MAX_QUEUES)
+    too_many = listing.total + listing.unseen > MAX_CHECKED
     overview = access.inspector.overview(listing.known)
     rows = overview.queues
     celery = _celery(access, overview.at)
@@ -80,8 +82,9 @@ def show() -> str:
     plots = [plot for plot in map(plot_of, dispatching) if plot is not None]
     return render_template(
         "overview.html",
-        health=context().health.checked(listing.total + listing.unseen),
-        too_many=listing.total + listing.unseen > MAX_CHECKED,
+        health=_health(again=not too_many),
+        too_many=too_many,
+        incidents=context().incidents.last(),
         celery=celery,
         paused=set() if celery is None else paused_queues(access),
         overview=overview,
@@ -100,6 +103,15 @@ def show() -> str:
         curves={("delay", plot.queue): plot.sent for plot in plots},
         recent=_recent(rows, listing.known),
     )
+
+
+def _health(*, again: bool) -> Seen[Finding] | None:
+    """Return the errors and warnings of the doctor, errors first."""
+    seen = context().health.last(again=again)
+    if seen is None:
+        return None
+    problems = [finding for finding in seen.found if not finding.silent]
+    return replace(seen, found=sorted(problems, key=lambda finding: ORDER[finding.severity]))
 
 
 def _celery(access: Access, at: datetime) -> CeleryOverview | None:
@@ -131,9 +143,9 @@ def _activity(access: Access, span: str, celery: CeleryOverview | None) -> Activ
             workers, running = celery.workers, celery.busy
         recent = [period.tally for period in history.minutes(FAILING_MINUTES)]
         by_queue: dict[str, list[int]] = {}
-        for series, counts in history.executed(CURVE_MINUTES).items():
+        for series, counts in history.counts(CURVE_MINUTES).items():
             before = by_queue.get(series.queue, [0] * CURVE_MINUTES)
-            by_queue[series.queue] = [a + b for a, b in zip(before, counts, strict=True)]
+            by_queue[series.queue] = [count + minute.executed for count, minute in zip(before, counts, strict=True)]
         return ActivitySummary(
             curves(access, span),
             sum(tally.executed for tally in recent),

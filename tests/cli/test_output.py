@@ -85,6 +85,7 @@ ACTIONS = {
     "adopt",
     "release-all",
     # These have their own tests.
+    "incidents",
     "doctor",
     "load-scripts",
     "metrics",

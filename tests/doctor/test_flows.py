@@ -62,7 +62,7 @@ def report(client: redis.Redis, *queues: str, keeper: bool | None) -> None:
 
 def test_without_flows_all_is_well(client: redis.Redis) -> None:
     findings = [one for one in examine(access_to(client, "redis_queue"), ask=False) if one.check.startswith("flow")]
-    assert [one.check for one in findings] == ["flow limits", "flow workers", "flow stops", "flow keys"]
+    assert [one.check for one in findings] == ["flow limits", "flow workers", "flow keys", "flow stops"]
     assert {one.severity for one in findings} == {"ok"}
 
 

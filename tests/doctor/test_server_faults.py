@@ -110,6 +110,9 @@ def test_replication_without_confirmation_and_writes_to_a_replica(own: RedisServ
         assert wrong(other) == {"replication": "error"}
         client.config_set("min-replicas-to-write", 1)
         assert wrong(client) == {}
+        replica.stop()
+        wait_until(lambda: client.info("replication")["connected_slaves"] == 0, description="the end of the replica")
+        assert wrong(client) == {"replicas": "error"}
 
 
 @pytest.mark.parametrize(
@@ -181,7 +184,8 @@ def test_checks_without_permission_are_warnings(stage: Stage, limited: Limit) ->
     user = limited("~* &* +@all -info -config -acl -scan -zrange")
     found = {finding.check: finding for finding in examine(user) if finding.severity != "ok"}
     assert found.keys() == {
-        *("version", "eviction", "memory", "persistence", "writes to disk", "replication", "script limit"),
+        *("version", "eviction", "memory", "persistence", "writes to disk", "replication", "evicted"),
+        *("replicas", "script limit"),
         *("exposure", "permissions", "coverage", "leases", "put-back", "dispatch"),
     }
     assert {finding.severity for finding in found.values()} == {"warning"}

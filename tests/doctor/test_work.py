@@ -65,7 +65,7 @@ class TestFailing:
         assert problems(access, FAILING) == []
         reports.write(tallies={Series(f"t{number}", "q"): Tally(100, 100) for number in range(MAX_FINDINGS + 2)})
         *rows, last = problems(access, FAILING)
-        assert (len(rows), last.found) == (MAX_FINDINGS, "2 more tasks fail nearly always")
+        assert (len(rows), last.found) == (MAX_FINDINGS, "2 more failing tasks")
 
 
 class TestSlow:

@@ -10,7 +10,7 @@ import redis
 from redis_queue import InvalidValueError
 from redis_queue.basics.histogram import Histogram
 from redis_queue.monitor.history import RunHistory
-from redis_queue.monitor.model import Series, Tally
+from redis_queue.monitor.model import Counts, Series, Tally
 from redis_queue.monitor.report import MAX_SERIES as IN_A_REPORT
 from redis_queue.monitor.report import OTHER, Reports
 from redis_queue.monitor.rows import read_tally, write_tally
@@ -20,6 +20,7 @@ from tests.support.clock import Clock, when
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer, client_options
 
+NONE = Counts()
 MAIL, BILL = Series("shop.mail", "mail"), Series("shop.bill", "default")
 KEYS = MonitorKeys("redis_queue")
 MINUTE, HOUR, DAY = 60, 3600, 86400
@@ -188,19 +189,22 @@ class TestTotals:
             history.totals(minutes)
 
 
-class TestExecuted:
+class TestCountsByMinute:
     def test_each_series_has_a_count_for_each_minute(self, reports: Reports, history: RunHistory, clock: Clock) -> None:
         reports.write(tallies={MAIL: tally(2)})
         clock.forward(2 * MINUTE)
         reports.write(tallies={MAIL: tally(1), BILL: tally(4, failed=1)})
-        assert history.executed(4) == {MAIL: [0, 2, 0, 1], BILL: [0, 0, 0, 4]}
+        assert history.counts(4) == {
+            MAIL: [NONE, Counts(2), NONE, Counts(1)],
+            BILL: [NONE, NONE, NONE, Counts(4, 1)],
+        }
 
     def test_across_hours(self, reports: Reports, history: RunHistory, clock: Clock) -> None:
         clock.forward(HOUR - MINUTE)
         reports.write(tallies={MAIL: tally(2)})
         clock.forward(MINUTE)
         reports.write(tallies={MAIL: tally(3)})
-        assert history.executed(2) == {MAIL: [2, 3]}
+        assert history.counts(2) == {MAIL: [Counts(2), Counts(3)]}
 
     def test_series_without_runs_in_this_time_are_left_out(
         self, reports: Reports, history: RunHistory, clock: Clock
@@ -208,12 +212,12 @@ class TestExecuted:
         reports.write(tallies={MAIL: tally(2)})
         clock.forward(10 * MINUTE)
         reports.write(tallies={BILL: tally(1)})
-        assert history.executed(10) == {BILL: [*[0] * 9, 1]}
+        assert history.counts(10) == {BILL: [*[NONE] * 9, Counts(1)]}
 
     @pytest.mark.parametrize("minutes", [0, 121, -1, True, 1.5, "60"])
     def test_an_invalid_number_of_minutes_is_refused(self, history: RunHistory, minutes: Any) -> None:
         with pytest.raises(InvalidValueError, match="minutes="):
-            history.executed(minutes)
+            history.counts(minutes)
 
 
 class TestSeries:

@@ -16,7 +16,7 @@ from redis_queue.operate.inspector import Inspector
 from redis_queue.store.keys import MonitorKeys
 from redis_queue.web import context as health
 from redis_queue.web import dashboard
-from redis_queue.web.context import CHECK_EVERY, MAX_CHECKED, Health
+from redis_queue.web.context import CHECK_EVERY, EXTENSION, MAX_CHECKED, Context, Seen, Watch
 from tests.support.wait import wait_until
 from tests.support.web.browser import Browser, Page
 from tests.support.web.contents import KEY
@@ -133,49 +133,46 @@ class TestHealth:
         return results
 
     @pytest.fixture
-    def state(self, client: redis.Redis) -> Health:
-        return Health(Access(Inspector(client)))
+    def state(self, client: redis.Redis) -> Watch[Finding]:
+        return Context(Access(Inspector(client))).health
 
-    def settled(self, state: Health) -> health.HealthSummary:
-        return wait_until(lambda: state.checked(1), description="the first check")
+    def settled(self, state: Watch[Finding]) -> Seen[Finding]:
+        return wait_until(state.last, description="the first check")
 
-    def test_the_worst_finding_is_shown(self, state: Health, checks: list[Any]) -> None:
+    def test_the_page_shows_the_worst_and_leads_to_the_doctor(self, filled: redis.Redis, checks: list[Any]) -> None:
         checks[:] = [[WARNING, FINE, ERROR]]
-        found = self.settled(state)
-        assert (found.worst, found.errors, found.warnings, found.failure) == (ERROR, 1, 1, "")
-
-    def test_the_page_shows_it_and_leads_to_the_doctor(self, filled: redis.Redis, checks: list[Any]) -> None:
-        checks[:] = [[WARNING, ERROR]]
-        browser = Browser(dashboard(filled, secret_key=KEY))
-        texts: list[str] = []
+        app = dashboard(filled, secret_key=KEY)
+        # Dead letters are an incident, which comes before what the doctor finds.
+        app.extensions[EXTENSION].incidents = Watch(list, CHECK_EVERY)
+        browser, texts = Browser(app), list[str]()
         wait_until(lambda: texts.append(browser.get().text) or "is checking" not in texts[-1], description="a check")
         assert "a key has another type" in texts[-1]
         assert "1 more" in texts[-1]
 
     def test_a_result_is_kept_for_a_minute(
-        self, state: Health, checks: list[Any], monkeypatch: pytest.MonkeyPatch
+        self, state: Watch[Finding], checks: list[Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         checks[:] = [[WARNING], [ERROR]]
-        assert self.settled(state).worst == WARNING
         for _ in range(3):
-            assert self.settled(state).worst == WARNING
-        monkeypatch.setattr(health, "CHECK_EVERY", 0.0)
-        wait_until(lambda: self.settled(state).worst == ERROR, description="the second check")
+            assert self.settled(state).found == [WARNING]
         assert CHECK_EVERY == 60
+        monkeypatch.setattr(state, "_next_at", 0.0)
+        wait_until(lambda: self.settled(state).found == [ERROR], description="the second check")
 
     @pytest.mark.parametrize("error", [StoreUnavailableError("redis://u:secret@host is away"), TypeError("secret")])
-    def test_a_check_that_fails_is_said(self, error: Exception, state: Health, checks: list[Any]) -> None:
+    def test_a_check_that_fails_is_said(self, error: Exception, state: Watch[Finding], checks: list[Any]) -> None:
         checks[:] = [error]
         found = self.settled(state)
         assert found.failure
         assert "secret" not in found.failure
 
-    def test_with_many_queues_only_the_doctor_checks(self, state: Health, checks: list[Any]) -> None:
-        assert state.checked(MAX_CHECKED + 1) is None
+    def test_with_many_queues_only_the_doctor_checks(self, state: Watch[Finding], checks: list[Any]) -> None:
+        assert state.last(again=False) is None
         state.note([ERROR])
-        found = state.checked(MAX_CHECKED + 1)
+        found = state.last(again=False)
         assert found is not None
-        assert found.worst == ERROR
+        assert found.found == [ERROR]
+        assert MAX_CHECKED == 200
 
     def test_the_page_of_the_doctor_refreshes_it(self, filled: redis.Redis, checks: list[Any]) -> None:
         browser = Browser(dashboard(filled, secret_key=KEY))

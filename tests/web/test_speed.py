@@ -97,7 +97,7 @@ def browser(crowded: redis.Redis) -> Browser:
     browser = Browser(app)
     for path in ("/", "/scheduled", "/dead", "/queue?kind=delay&name=scheduled", "/forecast", "/entry?id=task-1"):
         browser.get(path)
-    wait_until(lambda: app.extensions[EXTENSION].health.checked(1), description="the findings of the doctor")
+    wait_until(app.extensions[EXTENSION].health.last, description="the findings of the doctor")
     return browser
 
 

@@ -185,6 +185,7 @@ def is_own_script(attributes: dict[str, str]) -> bool:
 
 SCREENS = (
     "/",
+    "/incidents",
     "/forecast",
     "/scheduled",
     "/queues",

@@ -1,0 +1,219 @@
+"""Incidents of queues: stuck, unread or slow ones, late entries, stopped flows, dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Final
+
+from redis_queue.admission.flows import OF_QUEUE
+from redis_queue.admission.rules import FlowState
+from redis_queue.basics.options import nearest, some_of
+from redis_queue.basics.times import span_text
+from redis_queue.monitor.model import WorkerRow
+from redis_queue.operate.incidents.incident import Incident, page_of, tasks_text, waits_text
+from redis_queue.operate.incidents.situation import LONG, Situation
+from redis_queue.operate.liveness import HEALTHY, state_of
+from redis_queue.operate.queue_row import CeleryQueueRow
+
+WAITS: Final = 60.0
+"""Seconds for which a message has waited before its queue is an incident."""
+
+TOO_LONG: Final = 300.0
+"""The same for a queue whose tasks end, and whose workers are not all busy."""
+
+ENDED_MINUTES: Final = 2
+"""Minutes, the current one included, in which no task of a stuck queue has ended."""
+
+SIMILAR: Final = 0.7
+"""Minimum similarity of a consumed queue that the advice names."""
+
+NAMED: Final = 3
+"""Maximum number of workers that a cause names."""
+
+
+def stuck_queues(now: Situation) -> Iterator[Incident]:
+    """Tasks end in every queue that workers read and in which messages wait."""
+    for row, workers in _read_queues(now):
+        waits, count = _wait_of(row, now, workers), (row.ready or 0) + sum(worker.prefetched for worker in workers)
+        if waits < WAITS or _ended(now, row.name):
+            continue
+        what = f"{waits_text(count)} for up to {span_text(waits, parts=1)}, and none ends"
+        yield Incident(
+            row.name,
+            "error",
+            f"Celery queue {row.name}: {what}: {_holders(now, workers)}",
+            "terminate the tasks that hang, or restart these workers: redis-queue running",
+            page_of("celery-queue", name=row.name),
+            now.at - timedelta(seconds=waits),
+            count,
+        )
+
+
+def unread_queues(now: Situation) -> Iterator[Incident]:
+    """Every Celery queue with messages is consumed."""
+    asked, reading = now.read_elsewhere is not None, {row.name for row in now.celery_queues if row.consumers}
+    consumed, who = reading | (now.read_elsewhere or set()), "" if asked else " that reports"
+    for row in now.celery_queues:
+        # Messages that wait for a place in a flow are not in the lists, and have a check of their own.
+        if not (row.is_unconsumed and row.listed) or row.name in consumed or _is_paused(now, row.name):
+            continue
+        # Workers without the extension do not report: while they take messages, none waits for long.
+        if not asked and row.oldest_age is not None and row.oldest_age < WAITS:
+            continue
+        near = nearest(row.name, consumed, similarity=SIMILAR)
+        hint = f"; workers consume {near[0]}, which has a similar name" if near else ""
+        yield Incident(
+            row.name,
+            "error",
+            f"Celery queue {row.name}: {waits_text(row.listed)}, and no worker{who} consumes it{hint}",
+            f"start a worker with -Q {row.name}, or move them: redis-queue -A APP celery-queue {row.name} move "
+            f"--all --to {near[0] if near else 'QUEUE'}",
+            page_of("celery-queue", name=row.name),
+            None if row.oldest_age is None else now.at - timedelta(seconds=row.oldest_age),
+            row.listed,
+        )
+
+
+def slow_queues(now: Situation) -> Iterator[Incident]:
+    """Messages wait in no queue for long."""
+    for row, workers in _read_queues(now):
+        waits = row.oldest_age or 0.0
+        is_full = _is_full(workers)
+        if not row.ready or waits < (WAITS if is_full else TOO_LONG) or not _ended(now, row.name):
+            continue
+        rates = {"end": row.executed_per_minute, "come": row.put_per_minute}
+        told = "".join(f"{rate:,.0f} tasks {what} per minute; " for what, rate in rates.items() if rate is not None)
+        yield Incident(
+            row.name,
+            "warning",
+            f"Celery queue {row.name}: the oldest of {row.ready:,} messages waits for {span_text(waits, parts=1)}; "
+            f"{told}{_holders(now, workers)}",
+            f"start more workers with -Q {row.name}, or look at its slowest tasks: redis-queue history",
+            page_of("celery-queue", name=row.name),
+            now.at - timedelta(seconds=waits),
+            row.ready or 0,
+        )
+
+
+def late_entries(now: Situation) -> Iterator[Incident]:
+    """Entries are sent when they are due."""
+    for row in now.queues:
+        dispatchers = now.dispatchers.get(row.name) if row.kind == "delay" else None
+        late = 0.0 if row.oldest_at is None else now.age(row.oldest_at)
+        if dispatchers is None or not (late >= LONG or (dispatchers == 0 and row.ready + row.delayed)):
+            continue
+        first = f", the first one for {span_text(late, parts=1)}" if row.ready else ""
+        what = f"{dispatchers:,} dispatchers run" if dispatchers else "nobody dispatches"
+        yield Incident(
+            row.name,
+            "warning" if dispatchers else "error",
+            f"delay {row.name}: {row.ready:,} of {row.ready + row.delayed:,} entries are due{first}, and {what}",
+            "look at the errors of the dispatchers on the page of workers, and whether the broker takes messages"
+            if dispatchers
+            else "start a worker whose app has DurableTasks(app), or run celery -A app redis-queue dispatch",
+            page_of("queue", kind="delay", name=row.name),
+            row.oldest_at if row.ready else None,
+            row.ready,
+        )
+
+
+def stopped_flows(now: Situation) -> Iterator[Incident]:
+    """No flow with waiting tasks is paused, or has a limit of 0."""
+    for state in now.stops:
+        # A pause keeps back all messages of a queue.
+        rows = [row for row in now.celery_queues if state.paused and f"{OF_QUEUE}{row.name}" == state.name]
+        waiting = state.waiting + sum(row.listed for row in rows)
+        if not waiting:
+            continue
+        line = now.pauses.get(state.name)
+        ages = [now.at - timedelta(seconds=row.oldest_age) for row in rows if row.oldest_age is not None]
+        since = line.at if line else min(ages, default=None)
+        what = "is paused" if state.paused else "has a limit of 0"
+        paused = f"; set by {line.user} {span_text(now.age(line.at), parts=1)} ago" if line else ""
+        yield Incident(
+            state.name,
+            "warning",
+            f"flow {state.name} {what}, and {waits_text(waiting, 'task')}{paused}",
+            _advice(state),
+            page_of("flow", name=state.name),
+            since,
+            waiting,
+        )
+
+
+def dead_letters(now: Situation) -> Iterator[Incident]:
+    """There are no dead letters."""
+    for row in now.queues:
+        if row.dead and not row.error:
+            first, last = now.dead.get((row.kind, row.name), (None, None))
+            lately = "" if last is None else f"; the last one died {span_text(now.age(last), parts=1)} ago"
+            yield Incident(
+                row.name,
+                "warning",
+                f"{row.kind} {row.name}: {row.dead:,} dead letters{lately}",
+                "inspect their reasons, then redrive or delete them: redis-queue dead list",
+                page_of("dead", name=row.name),
+                first,
+                row.dead,
+            )
+
+
+def _read_queues(now: Situation) -> Iterator[tuple[CeleryQueueRow, list[WorkerRow]]]:
+    """Yield the queues whose messages wait, also at workers, with the workers that may start them."""
+    for row in now.celery_queues:
+        workers = now.readers.get(row.name, [])
+        waits = row.ready or any(worker.prefetched for worker in workers)
+        if waits and workers and not row.error and not _is_paused(now, row.name):
+            yield row, workers
+
+
+def _wait_of(row: CeleryQueueRow, now: Situation, workers: Sequence[WorkerRow]) -> float:
+    """Return how many seconds messages wait: without their times at most as long as the processes were busy."""
+    if row.oldest_age is not None:
+        return row.oldest_age
+    names = {worker.name for worker in workers}
+    ages = [now.age(task.since) for task in now.running if task.worker in names]
+    return max(ages, default=0.0) if _is_full(workers) else 0.0
+
+
+def _ended(now: Situation, queue: str) -> int:
+    """Return how many runs of a queue ended lately."""
+    return sum(
+        minute.executed
+        for series, minutes in now.ended.items()
+        if series.queue == queue
+        for minute in minutes[-ENDED_MINUTES:]
+    )
+
+
+def _is_paused(now: Situation, queue: str) -> bool:
+    return any(state.name == f"{OF_QUEUE}{queue}" for state in now.stops)
+
+
+def _is_full(workers: Sequence[WorkerRow]) -> bool:
+    return all(worker.busy >= worker.concurrency > 0 for worker in workers)
+
+
+def _holders(now: Situation, workers: Sequence[WorkerRow]) -> str:
+    """Return what the *workers* of a queue do instead of starting its messages."""
+    states = [(row.name, *state_of(row, now.age(row.seen_at))) for row in workers]
+    faults = [f"{name} is {state} ({reason})" for name, state, reason in states if state not in HEALTHY]
+    runs = [task for row in workers for task in now.runs.get(row.name, ())]
+    if len(faults) == len(workers) and not runs:
+        return some_of(faults, NAMED)
+    busy, places = sum(row.busy for row in workers), sum(row.concurrency for row in workers)
+    where = workers[0].name if len(workers) == 1 else f"{len(workers):,} workers"
+    if not _is_full(workers):
+        limited = sum(row.limited for row in workers)
+        held = f", and rate limits hold {limited:,} tasks back" if limited else ""
+        return f"{busy:,} of {places:,} processes of {where} are busy{held}"
+    who = {1: "the only process", 2: "both processes"}.get(places, f"all {places:,} processes")
+    return f"{who} of {where} {'is' if places == 1 else 'are'} busy{': ' if runs else ''}{tasks_text(now, runs)}"
+
+
+def _advice(state: FlowState) -> str:
+    if state.paused:
+        return f"if the reason is gone: redis-queue flow resume {state.name}"
+    option = "--limit-each" if state.limits.limit != 0 and state.kind == "fair" else "--limit"
+    return f"if the reason is gone: redis-queue flow set {state.name} {option} N"

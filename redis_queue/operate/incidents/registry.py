@@ -1,0 +1,85 @@
+"""The rules by which incidents are found, and the list of incidents that all surfaces show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+from redis_queue.doctor.finding import MAX_FINDINGS, Finding
+from redis_queue.operate.access import Access
+from redis_queue.operate.incidents.incident import Incident, Rule, Severity
+from redis_queue.operate.incidents.queues import (
+    dead_letters,
+    late_entries,
+    slow_queues,
+    stopped_flows,
+    stuck_queues,
+    unread_queues,
+)
+from redis_queue.operate.incidents.situation import Situation, look
+from redis_queue.operate.incidents.work import broken_workers, failing_tasks, retry_storms, slow_tasks
+
+MAX_INCIDENTS: Final = 200
+
+
+def pressure(now: Situation) -> Iterator[Incident]:
+    """Redis has memory and replicas, and evicts nothing."""
+    for finding in now.pressure:
+        severity: Severity = "error" if finding.severity == "error" else "warning"
+        yield Incident(finding.check, severity, finding.found, finding.advice, "doctor")
+
+
+def unreadable(now: Situation) -> Iterator[Incident]:
+    """All parts of the fleet can be read."""
+    for what, why in now.unread.items():
+        advice = "run redis-queue doctor, which names keys of other programs and missing permissions"
+        yield Incident(what, "warning", f"{what} cannot be read: {why}", advice, "doctor")
+
+
+RULES: Final[Mapping[str, Rule]] = {
+    "stuck queues": stuck_queues,
+    "unread queues": unread_queues,
+    "workers": broken_workers,
+    "servers": pressure,
+    "late entries": late_entries,
+    "failing tasks": failing_tasks,
+    "slow queues": slow_queues,
+    "retry storms": retry_storms,
+    "slow tasks": slow_tasks,
+    "flow stops": stopped_flows,
+    "dead letters": dead_letters,
+    "unreadable": unreadable,
+}
+"""The rule of each kind of incident, what presses most first; their docstrings say what holds without incidents."""
+
+OF_DOCTOR: Final = ("unread queues", "flow stops", "failing tasks", "slow tasks", "unreadable")
+"""The kinds that are also checks of the doctor, which looks at the others itself, and at the rest of a server."""
+
+
+def current(access: Access) -> list[Incident]:
+    """Read the situation, and return its incidents. Raises StoreUnavailableError."""
+    return incidents(look(access))
+
+
+def incidents(now: Situation) -> list[Incident]:
+    """Return the incidents: errors first, then by kind in the order of :data:`RULES`, those with most hits first.
+
+    At most :data:`MAX_INCIDENTS`.
+    """
+    found = [replace(one, kind=kind) for kind, rule in RULES.items() for one in rule(now)]
+    order = {kind: number for number, kind in enumerate(RULES)}
+    found.sort(key=lambda one: (one.severity != "error", order[one.kind], -one.hits, one.subject))
+    return found[:MAX_INCIDENTS]
+
+
+def findings(now: Situation) -> Iterator[Finding]:
+    """Yield the incidents of :data:`OF_DOCTOR` as findings; an "ok" finding for a kind without any, if all was read."""
+    known = incidents(now)
+    for kind in OF_DOCTOR:
+        mine = [incident.finding for incident in known if incident.kind == kind]
+        yield from mine[:MAX_FINDINGS]
+        if len(mine) > MAX_FINDINGS:
+            yield Finding(kind, "warning", f"{len(mine) - MAX_FINDINGS:,} more {kind}", "redis-queue incidents")
+        elif not mine and not now.unread:
+            yield Finding(kind, "ok", (RULES[kind].__doc__ or kind).rstrip("."))

@@ -1,0 +1,205 @@
+"""Situation: what is read once of queues, workers, tasks, flows and servers, to find incidents in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+from kombu.exceptions import OperationalError
+
+from redis_queue.admission.rules import FlowState
+from redis_queue.basics.lazy_property import LazyProperty
+from redis_queue.delay.model import Dispatched
+from redis_queue.doctor.finding import Finding, run_all
+from redis_queue.doctor.server import PRESSING, servers
+from redis_queue.errors import RedisQueueError, StoreError, StoreUnavailableError
+from redis_queue.monitor.model import Counts, RunningTask, Series, Tally, WorkerRow
+from redis_queue.operate.access import Access
+from redis_queue.operate.audit import Audit, AuditLine
+from redis_queue.operate.inspector import FEW_SHARDS
+from redis_queue.operate.queue_row import BROKEN, CeleryQueueRow, QueueRow, fault_text
+from redis_queue.store.chunks import CHUNK
+from redis_queue.store.redis_errors import redact
+
+T = TypeVar("T")
+
+MINUTES: Final = 60
+"""Minutes of history in a situation, the current one included."""
+
+MAX_QUEUES: Final = 100
+"""Maximum number of queues of the store that are counted, those with few shards."""
+
+MAX_RUNNING: Final = 10_000
+"""Maximum number of running tasks that are read."""
+
+MAX_USUAL: Final = 20
+"""Maximum number of series whose usual run time is read."""
+
+USUAL_HOURS: Final = 24
+
+LONG: Final = 60.0
+"""Seconds for which a task has run before its usual run time is read, and an entry was due before it is late."""
+
+STOPPING: Final = ("flow-pause", "flow-set")
+"""Verbs of the actions that stop a flow."""
+
+MAX_LOOKS: Final = 20
+"""Maximum number of queues with dead letters, and of those with late entries, that are looked into."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is known of a fleet *at* one time (of the server). All parts are plain data.
+
+    *celery_queues* and *queues* are rows of queues, at most 100 of the store, *workers* all that reported in the last
+    hour, *running* the tasks
+    that have run for a second or more. *ended* are the counts of each series in each of the last :data:`MINUTES`
+    minutes, *usual* the runs of the last day of those series that run for long now. *stops* are the flows that start
+    nothing, and *pauses* the last action on each of them. *dead* tells when the first and the last dead letter of a
+    queue died, *dispatchers* how many dispatchers the DelayQueue of tasks, and one with
+    late entries, has (None: it never had one).
+    *pressure* is what the doctor finds on the servers. *read_elsewhere* are the queues that workers consume by
+    their answers, None if they were not asked. *unread* says of each part that cannot be read why.
+    """
+
+    at: datetime
+    celery_queues: Sequence[CeleryQueueRow] = ()
+    queues: Sequence[QueueRow] = ()
+    workers: Sequence[WorkerRow] = ()
+    running: Sequence[RunningTask] = ()
+    ended: Mapping[Series, Sequence[Counts]] = field(default_factory=dict)
+    usual: Mapping[Series, Tally] = field(default_factory=dict)
+    stops: Sequence[FlowState] = ()
+    pauses: Mapping[str, AuditLine] = field(default_factory=dict)
+    dead: Mapping[tuple[str, str], tuple[datetime, datetime]] = field(default_factory=dict)
+    dispatchers: Mapping[str, int | None] = field(default_factory=dict)
+    pressure: Sequence[Finding] = ()
+    read_elsewhere: frozenset[str] | None = None
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+    @LazyProperty
+    def readers(self) -> dict[str, list[WorkerRow]]:
+        """The workers that consume each Celery queue."""
+        return _grouped((queue, worker) for worker in self.workers for queue in dict.fromkeys(worker.queues))
+
+    @LazyProperty
+    def runs(self) -> dict[str, list[RunningTask]]:
+        """The running tasks of each worker."""
+        return _grouped((task.worker, task) for task in self.running)
+
+    def age(self, since: datetime) -> float:
+        """Return how many seconds ago *since* was; 0 for a later time."""
+        return max(0.0, (self.at - since).total_seconds())
+
+
+def look(access: Access, read_elsewhere: frozenset[str] | None = None) -> Situation:
+    """Return the situation of the queues of *access*. A part that cannot be read does not hide the others.
+
+    The cost does not grow with the number of messages. Raises StoreUnavailableError if Redis cannot be reached.
+    """
+    found, unread = Situation(access.inspector.now(), read_elsewhere=read_elsewhere), dict[str, str]()
+    for name, (what, read) in _PARTS.items():
+        try:
+            found = replace(found, **{name: read(access, found)})
+        except StoreUnavailableError:
+            raise
+        except (RedisQueueError, OperationalError) as error:
+            unread[what] = redact(str(error))
+        except BROKEN as error:
+            unread[what] = fault_text(error)
+    return replace(found, unread=unread)
+
+
+def is_stopped(state: FlowState) -> bool:
+    """Return whether a flow starts nothing: it is paused, or has a limit of 0."""
+    return state.paused or 0 in (state.limits.limit, state.limits.limit_each)
+
+
+def _grouped(pairs: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
+    found: dict[str, list[T]] = {}
+    for name, item in pairs:
+        found.setdefault(name, []).append(item)
+    return found
+
+
+def _queues(access: Access, _: Situation) -> list[QueueRow]:
+    known, _left_out = access.catalog.first(MAX_QUEUES, {("delay", access.default_delay_queue)})
+    return access.inspector.queues(row for row in known if row.shards <= FEW_SHARDS)
+
+
+def _celery_queues(access: Access, _: Situation) -> Sequence[CeleryQueueRow]:
+    if access.celery_queues is None:
+        return ()
+    overview = access.celery_queues.overview()
+    if overview.error:
+        raise StoreError(overview.error)
+    return overview.rows
+
+
+def _usual(access: Access, found: Situation) -> dict[Series, Tally]:
+    """Return the runs of the last day of the tasks of which most runs take long now."""
+    since = Counter(Series(row.task, row.queue) for row in found.running if found.age(row.since) >= LONG)
+    history = access.monitor.history
+    return {
+        series: sum((hour.tally for hour in history.hours(USUAL_HOURS, series)), Tally())
+        for series, _ in since.most_common(MAX_USUAL)
+    }
+
+
+def _pauses(access: Access, found: Situation) -> dict[str, AuditLine]:
+    """Return the last action on each flow that starts nothing."""
+    names = {state.name for state in found.stops}
+    lines = Audit(access.catalog.client, access.catalog.prefix).last(CHUNK) if names else []
+    return {line.queue: line for line in reversed(lines) if line.queue in names and line.verb in STOPPING}
+
+
+def _dead(access: Access, found: Situation) -> Iterator[tuple[tuple[str, str], tuple[datetime, datetime]]]:
+    for row in _most([row for row in found.queues if row.dead], "dead"):
+        queue = access.queue(row.kind, row.name)
+        # A letter may be gone by now.
+        first, last = (queue.dead_letters(offset=offset, limit=1, max_bytes=0) for offset in (0, row.dead - 1))
+        if first and last:
+            yield (row.kind, row.name), (first[0].died_at, last[0].died_at)
+
+
+def _dispatchers(access: Access, found: Situation) -> Iterator[tuple[str, int | None]]:
+    default = access.default_delay_queue
+    late = [
+        row
+        for row in found.queues
+        if row.kind == "delay"
+        and (row.name == default or (row.oldest_at is not None and found.age(row.oldest_at) >= LONG))
+    ]
+    for row in _most(late, "ready"):
+        log = access.delay_queue(row.name).dispatch_log
+        seen = len(log.dispatchers())
+        # The queues of code that claims entries itself have none, and never had one.
+        yield row.name, seen if seen or row.name == default or log.totals() != Dispatched() else None
+
+
+def _most(rows: Sequence[QueueRow], count: str) -> Sequence[QueueRow]:
+    return sorted((row for row in rows if not row.error), key=lambda row: -getattr(row, count))[:MAX_LOOKS]
+
+
+def _pressure(access: Access, _: Situation) -> list[Finding]:
+    found = run_all(PRESSING, servers(access.catalog.client, access.catalog.prefix))
+    return [finding for finding in found if finding.severity != "ok"]
+
+
+_PARTS: Final[Mapping[str, tuple[str, Callable[[Access, Situation], Any]]]] = {
+    "workers": ("the reports of workers", lambda access, _: access.monitor.workers.rows()),
+    "celery_queues": ("Celery's queues", _celery_queues),
+    "queues": ("the queues", _queues),
+    "running": ("running tasks", lambda access, _: access.monitor.workers.running(limit=MAX_RUNNING)),
+    "ended": ("the history", lambda access, _: access.monitor.history.counts(MINUTES)),
+    "usual": ("the history", _usual),
+    "stops": ("flows", lambda access, _: [state for state in access.flows.list() if is_stopped(state)]),
+    "pauses": ("the audit", _pauses),
+    "dead": ("dead letters", lambda access, found: dict(_dead(access, found))),
+    "dispatchers": ("the counts of dispatchers", lambda access, found: dict(_dispatchers(access, found))),
+    "pressure": ("the servers", _pressure),
+}
+"""The parts of a situation in the order in which they are read: what it is for people, and what reads it."""

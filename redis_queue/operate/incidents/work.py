@@ -1,0 +1,162 @@
+"""Incidents of workers and of tasks: lost or stuck workers, failures, retries, tasks that run for too long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+from redis_queue.basics.times import span_text
+from redis_queue.monitor.model import Counts, RunningTask
+from redis_queue.monitor.report import OTHER
+from redis_queue.operate.incidents.incident import Incident, Severity, page_of, tasks_text, usual_seconds
+from redis_queue.operate.incidents.situation import LONG, Situation
+from redis_queue.operate.liveness import HEALTHY, state_of
+
+RECENT: Final = 15
+"""Minutes in which failures and retries are recent; those before are the usual ones."""
+
+MIN_ENDS: Final = 10
+"""Minimum recent and earlier ends of a task, to compare its failures."""
+
+MIN_FAILED: Final = 5
+"""Minimum recent failures."""
+
+ROSE_BY: Final = 3.0
+"""Minimum factor by which the share of failures rose."""
+
+MOST_FAIL: Final = 0.5
+"""Share of recent failures that makes an error of a warning."""
+
+ALL_FAIL: Final = 0.9
+"""Minimum share of failures within the hour of a task that fails nearly always."""
+
+MIN_ALL: Final = 20
+"""Minimum ends of such a task."""
+
+MIN_RETRIES: Final = 50
+"""Minimum recent retries of a retry storm."""
+
+RETRIES_PER_END: Final = 3
+"""Minimum recent retries for each task that ended."""
+
+FACTOR: Final = 500
+"""Minimum multiple of the median of its run time for which a slow task has run."""
+
+
+def broken_workers(now: Situation) -> Iterator[Incident]:
+    """Every worker reports, and works."""
+    for row in now.workers:
+        state, reason = state_of(row, now.age(row.seen_at))
+        if state in HEALTHY:
+            continue
+        runs = now.runs.get(row.name, [])
+        held = f"; it {'ran' if state == 'lost' else 'runs'} {tasks_text(now, runs)}" if runs else ""
+        yield Incident(
+            row.name,
+            "warning" if state == "lost" else "error",
+            f"worker {row.name} is {state}: {reason}{held}",
+            "restart it" if state != "lost" else "if it is gone for good, clear it on the page of workers",
+            page_of("workers", name=row.name),
+            row.seen_at - timedelta(seconds=row.loop_age or 0.0),
+            row.busy + row.prefetched,
+        )
+
+
+def failing_tasks(now: Situation) -> Iterator[Incident]:
+    """No task fails nearly always, or far more often than before."""
+    for task, minutes in _by_task(now).items():
+        before, recent = _sum(minutes[:-RECENT]), _sum(minutes[-RECENT:])
+        hour, since = _sum([before, recent]), _first(now, minutes, lambda minute: minute.failed)
+        if _rose(before, recent):
+            severity: Severity = "error" if recent.share >= MOST_FAIL else "warning"
+            cause = (
+                f"{task} failed {recent.failed:,} of {recent.ends:,} times in the last {RECENT} min, and "
+                f"{before.failed:,} of {before.ends:,} times in the {len(minutes) - RECENT} min before"
+            )
+        elif hour.ends >= MIN_ALL and hour.share >= ALL_FAIL:
+            severity, cause = "warning", f"{task} failed {hour.failed:,} of {hour.ends:,} times in the last hour"
+        else:
+            continue
+        yield Incident(
+            task,
+            severity,
+            cause,
+            f"see why: redis-queue failures list --task {task}",
+            page_of("failures", task=task),
+            since,
+            hour.failed,
+        )
+
+
+def retry_storms(now: Situation) -> Iterator[Incident]:
+    """No task is retried far more often than it ends."""
+    for task, minutes in _by_task(now).items():
+        recent = _sum(minutes[-RECENT:])
+        if recent.retried < MIN_RETRIES or recent.retried < RETRIES_PER_END * recent.ends:
+            continue
+        yield Incident(
+            task,
+            "warning",
+            f"{task} was retried {recent.retried:,} times in the last {RECENT} min, and only {recent.ends:,} of its "
+            "tasks ended",
+            "limit the rate of its retries (retry_backoff), or pause its queue until the cause is gone",
+            page_of("history", task=task),
+            _first(now, minutes, lambda minute: minute.retried),
+            recent.retried,
+        )
+
+
+def slow_tasks(now: Situation) -> Iterator[Incident]:
+    """No running task takes far longer than usual."""
+    slow: dict[str, list[tuple[RunningTask, float]]] = {}
+    for task in sorted(now.running, key=lambda task: task.since):
+        usual, long, age = usual_seconds(now, task), usual_seconds(now, task, 0.95), now.age(task.since)
+        # Some of the runs of a task may always take long.
+        if usual is not None and long is not None and age >= max(LONG, FACTOR * usual, long):
+            slow.setdefault(task.task, []).append((task, usual))
+    for name, rows in slow.items():
+        (task, usual), others = rows[0], len(rows) - 1
+        more = f"; {others:,} more runs of it take far too long" if others else ""
+        yield Incident(
+            name,
+            "warning",
+            f"{name} has run for {span_text(now.age(task.since))} on {task.worker} (task {task.id}), and half of its "
+            f"runs take at most {span_text(usual)}{more}",
+            f"find out what it waits for, and give it a time limit; to end it: redis-queue -A APP terminate {task.id}",
+            page_of("running", task=name),
+            task.since,
+            len(rows),
+        )
+
+
+def _by_task(now: Situation) -> dict[str, list[Counts]]:
+    """Return the counts of each task in each minute, of all its queues."""
+    found: dict[str, list[Counts]] = {}
+    for series, minutes in now.ended.items():
+        if series != OTHER:
+            before = found.get(series.task)
+            found[series.task] = (
+                list(minutes) if before is None else [_sum(pair) for pair in zip(before, minutes, strict=True)]
+            )
+    return found
+
+
+def _sum(minutes: Iterable[Counts]) -> Counts:
+    return Counts(*map(sum, zip(*minutes, strict=True))) if minutes else Counts()
+
+
+def _rose(before: Counts, recent: Counts) -> bool:
+    enough = before.ends >= MIN_ENDS and recent.ends >= MIN_ENDS and recent.failed >= MIN_FAILED
+    return enough and recent.share > ROSE_BY * before.share
+
+
+def _first(now: Situation, minutes: Sequence[Counts], count: Callable[[Counts], int]) -> datetime:
+    """Return when the last row of minutes with a *count* began, without gaps of more than :data:`RECENT` minutes."""
+    first = last = len(minutes) - 1
+    for number in range(last, -1, -1):
+        if count(minutes[number]):
+            first = number
+        elif first - number > RECENT:
+            break
+    return now.at.replace(second=0, microsecond=0) - timedelta(minutes=last - first)

@@ -1,0 +1,347 @@
+"""Incidents: causes of situations that are given as data, and of a fleet with faults."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from click.testing import CliRunner
+
+from redis_queue import RedisQueue
+from redis_queue.admission.rules import FlowLimits, FlowState
+from redis_queue.basics.histogram import Histogram
+from redis_queue.cli.celery import group
+from redis_queue.cli.output import FAILED
+from redis_queue.doctor.finding import Finding
+from redis_queue.errors import StoreUnavailableError
+from redis_queue.monitor.model import Counts, RunningTask, Series, Tally, WorkerRow
+from redis_queue.operate.access import AppAccess, access_to
+from redis_queue.operate.audit import AuditLine
+from redis_queue.operate.incidents import queues
+from redis_queue.operate.incidents.incident import Incident
+from redis_queue.operate.incidents.registry import MAX_INCIDENTS, RULES, current, incidents
+from redis_queue.operate.incidents.situation import MINUTES, Situation, look
+from redis_queue.operate.metrics import Collector
+from redis_queue.operate.queue_row import CeleryQueueRow, QueueRow
+from redis_queue.store.keys import MonitorKeys
+from redis_queue.web import dashboard
+from tests.support.celery.observed_names import GATE
+from tests.support.celery.observing import Observed, observed_on_one_redis
+from tests.support.paths import ROOT
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+from tests.support.web.browser import Browser, Page
+from tests.support.web.contents import KEY
+
+NOW = datetime(2026, 11, 26, 12, 0, 30, tzinfo=timezone.utc)
+NONE = Counts()
+SERIES = Series("shop.hang", "web")
+USUAL = {SERIES: Tally(100, duration=Histogram.of([200.0] * 100))}
+
+
+def ago(seconds: float) -> datetime:
+    return NOW - timedelta(seconds=seconds)
+
+
+def worker(name: str = "web@a", *, busy: int = 2, age: float = 1.0, **fields: Any) -> WorkerRow:
+    """Return a worker with two processes."""
+    known: dict[str, Any] = {"concurrency": 2, "queues": ("web",), "loop_age": 0.5, "keeper": True, **fields}
+    return WorkerRow(name, ago(age), ago(9000), pool="prefork", busy=busy, **known)
+
+
+def running(seconds: float, task: str = "shop.hang", worker: str = "web@a") -> RunningTask:
+    return RunningTask(f"id-{seconds:.0f}", task, "web", worker, ago(seconds))
+
+
+def queue(**fields: Any) -> CeleryQueueRow:
+    """Return a Celery queue with 1,204 messages, the oldest of which has waited for four minutes."""
+    return CeleryQueueRow(**{"name": "web", "ready": 1204, "consumers": 1, "oldest_age": 240.0, **fields})
+
+
+def minutes(*latest: Counts, before: Counts = NONE) -> list[Counts]:
+    return [*[before] * (MINUTES - len(latest)), *latest]
+
+
+HUNG = Situation(NOW, celery_queues=[queue()], workers=[worker()], running=[running(240), running(200)], usual=USUAL)
+BROKEN = {SERIES: minutes(*[Counts(10, 8)] * 10, before=Counts(10))}
+PAUSED = FlowState("queue:web", FlowLimits(), FlowLimits(), "", True, 0, 0)
+
+CASES: dict[str, tuple[Situation, list[tuple[str, str, str]]]] = {
+    "nothing": (Situation(NOW), []),
+    "a fleet at work": (
+        Situation(NOW, [queue(oldest_age=2.0)], workers=[worker()], ended={SERIES: minutes(before=Counts(50, 1))}),
+        [],
+    ),
+    "all processes hang": (
+        HUNG,
+        [
+            (
+                "stuck queues",
+                "error",
+                "Celery queue web: 1,204 messages wait for up to 4 min, and none ends: both processes of web@a "
+                "are busy: 2 x shop.hang for up to 4 min, usually 200 ms",
+            ),
+            (
+                "slow tasks",
+                "warning",
+                "shop.hang has run for 4 min on web@a (task id-240), and half of its runs take at most 200 ms; "
+                "1 more runs of it take far too long",
+            ),
+        ],
+    ),
+    "messages of producers without the extension": (
+        replace(HUNG, celery_queues=[queue(oldest_age=None)], usual={}),
+        [
+            (
+                "stuck queues",
+                "error",
+                "Celery queue web: 1,204 messages wait for up to 4 min, and none ends: both processes of web@a "
+                "are busy: 2 x shop.hang for up to 4 min",
+            )
+        ],
+    ),
+    "tasks end, but too few": (
+        replace(HUNG, usual={}, ended={SERIES: minutes(Counts(3))}, celery_queues=[queue(executed_per_minute=2.5)]),
+        [
+            (
+                "slow queues",
+                "warning",
+                "Celery queue web: the oldest of 1,204 messages waits for 4 min; 2 tasks end per minute; both "
+                "processes of web@a are busy: 2 x shop.hang for up to 4 min",
+            )
+        ],
+    ),
+    "a free process and a rate limit": (
+        Situation(
+            NOW, [queue(oldest_age=400.0)], workers=[worker(busy=0, limited=7)], ended={SERIES: minutes(Counts(1))}
+        ),
+        [
+            (
+                "slow queues",
+                "warning",
+                "Celery queue web: the oldest of 1,204 messages waits for 6 min; 0 of 2 processes of web@a are "
+                "busy, and rate limits hold 7 tasks back",
+            )
+        ],
+    ),
+    "nobody reads it": (
+        Situation(NOW, [queue(consumers=0), queue(name="webs", ready=0)]),
+        [
+            (
+                "unread queues",
+                "error",
+                "Celery queue web: 1,204 messages wait, and no worker that reports consumes it; workers consume webs, "
+                "which has a similar name",
+            )
+        ],
+    ),
+    "workers without reports read it": (Situation(NOW, [queue(consumers=0, oldest_age=5.0)]), []),
+    "by their answers": (Situation(NOW, [queue(consumers=0)], read_elsewhere=frozenset({"web"})), []),
+    "an event loop that hangs": (
+        Situation(NOW, [queue()], workers=[worker(busy=0, loop_age=200.0)]),
+        [
+            (
+                "stuck queues",
+                "error",
+                "Celery queue web: 1,204 messages wait for up to 4 min, and none ends: web@a is stuck (its event "
+                "loop is silent for 3 min 20 s)",
+            ),
+            ("workers", "error", "worker web@a is stuck: its event loop is silent for 3 min 20 s"),
+        ],
+    ),
+    "failures since ten minutes": (
+        Situation(NOW, ended=BROKEN),
+        [
+            (
+                "failing tasks",
+                "error",
+                "shop.hang failed 80 of 150 times in the last 15 min, and 0 of 450 times in the 45 min before",
+            )
+        ],
+    ),
+    "failures without data from before": (
+        Situation(NOW, ended={SERIES: minutes(*[Counts(3, 2)] * 5)}),
+        [],
+    ),
+    "as many failures as before": (Situation(NOW, ended={SERIES: minutes(before=Counts(10, 2))}), []),
+    "a task that always fails": (
+        Situation(NOW, ended={SERIES: minutes(before=Counts(2, 2))}),
+        [("failing tasks", "warning", "shop.hang failed 120 of 120 times in the last hour")],
+    ),
+    "a retry storm": (
+        Situation(NOW, ended={SERIES: minutes(*[Counts(20, 0, 18)] * 5)}),
+        [
+            (
+                "retry storms",
+                "warning",
+                "shop.hang was retried 90 times in the last 15 min, and only 10 of its tasks ended",
+            )
+        ],
+    ),
+    "dead letters": (
+        Situation(NOW, queues=[QueueRow("queue", "orders", dead=3)], dead={("queue", "orders"): (ago(7200), ago(60))}),
+        [("dead letters", "warning", "queue orders: 3 dead letters; the last one died 1 min ago")],
+    ),
+    "a pause": (
+        Situation(
+            NOW,
+            [queue(consumers=0)],
+            stops=[PAUSED],
+            pauses={"queue:web": AuditLine(ago(7200), "ann", "flow-pause", "queue:web", 1)},
+        ),
+        [("flow stops", "warning", "flow queue:web is paused, and 1,204 tasks wait; set by ann 2 h ago")],
+    ),
+    "a pause of an empty queue": (Situation(NOW, [queue(ready=0)], stops=[PAUSED]), []),
+    "late entries": (
+        Situation(
+            NOW,
+            queues=[QueueRow("delay", "scheduled", ready=5, oldest_at=ago(90)), QueueRow("delay", "own", ready=1)],
+            dispatchers={"scheduled": 0, "own": None},
+        ),
+        [
+            (
+                "late entries",
+                "error",
+                "delay scheduled: 5 of 5 entries are due, the first one for 1 min, and nobody dispatches",
+            )
+        ],
+    ),
+    "nobody dispatches what is not due yet": (
+        Situation(NOW, queues=[QueueRow("delay", "scheduled", delayed=5)], dispatchers={"scheduled": 0}),
+        [("late entries", "error", "delay scheduled: 0 of 5 entries are due, and nobody dispatches")],
+    ),
+    "a full Redis": (
+        Situation(NOW, pressure=[Finding("memory", "error", "97% of maxmemory is used", "make room")]),
+        [("servers", "error", "97% of maxmemory is used")],
+    ),
+    "keys of another program": (
+        Situation(NOW, unread={"flows": "wrong type"}),
+        [("unreadable", "warning", "flows cannot be read: wrong type")],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_causes(case: str) -> None:
+    situation, expected = CASES[case]
+    assert [(one.kind, one.severity, one.cause) for one in incidents(situation)] == expected
+
+
+def found(situation: Situation) -> Incident:
+    return incidents(situation)[0]
+
+
+def test_each_says_since_when_what_it_hits_and_where_it_is_mended() -> None:
+    stuck, failing = found(HUNG), found(CASES["failures since ten minutes"][0])
+    assert (stuck.since, stuck.hits, stuck.page) == (ago(240), 1204, "celery-queue?name=web")
+    # The minute in which the first one failed began nine minutes before the current one.
+    assert (failing.since, failing.hits) == (ago(570), 80)
+    assert failing.page == "failures?task=shop.hang"
+    assert found(CASES["a pause"][0]).since == ago(7200)
+    assert found(CASES["dead letters"][0]).since == ago(7200)
+
+
+def test_errors_come_first_and_then_what_hits_most() -> None:
+    several = replace(
+        HUNG,
+        celery_queues=[queue(), queue(name="mail", consumers=0), queue(name="bulk", consumers=0, ready=9000)],
+        queues=[QueueRow("queue", "orders", dead=99_999)],
+        pressure=[Finding("memory", "warning", "85% of maxmemory is used", "make room")],
+    )
+    assert [(one.kind, one.subject) for one in incidents(several)] == [
+        ("stuck queues", "web"),
+        ("unread queues", "bulk"),
+        ("unread queues", "mail"),
+        ("servers", "memory"),
+        ("slow tasks", "shop.hang"),
+        ("dead letters", "orders"),
+    ]
+
+
+def test_the_page_lists_every_kind_in_its_order() -> None:
+    page = (ROOT / "docs" / "incidents.md").read_text()
+    assert re.findall(r"^\| ([a-z ]+) \| (?!what)", page, re.MULTILINE) == list(RULES)
+
+
+def test_a_large_fleet() -> None:
+    many = Situation(
+        NOW,
+        celery_queues=[queue(name=f"q{number}") for number in range(300)],
+        workers=[
+            worker(f"w{number}@a", queues=tuple(f"q{n}" for n in range(number % 300, 300, 10)))
+            for number in range(10_000)
+        ],
+        running=[running(90, worker=f"w{number}@a") for number in range(10_000)],
+        ended={Series(f"t{number}", f"q{number}"): minutes(before=Counts(10, 9)) for number in range(200)},
+        usual=USUAL,
+    )
+    assert len(incidents(many)) == MAX_INCIDENTS
+
+
+class TestLook:
+    def test_a_part_that_cannot_be_read_hides_no_other(self, client: redis.Redis) -> None:
+        RedisQueue("orders", client).put("x")
+        keys = MonitorKeys("redis_queue")
+        for key in (keys.workers, keys.series, "redis_queue:flow:config"):
+            client.set(key, "of another program")
+        situation = look(access_to(client, "redis_queue"))
+        assert [row.name for row in situation.queues] == ["orders"]
+        assert {"the reports of workers", "the history"} <= situation.unread.keys()
+        assert {one.kind for one in current(access_to(client, "redis_queue"))} == {"unreadable"}
+
+    def test_without_redis(self) -> None:
+        with RedisServer() as server, server.client() as client:
+            access = access_to(client, "redis_queue")
+            server.stop()
+            with pytest.raises(StoreUnavailableError):
+                current(access)
+
+
+@pytest.fixture
+def hung() -> Iterator[Observed]:
+    """A queue with three messages, whose worker runs two tasks that do not end."""
+    with observed_on_one_redis() as observed, observed.worker(pool="prefork", name="web") as worker:
+        for _ in range(5):
+            observed.send(GATE, "gate")
+        wait_until(lambda: len(observed.workers.running()) == 2, description="two running tasks")
+        yield observed
+        worker.kill()
+
+
+def test_every_surface_shows_the_same_list(hung: Observed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queues, "WAITS", 1.0)
+    monkeypatch.setattr(queues, "ENDED_MINUTES", 1)
+    access = AppAccess(hung.app)
+    stuck = wait_until(
+        lambda: [one for one in current(access) if one.kind == "stuck queues"], timeout=90, description="it"
+    )
+    cause = stuck[0].cause
+    assert "Celery queue celery: 3 messages wait for up to" in cause
+    assert f"both processes of web@test are busy: 2 x {GATE} for up to" in cause
+    browser = Browser(dashboard(access, secret_key=KEY))
+    pages = [wait_until(partial(_page, browser, path), description="it on the page") for path in ("/incidents", "/")]
+    assert all(page.source.count('href="/celery-queue?name=celery"') for page in pages)
+    assert "<title>(1) " in pages[0].source
+    result = CliRunner().invoke(group, ["incidents", "--json"], obj=SimpleNamespace(app=hung.app))
+    shown = json.loads(result.stdout)["incidents"]
+    assert [(one["kind"], one["severity"], one["hits"]) for one in shown] == [("stuck queues", "error", 3)]
+    assert result.exit_code == FAILED
+    collector = Collector(access.inspector, incidents=lambda: current(access))
+    samples = [
+        sample for metric in collector.collect() for sample in metric.samples if sample.name == "redis_queue_incident"
+    ]
+    labels = {"kind": "stuck queues", "subject": "celery", "severity": "error"}
+    assert [(sample.labels, sample.value) for sample in samples] == [(labels, 1)]
+
+
+def _page(browser: Browser, path: str) -> Page | None:
+    page = browser.get(path)
+    return page if "and none ends: both processes of web@test" in page.text else None
