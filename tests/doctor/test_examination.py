@@ -15,8 +15,8 @@ from redis_queue.operate.access import AppAccess
 from redis_queue.operate.diagnosis import examine
 from tests.support.celery.delaying_names import NOTE
 from tests.support.celery.fleet import Fleet, fleet_on_one_redis, send
-from tests.support.marks import thorough
 from tests.support.doctor.stage import problems
+from tests.support.marks import thorough
 from tests.support.wait import wait_until
 
 
