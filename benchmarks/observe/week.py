@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,16 +61,15 @@ def _series(number: int) -> Series:
 
 def _tally() -> Tally:
     count = RATE * 60 // SERIES
-    return Tally(count, count // 100, count // 50, 0, _times(count, 5), _times(count, 3), _times(count // 10, 2))
+    run, wait, late = (random.choice(_times(size)) for size in (count, count, count // 10))
+    return Tally(count, count // 100, count // 50, 0, run, wait, late)
 
 
-def _times(count: int, buckets: int) -> Histogram:
-    """Return *count* times in neighbouring buckets, as the run times of a task usually are."""
-    first = random.randrange(4)
-    counts = [0] * 15
-    for number in range(first, first + buckets):
-        counts[number] = count // buckets
-    return Histogram(tuple(counts), count * 0.0534)
+@functools.cache
+def _times(count: int) -> list[Histogram]:
+    """Return samples of *count* times; 95 % are within a factor of three of the median, as is usual for a task."""
+    medians = [10 ** random.uniform(0.5, 3) for _ in range(100)]
+    return [Histogram.of(random.lognormvariate(math.log(ms), 0.56) for _ in range(count)) for ms in medians]
 
 
 def _runs(minute: int, at: datetime) -> list[Run]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from redis_queue.basics.histogram import BOUNDS, Histogram
+from redis_queue.basics.histogram import read_histograms
 from redis_queue.basics.times import END_OF_CALENDAR_MS, from_ms
 from redis_queue.delay.model import Dispatched
 from redis_queue.store.chunks import CHUNK, check_limit, chunks
@@ -24,8 +24,6 @@ SEEN_MS: Final = 60_000
 
 MAX_DISPATCHERS: Final = 5000
 MAX_ERROR: Final = 500
-
-FIELDS: Final = (*(f"le_{round(bound * 1000)}" for bound in BOUNDS), "le_inf")
 
 _MINUTE: Final = re.compile(rb"(\d{1,15}) (\d{1,15}) (\d{1,15}) (\d{1,18}) (\d{1,18})")
 _ROW: Final = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
@@ -77,24 +75,22 @@ class DispatchLog:
         *leaving* it is removed.
         """
         row = "" if dispatcher is None or leaving else _row(dispatcher)
-        counts = [item for pair in zip(FIELDS, done.lateness.counts, strict=True) if pair[1] for item in pair]
         self._shard.call(
             "delay/note",
             now=self._shard.clock(),
             sent=done.sent,
             failed=done.failed,
             sum=_ms(done.lateness.seconds),
-            worst=_ms(done.worst),
+            worst=_ms(done.lateness.most),
             member=b"" if dispatcher is None else dispatcher.name.encode(errors="replace"),
             row=row,
-            more=counts,
+            times=done.lateness.text(),
         )
 
     def totals(self) -> Dispatched:
         """Return the all-time totals; O(1)."""
-        reply = self._scripts.command("HMGET", self._shard.keys.lateness, "sent", "failed", "sum_ms", *FIELDS)
-        sent, failed, sum_ms, *counts = map(_count, reply)
-        return Dispatched(sent, failed, Histogram(tuple(counts), sum_ms / 1000))
+        sent, failed, times = self._scripts.command("HMGET", self._shard.keys.lateness, "sent", "failed", "times")
+        return Dispatched(_count(sent), _count(failed), read_histograms([times or b""])[0])
 
     def minutes(self, limit: int = 60) -> list[Minute]:
         """Return the counts of the last *limit* (1 to 1,440) minutes, oldest first, including the current one."""

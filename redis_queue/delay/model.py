@@ -94,15 +94,14 @@ class Claim:
 class Dispatched:
     """Result of one run: the broker took *sent* entries; *failed* entries will be retried or are dead letters.
 
-    *lateness*: how late the sent entries were; *worst*: the greatest lateness in seconds. *passed*: entries that a move
-    left, as it may not write to their lists. *next_in*: seconds until the next entry is due, inf if unknown. *more*:
-    the run stopped at a limit, and more entries may be due.
+    *lateness*: how late the sent entries were. *passed*: entries that a move left, as it may not write to their lists.
+    *next_in*: seconds until the next entry is due, inf if unknown. *more*: the run stopped at a limit, and more entries
+    may be due.
     """
 
     sent: int = 0
     failed: int = 0
     lateness: Histogram = field(default=NO_TIMES, compare=False)
-    worst: float = field(default=0.0, compare=False)
     passed: int = field(default=0, compare=False)
     next_in: float = field(default=math.inf, compare=False)
     more: bool = field(default=False, compare=False)
@@ -112,7 +111,6 @@ class Dispatched:
             sent=self.sent + other.sent,
             failed=self.failed + other.failed,
             lateness=self.lateness + other.lateness,
-            worst=max(self.worst, other.worst),
             passed=self.passed + other.passed,
             next_in=min(self.next_in, other.next_in),
             more=self.more or other.more,

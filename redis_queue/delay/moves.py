@@ -105,7 +105,7 @@ class Moves:
             offset, left = 0, limit - total.sent
             while left > 0 and offset < passing:
                 size = min(left, CHUNK)
-                more, moved, passed, next_in, *late = shard.run(
+                more, moved, passed, next_in, late = shard.run(
                     "delay/move_due",
                     now=shard.clock(),
                     limit=size,
@@ -199,13 +199,9 @@ class Moves:
         return entries, len(entries) < len(read), bool(more)
 
 
-def _read_move(moved: int, passed: int, late: Sequence[int]) -> Dispatched:
-    """Read the reply of a move; *late*: sum and worst in ms and the count of each bucket, empty if none moved."""
-    if not late:
-        return Dispatched(sent=moved, passed=passed)
-    total, worst, *counts = late
-    lateness = Histogram(tuple(counts), total / 1000)
-    return Dispatched(sent=moved, passed=passed, lateness=lateness, worst=worst / 1000)
+def _read_move(moved: int, passed: int, late: bytes) -> Dispatched:
+    """Read the reply of a move; *late*: the lateness of each entry in ms."""
+    return Dispatched(moved, lateness=Histogram.of(map(int, late.split())), passed=passed)
 
 
 def _deliveries(group: Sequence[int], rows: Sequence[Delivery], fields: Sequence[Sequence[Any]]) -> Iterator[list[int]]:

@@ -8,9 +8,9 @@ from typing import Final
 
 from redis_queue.basics.times import from_ms
 from redis_queue.errors import InvalidValueError
-from redis_queue.monitor.model import Counts, Period, Series, Tally
+from redis_queue.monitor.model import Period, Series, Tally
 from redis_queue.monitor.report import OTHER, SEPARATOR, series_key
-from redis_queue.monitor.rows import read_counts, read_tally
+from redis_queue.monitor.rows import read_tally
 from redis_queue.store.chunks import CHUNK, check_limit, chunks
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import MonitorKeys
@@ -94,8 +94,8 @@ class RunHistory:
                 found.setdefault(number, []).append(text)
         return _tallies(names, found)
 
-    def counts(self, minutes: int = 60) -> dict[Series, list[Counts]]:
-        """Return the counts of each series in each of the last *minutes* (1 to 120), oldest first.
+    def counts(self, minutes: int = 60) -> dict[Series, list[Tally]]:
+        """Return the counts, without times, of each series in each of the last *minutes* (1 to 120), oldest first.
 
         Series without runs in this time are left out. Raises InvalidValueError.
         """
@@ -107,10 +107,10 @@ class RunHistory:
         for number, text in counts.items():
             stored.setdefault(number, {}).setdefault(open_minute, [text])
         found = {
-            series: [read_counts(stored.get(number, {}).get(minute, ())) for minute in span]
+            series: [read_tally(stored.get(number, {}).get(minute, ()), times=False) for minute in span]
             for number, series in names.items()
         }
-        return {series: values for series, values in found.items() if any(map(any, values))}
+        return {series: values for series, values in found.items() if any(tally != _EMPTY for tally in values)}
 
     def all_time(self) -> dict[Series, Tally]:
         """Return the all-time counts of each series; they never decrease while the series is in use."""

@@ -42,6 +42,16 @@ class Tally:
     waiting: Histogram = NO_TIMES
     lateness: Histogram = NO_TIMES
 
+    @property
+    def ends(self) -> int:
+        """How many tasks ended: a retry is not an end."""
+        return self.executed - self.retried
+
+    @property
+    def share(self) -> float:
+        """The share of failures among the ends."""
+        return self.failed / self.ends if self.ends else 0.0
+
     def __add__(self, other: Tally) -> Tally:
         return Tally(
             self.executed + other.executed,
@@ -52,24 +62,6 @@ class Tally:
             self.waiting + other.waiting,
             self.lateness + other.lateness,
         )
-
-
-class Counts(NamedTuple):
-    """The counts of a :class:`Tally` without its durations and revoked runs."""
-
-    executed: int = 0
-    failed: int = 0
-    retried: int = 0
-
-    @property
-    def ends(self) -> int:
-        """How many tasks ended: a retry is not an end."""
-        return self.executed - self.retried
-
-    @property
-    def share(self) -> float:
-        """The share of failures among the ends."""
-        return self.failed / self.ends if self.ends else 0.0
 
 
 @dataclass(frozen=True, slots=True)

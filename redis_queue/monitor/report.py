@@ -23,7 +23,7 @@ MAX_ENDED: Final = 20
 """Maximum number of ended runs in one report."""
 
 MAX_CLOSES: Final = 100
-"""Maximum number of calls that close the series of the minute before, ten at a time."""
+"""Maximum number of calls that close the series of the minute before, five at a time."""
 
 AGAIN: Final = -1
 """Reply of a call that has closed some, and must be repeated."""
@@ -52,7 +52,7 @@ class Reports:
         """Store the state of *worker*, the tasks that it runs, and what ended since its last report.
 
         Return the time of the server in ms. It takes one round trip, and another one for every :data:`MAX_SERIES` of
-        the *tallies*; the first call of a minute takes up to 21. With *leaving* the worker is removed; its *seen_at* is
+        the *tallies*; the first call of a minute takes up to 41. With *leaving* the worker is removed; its *seen_at* is
         ignored. At most :data:`MAX_RUNNING` running tasks and :data:`MAX_ENDED` runs are written.
         """
         for count in self.count_calls(tallies or {}):

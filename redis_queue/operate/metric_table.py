@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -11,8 +10,11 @@ from typing import Any, Final
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from redis_queue.basics.histogram import BOUNDS, Histogram
+from redis_queue.basics.histogram import Histogram
 from redis_queue.operate.liveness import state_of
+
+BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 300.0, 3600.0)
+"""Upper bounds of the exported buckets in seconds: some of the limits of a Histogram, so their counts are exact."""
 
 SOON: Final = 300
 """Seconds for which due tasks are counted for each of Celery's queues."""
@@ -54,8 +56,7 @@ class MetricGroup:
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    bounds = [*map(str, BOUNDS), "+Inf"]
-    return list(zip(bounds, map(float, itertools.accumulate(histogram.counts)), strict=True))
+    return [*((str(bound), float(histogram.count(bound))) for bound in BOUNDS), ("+Inf", float(histogram.total))]
 
 
 def _gauge(name: str, text: str, value: str | Value = "") -> Definition:

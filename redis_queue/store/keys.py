@@ -131,9 +131,7 @@ class Keys(KeyGroup):
         "is due earlier than all others",
     )
     leader = Key("STRING", "name of the dispatcher that waits for due entries", expires="its lease")
-    lateness = Key(
-        "HASH", "all-time totals of dispatching: sent, failed, sum_ms, and le_<ms> or le_inf for each bucket"
-    )
+    lateness = Key("HASH", "all-time totals of dispatching: sent, failed, times: a histogram of lateness")
     minutes = Key("HASH", 'minute of the day -> "<minute> <sent> <failed> <sum_ms> <worst_ms>"')
     dispatchers = Key("HASH", 'name -> "<ms when it was seen> <JSON>"')
     slot = _SLOT

@@ -10,7 +10,7 @@ import redis
 from redis_queue import InvalidValueError
 from redis_queue.basics.histogram import Histogram
 from redis_queue.monitor.history import RunHistory
-from redis_queue.monitor.model import Counts, Series, Tally
+from redis_queue.monitor.model import Series, Tally
 from redis_queue.monitor.report import MAX_SERIES as IN_A_REPORT
 from redis_queue.monitor.report import OTHER, Reports
 from redis_queue.monitor.rows import read_tally, write_tally
@@ -20,7 +20,7 @@ from tests.support.clock import Clock, when
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer, client_options
 
-NONE = Counts()
+NONE = Tally()
 MAIL, BILL = Series("shop.mail", "mail"), Series("shop.bill", "default")
 KEYS = MonitorKeys("redis_queue")
 MINUTE, HOUR, DAY = 60, 3600, 86400
@@ -195,8 +195,8 @@ class TestCountsByMinute:
         clock.forward(2 * MINUTE)
         reports.write(tallies={MAIL: tally(1), BILL: tally(4, failed=1)})
         assert history.counts(4) == {
-            MAIL: [NONE, Counts(2), NONE, Counts(1)],
-            BILL: [NONE, NONE, NONE, Counts(4, 1)],
+            MAIL: [NONE, Tally(2), NONE, Tally(1)],
+            BILL: [NONE, NONE, NONE, Tally(4, 1)],
         }
 
     def test_across_hours(self, reports: Reports, history: RunHistory, clock: Clock) -> None:
@@ -204,7 +204,7 @@ class TestCountsByMinute:
         reports.write(tallies={MAIL: tally(2)})
         clock.forward(MINUTE)
         reports.write(tallies={MAIL: tally(3)})
-        assert history.counts(2) == {MAIL: [Counts(2), Counts(3)]}
+        assert history.counts(2) == {MAIL: [Tally(2), Tally(3)]}
 
     def test_series_without_runs_in_this_time_are_left_out(
         self, reports: Reports, history: RunHistory, clock: Clock
@@ -212,7 +212,7 @@ class TestCountsByMinute:
         reports.write(tallies={MAIL: tally(2)})
         clock.forward(10 * MINUTE)
         reports.write(tallies={BILL: tally(1)})
-        assert history.counts(10) == {BILL: [*[NONE] * 9, Counts(1)]}
+        assert history.counts(10) == {BILL: [*[NONE] * 9, Tally(1)]}
 
     @pytest.mark.parametrize("minutes", [0, 121, -1, True, 1.5, "60"])
     def test_an_invalid_number_of_minutes_is_refused(self, history: RunHistory, minutes: Any) -> None:

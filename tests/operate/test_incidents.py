@@ -22,7 +22,7 @@ from redis_queue.cli.celery import group
 from redis_queue.cli.output import FAILED
 from redis_queue.doctor.finding import Finding
 from redis_queue.errors import StoreUnavailableError
-from redis_queue.monitor.model import Counts, RunningTask, Series, Tally, WorkerRow
+from redis_queue.monitor.model import RunningTask, Series, Tally, WorkerRow
 from redis_queue.operate.access import AppAccess, access_to
 from redis_queue.operate.audit import AuditLine
 from redis_queue.operate.incidents import queues
@@ -42,7 +42,7 @@ from tests.support.web.browser import Browser, Page
 from tests.support.web.contents import KEY
 
 NOW = datetime(2026, 11, 26, 12, 0, 30, tzinfo=timezone.utc)
-NONE = Counts()
+NONE = Tally()
 SERIES = Series("shop.hang", "web")
 USUAL = {SERIES: Tally(100, duration=Histogram.of([200.0] * 100))}
 
@@ -66,18 +66,18 @@ def queue(**fields: Any) -> CeleryQueueRow:
     return CeleryQueueRow(**{"name": "web", "ready": 1204, "consumers": 1, "oldest_age": 240.0, **fields})
 
 
-def minutes(*latest: Counts, before: Counts = NONE) -> list[Counts]:
+def minutes(*latest: Tally, before: Tally = NONE) -> list[Tally]:
     return [*[before] * (MINUTES - len(latest)), *latest]
 
 
 HUNG = Situation(NOW, celery_queues=[queue()], workers=[worker()], running=[running(240), running(200)], usual=USUAL)
-BROKEN = {SERIES: minutes(*[Counts(10, 8)] * 10, before=Counts(10))}
+BROKEN = {SERIES: minutes(*[Tally(10, 8)] * 10, before=Tally(10))}
 PAUSED = FlowState("queue:web", FlowLimits(), FlowLimits(), "", True, 0, 0)
 
 CASES: dict[str, tuple[Situation, list[tuple[str, str, str]]]] = {
     "nothing": (Situation(NOW), []),
     "a fleet at work": (
-        Situation(NOW, [queue(oldest_age=2.0)], workers=[worker()], ended={SERIES: minutes(before=Counts(50, 1))}),
+        Situation(NOW, [queue(oldest_age=2.0)], workers=[worker()], ended={SERIES: minutes(before=Tally(50, 1))}),
         [],
     ),
     "all processes hang": (
@@ -109,7 +109,7 @@ CASES: dict[str, tuple[Situation, list[tuple[str, str, str]]]] = {
         ],
     ),
     "tasks end, but too few": (
-        replace(HUNG, usual={}, ended={SERIES: minutes(Counts(3))}, celery_queues=[queue(executed_per_minute=2.5)]),
+        replace(HUNG, usual={}, ended={SERIES: minutes(Tally(3))}, celery_queues=[queue(executed_per_minute=2.5)]),
         [
             (
                 "slow queues",
@@ -121,7 +121,7 @@ CASES: dict[str, tuple[Situation, list[tuple[str, str, str]]]] = {
     ),
     "a free process and a rate limit": (
         Situation(
-            NOW, [queue(oldest_age=400.0)], workers=[worker(busy=0, limited=7)], ended={SERIES: minutes(Counts(1))}
+            NOW, [queue(oldest_age=400.0)], workers=[worker(busy=0, limited=7)], ended={SERIES: minutes(Tally(1))}
         ),
         [
             (
@@ -168,16 +168,16 @@ CASES: dict[str, tuple[Situation, list[tuple[str, str, str]]]] = {
         ],
     ),
     "failures without data from before": (
-        Situation(NOW, ended={SERIES: minutes(*[Counts(3, 2)] * 5)}),
+        Situation(NOW, ended={SERIES: minutes(*[Tally(3, 2)] * 5)}),
         [],
     ),
-    "as many failures as before": (Situation(NOW, ended={SERIES: minutes(before=Counts(10, 2))}), []),
+    "as many failures as before": (Situation(NOW, ended={SERIES: minutes(before=Tally(10, 2))}), []),
     "a task that always fails": (
-        Situation(NOW, ended={SERIES: minutes(before=Counts(2, 2))}),
+        Situation(NOW, ended={SERIES: minutes(before=Tally(2, 2))}),
         [("failing tasks", "warning", "shop.hang failed 120 of 120 times in the last hour")],
     ),
     "a retry storm": (
-        Situation(NOW, ended={SERIES: minutes(*[Counts(20, 0, 18)] * 5)}),
+        Situation(NOW, ended={SERIES: minutes(*[Tally(20, 0, 18)] * 5)}),
         [
             (
                 "retry storms",
@@ -280,7 +280,7 @@ def test_a_large_fleet() -> None:
             for number in range(10_000)
         ],
         running=[running(90, worker=f"w{number}@a") for number in range(10_000)],
-        ended={Series(f"t{number}", f"q{number}"): minutes(before=Counts(10, 9)) for number in range(200)},
+        ended={Series(f"t{number}", f"q{number}"): minutes(before=Tally(10, 9)) for number in range(200)},
         usual=USUAL,
     )
     assert len(incidents(many)) == MAX_INCIDENTS

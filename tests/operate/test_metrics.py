@@ -16,13 +16,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from redis_queue import DelayQueue, Flow, RedisQueue
 from redis_queue.admission.flows import Flows
 from redis_queue.admission.owners import Owners, field_of, new_token
-from redis_queue.basics.histogram import BOUNDS, Histogram
+from redis_queue.basics.histogram import LIMITS, Histogram
 from redis_queue.celery.leases.leases import LeaseCounters
 from redis_queue.delay.model import Dispatched
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.inspector import Inspector
+from redis_queue.operate.metric_table import BOUNDS
 from redis_queue.operate.metrics import MAX_FLOWS, OTHERS, Collector, flow_samples
 from redis_queue.operate.queue_row import CeleryQueueRow
 from redis_queue.store.keys import FlowKeys, Keys, PrefixKeys
@@ -108,6 +109,7 @@ def test_dispatches_are_a_histogram_of_cumulative_buckets(client: redis.Redis, i
     assert samples[f"{name}_sum", "timed"] == pytest.approx(9e6 + 0.403)
     buckets = [samples[f"{name}_bucket", le, "timed"] for le in (*map(str, BOUNDS), "+Inf")]
     assert buckets == [1] * 6 + [2] * 8 + [3]
+    assert set(BOUNDS) <= set(LIMITS), "expected exact counts"
 
 
 def test_lease_counters_are_exported_if_they_are_known(inspector: Inspector) -> None:

@@ -56,7 +56,6 @@ class DispatchOutcome:
             sent=len(late),
             failed=self._failed,
             lateness=Histogram.of(late),
-            worst=max(late, default=0.0) / 1000,
             next_in=0,
             more=more,
         )

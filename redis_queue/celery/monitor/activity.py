@@ -6,7 +6,6 @@ import heapq
 import itertools
 import threading
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from billiard.einfo import ExceptionWithTraceback
 from celery.exceptions import Retry
 from celery.utils.serialization import UnpickleableExceptionWrapper
 
-from redis_queue.basics.histogram import BOUNDS, BUCKETS, Histogram
+from redis_queue.basics.histogram import Durations
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import from_ms
 from redis_queue.celery.message.body import retries_in
@@ -215,18 +214,6 @@ _OTHER: Final = ("", "", "")
 
 
 @dataclass(slots=True)
-class _Times:
-    counts: list[int] = field(default_factory=lambda: [0] * BUCKETS)
-    seconds: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        # The clocks of two hosts may differ.
-        if seconds > 0:
-            self.seconds += seconds
-        self.counts[bisect_left(BOUNDS, seconds)] += 1
-
-
-@dataclass(slots=True)
 class _Sum:
     """The counts of a Tally, which are added up."""
 
@@ -235,9 +222,9 @@ class _Sum:
     failed: int = 0
     retried: int = 0
     revoked: int = 0
-    duration: _Times = field(default_factory=_Times)
-    waiting: _Times = field(default_factory=_Times)
-    lateness: _Times = field(default_factory=_Times)
+    duration: Durations = field(default_factory=Durations)
+    waiting: Durations = field(default_factory=Durations)
+    lateness: Durations = field(default_factory=Durations)
 
     def add_start(self, started: float, sent: int | None, eta: Any) -> None:
         due = None if eta is None else _seconds_of(eta)
@@ -248,7 +235,7 @@ class _Sum:
             self.waiting.add(started - sent / 1000)
 
     def tally(self) -> Tally:
-        times = (Histogram(tuple(of.counts), of.seconds) for of in (self.duration, self.waiting, self.lateness))
+        times = (of.sum() for of in (self.duration, self.waiting, self.lateness))
         return Tally(self.executed, self.failed, self.retried, self.revoked, *times)
 
 

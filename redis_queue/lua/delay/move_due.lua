@@ -13,12 +13,11 @@
 -- ARGV more    LIST   these lists, then the phrases that bytes from 0x82 on mean in a packed payload, which begins with
 --                     byte 1; 0x80 means the id, 0x81 the tag. Without phrases, payloads are pushed unchanged
 --
--- Returns {1 = there may be more, moved, skipped, microseconds until the next waiting entry is due (-1 = none)}
--- and, if any was moved, how many ms late they were: the sum, the worst, how many in each bucket of
--- redis_queue.delay.dispatch_log. Skipped and unchanged: entries without a destination, with one that is not
--- a list or not allowed, and messages that the caller must decode. Unreadable records go to quarantine. None of these
--- blocks the others. If Redis is full, it stops at a list of 500 messages, where each takes up to twice the memory, and
--- returns 0.1 s. It stops after the entry that makes 1 MiB, so that no call blocks Redis for long.
+-- Returns {1 = there may be more, moved, skipped, microseconds until the next waiting entry is due (-1 = none), by how
+-- many ms the moved entries were late, separated by spaces}. Skipped and unchanged: entries without a destination, with
+-- one that is not a list or not allowed, and messages that the caller must decode. Unreadable records go to quarantine.
+-- None of these blocks the others. If Redis is full, it stops at a list of 500 messages, where each takes up to twice
+-- the memory, and returns 0.1 s. It stops after the entry that makes 1 MiB, so that no call blocks Redis for long.
 -- O(limit * log waiting)
 
 local FIRST, MAX_LATE, MAX_CODES, MAX_ID, MAX_BYTES, LARGE = 130, 315619200000, 500, 1020, 1048576, 4096
@@ -66,15 +65,11 @@ end
 local at = string.format('%.0f', now)
 local held, reasons = redis.call('HLEN', leases), redis.call('HLEN', errors)
 -- check quarantine
-local bounds = {5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 60000, 300000, 3600000, math.huge}
 local low = within > 0 and string.format('%.0f', now - within) or '-inf'
 local due = redis.call('ZRANGEBYSCORE', waiting, low, at, 'WITHSCORES', 'LIMIT', offset, limit)
-if #due == 0 then return {0, 0, 0, next_in()} end
-local ids, counts, sum, worst = {}, {}, 0, nil
+if #due == 0 then return {0, 0, 0, next_in(), ''} end
+local ids, late = {}, {}
 for i = 1, #due / 2 do ids[i] = due[2 * i - 1] end
-for i = 1, #bounds do counts[i] = 0 end
--- In order of due time: each entry is at most as late as the one before.
-local bucket, above = #bounds, bounds[#bounds - 1]
 local FULL_WAIT = 100000
 -- include push_message
 local gone, moved, passed, stop, bytes, rest = {}, 0, 0, nil, 0, #ids == limit and 1 or 0
@@ -99,9 +94,7 @@ for i, id in ipairs(ids) do
     if element then pushed, refused, refuses_all = push_message(destination, element) end
     if element and not refused then
       gone[#gone + 1], moved = id, moved + 1
-      local late = math.min(now - due[2 * i], MAX_LATE)
-      while late <= above do bucket, above = bucket - 1, bounds[bucket - 2] or -1 end
-      counts[bucket], sum, worst = counts[bucket] + 1, sum + late, worst or late
+      late[moved] = string.format('%.0f', math.min(now - due[2 * i], MAX_LATE))
     elseif refuses_all then
       stop, rest = pushed.err, 0 break
     else
@@ -118,5 +111,4 @@ end
 local full = stop and string.find(stop, 'OOM', 1, true)
 if stop and #gone == 0 and not full then return redis.error_reply(stop) end
 local left = full and FULL_WAIT or next_in()
-if moved == 0 then return {rest, 0, passed, left} end
-return {rest, moved, passed, left, sum, worst, unpack(counts)}
+return {rest, moved, passed, left, table.concat(late, ' ')}

@@ -9,13 +9,13 @@
 -- ARGV worst     MS     of them
 -- ARGV member    TEXT   name of the dispatcher; empty = no report
 -- ARGV row       TEXT   JSON of its report; empty = it left
--- ARGV counts    LIST   field of a bucket and how many to add; two for each
+-- ARGV times     TEXT   histogram of it, see includes/tallies.lua; empty = none
 --
 -- Returns 1 = done, 0 = an earlier attempt did it. Of ten random dispatchers, those not seen for an hour are removed.
--- O(counts)
+-- O(1)
 
 local MINUTES, GONE, LOOK = 1440, 3600000, 10
--- include clock, last_call
+-- include clock, last_call, tallies
 if last == sequence then return 0 end
 -- check lateness, minutes
 local there = redis.call('HRANDFIELD', dispatchers, LOOK, 'WITHVALUES')
@@ -23,8 +23,7 @@ local there = redis.call('HRANDFIELD', dispatchers, LOOK, 'WITHVALUES')
 if sent + failed > 0 then
   redis.call('HINCRBY', lateness, 'sent', sent)
   redis.call('HINCRBY', lateness, 'failed', failed)
-  redis.call('HINCRBY', lateness, 'sum_ms', sum)
-  for i = 1, #counts, 2 do redis.call('HINCRBY', lateness, counts[i], counts[i + 1]) end
+  if times ~= '' then redis.call('HSET', lateness, 'times', join(redis.call('HGET', lateness, 'times'), times)) end
   local minute = math.floor(now / 60000)
   local field = minute % MINUTES
   local found = {string.match(redis.call('HGET', minutes, field) or '', '^(%d+) (%d+) (%d+) (%d+) (%d+)$')}

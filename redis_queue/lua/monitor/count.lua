@@ -1,8 +1,8 @@
 -- Add counts of ended runs to those of the current minute.
 --
--- Counts are letters with numbers: "a12e340h12" is 12 for a, 340 for e, 12 for h. The first call in a new minute
--- closes the one before: its counts go to the minutes of its hour, to its hour and day, and to the totals. All series
--- are added up under number 0. Beyond 200, series are counted under number 1, until one was not used for 90 days.
+-- Counts are letters with numbers, and histograms: see includes/tallies.lua. The first call in a new minute closes the
+-- one before: its counts go to the minutes of its hour, to its hour and day, and to the totals. All series are added up
+-- under number 0. Beyond 200, series are counted under number 1, until one was not used for 90 days.
 --
 -- KEYS series, totals, current, minutes_0, minutes_1, minutes_2, hours_0, hours_1, hours_2, hours_3, slot
 -- ARGV now       TIME  0 = the server's clock
@@ -12,7 +12,7 @@
 -- Returns 1 = done, 0 = an earlier attempt did it, -1 = part of the last minute is closed: call again.
 -- O(counts)
 
-local MAX_SERIES, ALL_SERIES, UNUSED, BACK, CLOSE = 200, 300, 90, 60, 10
+local MAX_SERIES, ALL_SERIES, UNUSED, BACK, CLOSE = 200, 300, 90, 60, 5
 local KEEP_MINUTES, KEEP_HOURS, KEEP_TOTALS, REPEATS = 345600, 10368000, 31536000, 86400000
 -- include clock, last_call
 if last == sequence then return 0 end
@@ -24,16 +24,7 @@ local used = redis.call('HLEN', series)
 -- first_write series
 local whole = function(number) return string.format('%.0f', number) end
 
-local function add(sums, text)
-  for letter, number in string.gmatch(text, '(%a)(%d+)') do sums[letter] = (sums[letter] or 0) + tonumber(number) end
-  return sums
-end
-local function written(sums)
-  local parts = {}
-  for letter, number in pairs(sums) do parts[#parts + 1] = letter .. whole(number) end
-  return table.concat(parts)
-end
-local function sum(before, text) return before and written(add(add({}, before), text)) or text end
+-- include tallies
 
 -- Empty a key of a ring if it holds another period.
 local function begin(ring, field, period, seconds)
@@ -50,7 +41,7 @@ local function close(minute)
   begin(of_span, 'span', whole(span), KEEP_HOURS)
   local rows = redis.call('HRANDFIELD', current, CLOSE + 1, 'WITHVALUES')
   for i = 1, #rows, 2 do
-    local number, text = rows[i], rows[i + 1]
+    local number, text = rows[i], written(add({}, rows[i + 1]))
     if number ~= 'minute' then
       local of_hour, of_date = number .. ':' .. whole(hour), number .. ':' .. whole(day)
       local before = redis.call('HGET', of_day, of_hour)
@@ -59,10 +50,10 @@ local function close(minute)
       local newest, newest_counts, older = string.match(hours or '', '^(%d+)=([^;]*)(.*)$')
       local same = newest == whole(hour)
       hours = same and older or hours and ';' .. hours or ''
-      hours = whole(hour) .. '=' .. sum(same and newest_counts, text) .. hours
+      hours = whole(hour) .. '=' .. written(add(add({}, same and newest_counts or ''), text)) .. hours
       local of_sum = of_date .. ':sum'
-      redis.call('HSET', of_span, of_date, hours, of_sum, sum(redis.call('HGET', of_span, of_sum), text))
-      redis.call('HSET', totals, number, sum(redis.call('HGET', totals, number), text))
+      redis.call('HSET', of_span, of_date, hours, of_sum, join(redis.call('HGET', of_span, of_sum), text))
+      redis.call('HSET', totals, number, join(redis.call('HGET', totals, number), text))
       redis.call('HDEL', current, number)
     end
   end
@@ -102,10 +93,10 @@ end
 
 for i = 1, #counts - 1, 2 do
   local number = number_of(counts[i])
-  redis.call('HSET', current, number, sum(redis.call('HGET', current, number), counts[i + 1]))
+  redis.call('HSET', current, number, join(redis.call('HGET', current, number), counts[i + 1]))
   add(all, counts[i + 1])
 end
-redis.call('HSET', current, '0', sum(redis.call('HGET', current, '0'), written(all)), 'minute', whole(open or minute))
+redis.call('HSET', current, '0', join(redis.call('HGET', current, '0'), written(all)), 'minute', whole(open or minute))
 redis.call('EXPIRE', current, KEEP_MINUTES)
 redis.call('EXPIRE', series, KEEP_TOTALS)
 remember('')

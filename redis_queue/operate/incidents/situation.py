@@ -16,7 +16,7 @@ from redis_queue.delay.model import Dispatched
 from redis_queue.doctor.finding import Finding, run_all
 from redis_queue.doctor.server import PRESSING, servers
 from redis_queue.errors import RedisQueueError, StoreError, StoreUnavailableError
-from redis_queue.monitor.model import Counts, RunningTask, Series, Tally, WorkerRow
+from redis_queue.monitor.model import RunningTask, Series, Tally, WorkerRow
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.operate.inspector import FEW_SHARDS
@@ -70,7 +70,7 @@ class Situation:
     queues: Sequence[QueueRow] = ()
     workers: Sequence[WorkerRow] = ()
     running: Sequence[RunningTask] = ()
-    ended: Mapping[Series, Sequence[Counts]] = field(default_factory=dict)
+    ended: Mapping[Series, Sequence[Tally]] = field(default_factory=dict)
     usual: Mapping[Series, Tally] = field(default_factory=dict)
     stops: Sequence[FlowState] = ()
     pauses: Mapping[str, AuditLine] = field(default_factory=dict)

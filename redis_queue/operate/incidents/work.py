@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
 from redis_queue.basics.times import span_text
-from redis_queue.monitor.model import Counts, RunningTask
+from redis_queue.monitor.model import RunningTask, Tally
 from redis_queue.monitor.report import OTHER
 from redis_queue.operate.incidents.incident import Incident, Severity, page_of, tasks_text, usual_seconds
 from redis_queue.operate.incidents.situation import LONG, Situation
@@ -66,8 +66,8 @@ def broken_workers(now: Situation) -> Iterator[Incident]:
 def failing_tasks(now: Situation) -> Iterator[Incident]:
     """No task fails nearly always, or far more often than before."""
     for task, minutes in _by_task(now).items():
-        before, recent = _sum(minutes[:-RECENT]), _sum(minutes[-RECENT:])
-        hour, since = _sum([before, recent]), _first(now, minutes, lambda minute: minute.failed)
+        before, recent = sum(minutes[:-RECENT], Tally()), sum(minutes[-RECENT:], Tally())
+        hour, since = before + recent, _first(now, minutes, lambda minute: minute.failed)
         if _rose(before, recent):
             severity: Severity = "error" if recent.share >= MOST_FAIL else "warning"
             cause = (
@@ -92,7 +92,7 @@ def failing_tasks(now: Situation) -> Iterator[Incident]:
 def retry_storms(now: Situation) -> Iterator[Incident]:
     """No task is retried far more often than it ends."""
     for task, minutes in _by_task(now).items():
-        recent = _sum(minutes[-RECENT:])
+        recent = sum(minutes[-RECENT:], Tally())
         if recent.retried < MIN_RETRIES or recent.retried < RETRIES_PER_END * recent.ends:
             continue
         yield Incident(
@@ -130,28 +130,22 @@ def slow_tasks(now: Situation) -> Iterator[Incident]:
         )
 
 
-def _by_task(now: Situation) -> dict[str, list[Counts]]:
+def _by_task(now: Situation) -> dict[str, list[Tally]]:
     """Return the counts of each task in each minute, of all its queues."""
-    found: dict[str, list[Counts]] = {}
+    found: dict[str, list[Tally]] = {}
     for series, minutes in now.ended.items():
         if series != OTHER:
-            before = found.get(series.task)
-            found[series.task] = (
-                list(minutes) if before is None else [_sum(pair) for pair in zip(before, minutes, strict=True)]
-            )
+            before = found.get(series.task, [Tally()] * len(minutes))
+            found[series.task] = [first + second for first, second in zip(before, minutes, strict=True)]
     return found
 
 
-def _sum(minutes: Iterable[Counts]) -> Counts:
-    return Counts(*map(sum, zip(*minutes, strict=True))) if minutes else Counts()
-
-
-def _rose(before: Counts, recent: Counts) -> bool:
+def _rose(before: Tally, recent: Tally) -> bool:
     enough = before.ends >= MIN_ENDS and recent.ends >= MIN_ENDS and recent.failed >= MIN_FAILED
     return enough and recent.share > ROSE_BY * before.share
 
 
-def _first(now: Situation, minutes: Sequence[Counts], count: Callable[[Counts], int]) -> datetime:
+def _first(now: Situation, minutes: Sequence[Tally], count: Callable[[Tally], int]) -> datetime:
     """Return when the last row of minutes with a *count* began, without gaps of more than :data:`RECENT` minutes."""
     first = last = len(minutes) - 1
     for number in range(last, -1, -1):

@@ -72,7 +72,7 @@ def fill_delayed(client: redis.Redis, name: str = "scheduled", text: str = "", c
     queue.push(call, id=f"overdue{text}", headers=headers)
     queue.push("far", id="far", delay=timedelta(days=40))
     row = DispatcherRow(f"worker{text}", datetime.now(timezone.utc), True, f"1{text}", 9, 1, f"refused{text}")
-    queue.dispatch_log.note(Dispatched(9, 1, Histogram.of([7, 30, 400]), worst=0.4), dispatcher=row)
+    queue.dispatch_log.note(Dispatched(9, 1, Histogram.of([7, 30, 400])), dispatcher=row)
     return queue
 
 

@@ -107,7 +107,7 @@ def _log_dispatches(client: redis.Redis, chance: random.Random) -> None:
             chance.expovariate(1 / 4) + (40 if minute in (22, 23) else 0)
             for _ in range(chance.randint(90, 150) + (400 if minute % 15 == 0 else 0))
         ]
-        past.dispatch_log.note(Dispatched(len(late), 0, Histogram.of(late), worst=max(late) / 1000))
+        past.dispatch_log.note(Dispatched(len(late), 0, Histogram.of(late)))
     for name, leads in (("worker-1@shop", True), ("worker-2@shop", False)):
         row = DispatcherRow(name, datetime.now(timezone.utc), leads, "0.1.0", 9000 if leads else 0, 0, "")
         DelayQueue("scheduled", client).dispatch_log.note(Dispatched(), dispatcher=row)
