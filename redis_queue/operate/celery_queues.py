@@ -142,7 +142,7 @@ class CeleryQueues:
 
     def _lately(self) -> Mapping[Series, Tally]:
         with contextlib.suppress(*BROKEN):
-            return self._monitor.history.totals(RATE_MINUTES)
+            return self._monitor.history.totals(RATE_MINUTES, times=False)
         return {}
 
     def _names(self, workers: Sequence[WorkerRow] | None, broker: BrokerQueues | None = None) -> list[str]:

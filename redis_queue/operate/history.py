@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, NamedTuple
 
+from redis_queue.basics.histogram import NO_TIMES
 from redis_queue.errors import InvalidValueError
 from redis_queue.monitor.model import Period, Series, Tally
 from redis_queue.operate.access import Access
@@ -39,7 +40,7 @@ MIN_FAILURES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class HistoryRow:
-    """What happened to one task of one queue in a span, and in the span *before* it (None: too long ago)."""
+    """What happened to one task of one queue in a span, and counts of the span *before* it (None: too long ago)."""
 
     series: Series
     tally: Tally
@@ -53,20 +54,28 @@ class HistoryRow:
     @property
     def rose(self) -> bool:
         """Whether tasks fail more often than in the span before: a deploy may have broken them."""
-        if self.before is None or self.tally.failed < MIN_FAILURES:
+        if self.before is None or not self.before.executed or self.tally.failed < MIN_FAILURES:
             return False
         return self.failing > ROSE_BY * _share(self.before)
 
 
+class Quantiles(NamedTuple):
+    """A quantile of durations in seconds, such as p95, at each time and of the *whole* span; None without a run."""
+
+    name: str
+    values: Sequence[float | None]
+    whole: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Values at *times*: counts, and the p50, p95 and p99 of a duration in seconds, None without a run."""
+    """Values at *times*: counts, and the p50, p95 and p99 of durations."""
 
     times: Sequence[datetime]
     counts: Sequence[tuple[str, Sequence[int]]]
-    duration: Sequence[tuple[str, Sequence[float | None]]]
-    waiting: Sequence[tuple[str, Sequence[float | None]]]
-    lateness: Sequence[tuple[str, Sequence[float | None]]]
+    duration: Sequence[Quantiles]
+    waiting: Sequence[Quantiles]
+    lateness: Sequence[Quantiles]
 
 
 def table(access: Access, span: str, *, task: str = "", queue: str = "") -> list[HistoryRow]:
@@ -77,7 +86,7 @@ def table(access: Access, span: str, *, task: str = "", queue: str = "") -> list
     minutes = _span(span).minutes
     history = access.monitor.history
     now = history.totals(minutes)
-    before = history.totals(minutes, before=minutes) if minutes <= SPANS["2d"].minutes else None
+    before = history.totals(minutes, before=minutes, times=False) if minutes <= SPANS["2d"].minutes else None
     rows = [
         HistoryRow(series, tally, None if before is None else before.get(series, Tally()))
         for series, tally in now.items()
@@ -86,8 +95,8 @@ def table(access: Access, span: str, *, task: str = "", queue: str = "") -> list
     return sorted(rows, key=lambda row: (-row.tally.executed, row.series))
 
 
-def curves(access: Access, span: str, series: Series | None = None) -> Curves:
-    """Return the curves of one series, or of all together, in *span*. Raises InvalidValueError and StoreError."""
+def curves(access: Access, span: str, series: Collection[Series] | None = None) -> Curves:
+    """Return the curves of some *series* together, or of all, in *span*. Raises InvalidValueError and StoreError."""
     chosen, history = _span(span), access.monitor.history
     count = chosen.points * chosen.each
     periods = history.hours(count, series) if chosen.by_hour else history.minutes(count, series)
@@ -106,12 +115,14 @@ def curves(access: Access, span: str, series: Series | None = None) -> Curves:
     )
 
 
-def _quantiles(tallies: Sequence[Tally], name: str) -> list[tuple[str, Sequence[float | None]]]:
+def _quantiles(tallies: Sequence[Tally], name: str) -> list[Quantiles]:
     times = [getattr(tally, name) for tally in tallies]
-    return [
-        (f"p{share}", [found.quantile(share / 100) if found.total else None for found in times])
-        for share in (50, 95, 99)
-    ]
+    # The whole span is the last one.
+    times.append(sum(times, NO_TIMES))
+    shares = {
+        f"p{share}": [found.quantile(share / 100) if found else None for found in times] for share in (50, 95, 99)
+    }
+    return [Quantiles(share, values[:-1], values[-1]) for share, values in shares.items()]
 
 
 def _sum(periods: Sequence[Period]) -> Period:

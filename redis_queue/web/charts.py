@@ -13,6 +13,7 @@ from redis_queue.basics.times import span_text
 from redis_queue.catalog import open_as
 from redis_queue.delay.model import Dispatched
 from redis_queue.delay.queue import DelayQueue
+from redis_queue.operate.history import Quantiles
 from redis_queue.operate.queue_row import BROKEN
 from redis_queue.store.registry import RegistryRow
 from redis_queue.store.settings import Settings
@@ -40,29 +41,35 @@ _Value = float | int | None
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A named series of a chart; None where it has no value."""
+    """A named series of a chart; None where it has no value. *whole*: the duration of the whole span."""
 
     name: str
     values: Sequence[_Value]
     tone: str
+    whole: _Value = None
 
     def text(self, number: int, unit: str) -> str:
         """Return one value as text; "-" for None."""
         return _text(self.values[number], unit)
 
     def summary(self, unit: str) -> str:
-        """Return the sum of counts, or the last known duration."""
+        """Return the sum of counts, or the duration of the whole span, by default the longest one."""
         known = [value for value in self.values if value is not None]
         if unit != SECONDS:
             return _text(sum(known), unit)
-        return _text(known[-1] if known else None, unit)
+        return _text(max(known, default=None) if self.whole is None else self.whole, unit)
 
 
-def lines(series: Iterable[tuple[str, Sequence[_Value]]]) -> list[Line]:
+def lines(series: Iterable[tuple[str, Sequence[_Value]] | Quantiles]) -> list[Line]:
     """Return the lines of a chart, with a tone for each; not a number becomes None."""
     return [
-        Line(name, [None if value is None or math.isnan(value) else value for value in values], _tone(name, number))
-        for number, (name, values) in enumerate(series)
+        Line(
+            name,
+            [None if value is None or math.isnan(value) else value for value in values],
+            _tone(name, number),
+            *whole,
+        )
+        for number, (name, values, *whole) in enumerate(series)
     ]
 
 

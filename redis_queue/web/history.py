@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from flask import Blueprint, abort, render_template
@@ -14,6 +15,9 @@ from redis_queue.web.request_args import ROWS
 from redis_queue.web.search import task_names
 
 pages = Blueprint("history", __name__)
+
+MAX_CURVES: Final = 20
+"""Maximum number of series whose curves are added up, if some are searched."""
 
 SORTS: Final = {
     "executed": lambda row: -row.tally.executed,
@@ -36,13 +40,16 @@ def show() -> str:
     if (one is None) != (of is None):
         abort(400, "one and of: must be given together: the names of a task and its queue.")
     access = context().access
-    rows: list[HistoryRow] = sorted(table(access, span, task=task or "", queue=queue or ""), key=SORTS[sort])
+    found = table(access, span, task=task or "", queue=queue or "")
+    chosen = [Series(one, of)] if one and of else [row.series for row in found[:MAX_CURVES]] if task or queue else None
+    rows: list[HistoryRow] = sorted(found, key=SORTS[sort])
     link: dict[str, Any] = {"task": task, "queue": queue, "sort": sort, "one": one, "of": of}
     return render_template(
         "history.html",
         rows=rows[:ROWS],
         more=max(0, len(rows) - ROWS),
-        curves=curves(access, span, None if one is None or of is None else Series(one, of)),
+        curves=curves(access, span, chosen),
+        curves_of=curves_of(chosen, len(found)),
         one=one,
         of=of,
         spans=[(name, found.title) for name, found in SPANS.items()],
@@ -52,6 +59,16 @@ def show() -> str:
         link={name: value for name, value in link.items() if value is not None},
         names=task_names(),
     )
+
+
+def curves_of(chosen: Sequence[Series] | None, count: int) -> str:
+    """Return whose runs the curves show, if *count* series match the search."""
+    if chosen is None:
+        return "all tasks"
+    if len(chosen) == 1:
+        return f"{chosen[0].task} in {chosen[0].queue}"
+    most = f"the {MAX_CURVES} with most runs of " if count > MAX_CURVES else ""
+    return f"{most}{count:,} tasks that match"
 
 
 def _p95(times: Any) -> float:

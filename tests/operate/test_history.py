@@ -37,10 +37,27 @@ def test_each_span_has_a_table_and_curves(access: Access, reports: Reports, span
     assert len(found.times) == SPANS[span].points
     sums = {name: sum(values) for name, values in found.counts}
     assert sums == {"succeeded": 13, "failed": 1, "retried": 0, "revoked": 0}
-    assert [name for name, _ in found.duration] == ["p50", "p95", "p99"]
-    assert found.duration[0][1][-1] == pytest.approx(0.0375)
-    assert set(found.waiting[0][1]) == {None}
-    assert sum(dict(curves(access, span, MAIL).counts)["succeeded"]) == 4
+    assert [of.name for of in found.duration] == ["p50", "p95", "p99"]
+    assert (found.duration[0].values[-1], found.duration[0].whole) == (0.03, 0.03)
+    assert {*found.waiting[0].values, found.waiting[0].whole} == {None}
+    assert sum(dict(curves(access, span, [MAIL]).counts)["succeeded"]) == 4
+
+
+def test_a_quantile_of_the_whole_span_is_that_of_all_its_runs(access: Access, reports: Reports, clock: Clock) -> None:
+    reports.write(tallies={MAIL: tally(90)})
+    clock.forward(60)
+    reports.write(tallies={MAIL: Tally(10, duration=Histogram.of([4000] * 10))})
+    p50, p95, _ = curves(access, "15m").duration
+    assert (p50.values[-2:], p50.whole) == ([0.03, 4.0], pytest.approx(0.03, rel=0.1))
+    assert p95.whole == pytest.approx(4.0, rel=0.1)
+
+
+@pytest.mark.parametrize("span", ["1h", "2d"])
+def test_curves_of_some_series_are_added_up(access: Access, reports: Reports, span: str) -> None:
+    reports.write(tallies={MAIL: tally(5, 1), BILL: tally(9), Series("shop.other", "mail"): tally(70)})
+    found = curves(access, span, [MAIL, BILL, Series("nobody", "mail")])
+    assert sum(dict(found.counts)["succeeded"]) == 13
+    assert sum(dict(curves(access, span, []).counts)["succeeded"]) == 0
 
 
 def test_names_are_searched_by_part(access: Access, reports: Reports) -> None:
@@ -54,6 +71,13 @@ def test_a_task_that_fails_more_often_than_before_is_marked(access: Access, repo
     clock.forward(3600)
     reports.write(tallies={MAIL: tally(100, 20), BILL: tally(100, 21)})
     assert {row.series: row.rose for row in table(access, "1h")} == {MAIL: True, BILL: False}
+
+
+def test_a_task_without_runs_before_is_not_marked(access: Access, reports: Reports, clock: Clock) -> None:
+    reports.write(tallies={BILL: tally(1)})
+    clock.forward(3600)
+    reports.write(tallies={MAIL: tally(100, 20), BILL: tally(100, 21)})
+    assert {row.series: row.rose for row in table(access, "1h")} == {MAIL: False, BILL: True}
 
 
 @pytest.mark.parametrize("span", ["", "2h", "1H", "x" * 500])

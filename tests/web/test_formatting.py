@@ -14,6 +14,7 @@ import pytest
 from markupsafe import Markup
 
 from redis_queue.errors import ConfigurationError
+from redis_queue.operate.history import Quantiles
 from redis_queue.web import WebSettings, formatting
 from redis_queue.web.charts import LEVELS, chart_data, level, lines, spark_points
 from redis_queue.web.formatting import HIDDEN
@@ -162,9 +163,10 @@ class TestLines:
         (line,) = lines([("sent", [1000, None, 234])])
         assert (line.summary("count"), line.text(0, "count"), line.text(1, "count")) == ("1,234", "1,000", "-")
 
-    def test_of_durations_the_last_known_one_counts(self) -> None:
-        (line,) = lines([("p50", [0.5, 2.5, math.nan, None])])
-        assert (line.summary("s"), line.text(0, "s"), line.text(2, "s")) == ("2.5 s", "500 ms", "-")
+    def test_a_duration_is_that_of_the_whole_span_or_the_longest(self) -> None:
+        whole, worst = lines([Quantiles("p50", [0.5, 2.5, math.nan, None, 0.1], 0.7), ("worst", [0.5, 2.5, None, 0.1])])
+        assert (whole.summary("s"), whole.text(0, "s"), whole.text(2, "s")) == ("700 ms", "500 ms", "-")
+        assert worst.summary("s") == "2.5 s"
 
     def test_without_values(self) -> None:
         (line,) = lines([("p50", [])])

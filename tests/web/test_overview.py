@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from celery import Celery
 
 from redis_queue.doctor.finding import Finding
 from redis_queue.errors import StoreUnavailableError
+from redis_queue.monitor.model import Series, Tally
+from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import Access
 from redis_queue.operate.inspector import Inspector
 from redis_queue.store.keys import MonitorKeys
@@ -81,6 +84,31 @@ class TestCurves:
             assert known["p99"] is not None
             assert known["p50"] < 0.1
             assert known["p99"] > 2
+
+    @pytest.mark.parametrize(
+        ("query", "succeeded", "of"),
+        [
+            ("", 12, "all tasks"),
+            ("?task=remind", 7, "shop.remind in celery"),
+            ("?queue=celery", 12, "2 tasks that match"),
+            ("?task=nothing", 0, "0 tasks that match"),
+            ("?one=shop.other&of=celery", 5, "shop.other in celery"),
+        ],
+    )
+    def test_those_of_the_history_are_of_the_tasks_that_match(
+        self, query: str, succeeded: int, of: str, reader: Browser, filled: redis.Redis
+    ) -> None:
+        Reports(filled, "redis_queue").write(tallies={Series("shop.other", "celery"): Tally(5)})
+        page = reader.get(f"/history{query}")
+        assert sum(count or 0 for count in values(charts(page)["plot-runs"])["succeeded"]) == succeeded
+        assert f"Curves of {of}." in page.text
+
+    def test_the_legend_has_the_quantiles_of_the_whole_span(self, reader: Browser) -> None:
+        source = reader.get("/history?span=15m").source
+        figure = source[source.index('id="chart-duration"') :]
+        legend = figure[: figure.index("</ul>")]
+        assert "whole span" in legend
+        assert re.findall(r"(p\d\d) <b>(.*?)</b>", legend) == [("p50", "20 ms"), ("p95", "3 s"), ("p99", "3 s")]
 
     def test_an_unknown_span_is_refused(self, reader: Browser) -> None:
         page = reader.open("/?span=1y")

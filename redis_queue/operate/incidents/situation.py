@@ -144,7 +144,7 @@ def _usual(access: Access, found: Situation) -> dict[Series, Tally]:
     since = Counter(Series(row.task, row.queue) for row in found.running if found.age(row.since) >= LONG)
     history = access.monitor.history
     return {
-        series: sum((hour.tally for hour in history.hours(USUAL_HOURS, series)), Tally())
+        series: sum((hour.tally for hour in history.hours(USUAL_HOURS, [series])), Tally())
         for series, _ in since.most_common(MAX_USUAL)
     }
 

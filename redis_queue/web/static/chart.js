@@ -51,7 +51,7 @@
     const figure = host.closest("figure");
     const legend = [...figure.querySelectorAll(".legend b")];
     const totals = legend.map((item) => item.textContent);
-    const at = figure.querySelector(".at");
+    const at = figure.querySelector(".at"), span = at.textContent;
     const order = series.map((_, number) => number);
     const values = bars ? stacked(series) : series.map((one) => one.values);
     // The highest bars first, so that the lower ones are drawn over them.
@@ -93,7 +93,7 @@
               const value = index == null ? null : one.values[index];
               legend[number].textContent = index == null ? totals[number] : value == null ? "-" : format.value(value);
             });
-            at.textContent = index == null ? "" : clock(times[index]);
+            at.textContent = index == null ? span : clock(times[index]);
           }],
         },
       },

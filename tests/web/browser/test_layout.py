@@ -173,6 +173,8 @@ def test_charts_are_drawn_with_totals(new_tab: NewTab) -> None:
         expect(page.locator(f"#plot-{name} canvas")).to_be_visible()
     legend = page.locator("#chart-runs .legend")
     expect(legend).to_have_text(re.compile(r"succeeded 7\s+failed 1\s+retried 2\s+revoked 0"))
+    expect(page.locator("#chart-runs .at")).to_have_text("sum")
+    expect(page.locator("#chart-duration .at")).to_have_text("whole span")
 
 
 def test_the_pointer_shows_the_values_of_its_place(new_tab: NewTab) -> None:
@@ -188,6 +190,7 @@ def test_the_pointer_shows_the_values_of_its_place(new_tab: NewTab) -> None:
     expect(shown).to_contain_text(str(tokyo))
     page.mouse.move(5, 5)
     expect(page.locator("#chart-runs .legend")).to_have_text(re.compile(r"succeeded 7\s+failed 1"))
+    expect(shown).to_have_text("sum")
 
 
 def test_an_update_keeps_the_canvas_and_adds_the_runs(new_tab: NewTab, filled: redis.Redis) -> None:
