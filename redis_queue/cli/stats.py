@@ -14,6 +14,7 @@ from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.output import harmless, show_fields, show_json, show_location, show_table, wants_json
 from redis_queue.operate.access import Access
+from redis_queue.operate.celery_queues import RATE_MINUTES
 from redis_queue.operate.queue_row import CeleryQueueRow, Count, Overview, QueueRow
 
 SIZES: Final[tuple[Count, ...]] = ("ready", "delayed", "in_flight", "dead", "quarantined")
@@ -80,7 +81,7 @@ def queues(access: Access) -> None:
 def _print_celery(rows: Sequence[CeleryQueueRow]) -> None:
     if not rows:
         return
-    heads = ["Celery queue", "ready", "in flight", "workers", "per minute", "oldest", ""]
+    heads = ["Celery queue", "ready", "in flight", "workers", f"per min, {RATE_MINUTES} min", "oldest", ""]
     limited = any(row.waiting_for_place for row in rows)
     cells = [_celery_row(row, limited=limited) for row in rows if not row.error]
     show_table([*heads, *([FOR_PLACE] if limited else [])], cells, below=(FOR_PLACE,))

@@ -53,8 +53,9 @@ QUIT: Final = "q"
 def top(access: Access, *, interval: float, sort: Sort, count: int | None) -> None:
     """Show counts and rates of all queues until q or Ctrl-C: with an app, also those of Celery's queues.
 
-    If Redis cannot be reached, it shows the error and keeps trying. Rates are per second, between two samples. Into a
-    file or a pipe, and with --json, it writes samples one after another instead of a live view.
+    If Redis cannot be reached, it shows the error and keeps trying. Rates are per second, between two samples; those of
+    Celery's queues are of the last five minutes. Into a file or a pipe, and with --json, it writes samples one after
+    another instead of a live view.
 
     Example: redis-queue top --count 1
     """

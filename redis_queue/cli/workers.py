@@ -40,8 +40,8 @@ def workers(access: Access, *, name: str, limit: int) -> None:
         "pool": "pool",
         "busy": lambda row: f"{row['busy']} of {row['concurrency']}",
         "prefetched": "prefetched",
-        "per minute": "executed_per_minute",
-        "failed": "failed_per_minute",
+        "last min": "executed_per_minute",
+        "failed of it": "failed_per_minute",
         "MB": lambda row: round(row["memory"] / MEGABYTE),
         "seen": lambda row: span_text(now - row["seen_at"]),
     }

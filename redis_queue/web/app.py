@@ -20,6 +20,7 @@ from redis_queue.basics.times import span_text
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.operate.access import Access, AppAccess, access_to
 from redis_queue.operate.actions.entries import reference
+from redis_queue.operate.celery_queues import RATE_MINUTES
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.ids import is_id
 from redis_queue.store.redis_errors import RedisErrors, redact
@@ -160,6 +161,7 @@ def dashboard(
         app.add_template_filter(getattr(formatting, name), name)
     for name in ("lines", "chart_data", "spark_points"):
         app.add_template_filter(getattr(charts, name), name)
+    app.jinja_env.globals["rate_minutes"] = RATE_MINUTES
     app.add_template_global(may)
     app.add_template_global(reference)
     app.add_template_global(is_id)
