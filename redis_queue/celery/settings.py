@@ -17,6 +17,7 @@ from redis_queue.basics.times import Seconds, check_duration, duration_ms
 from redis_queue.errors import ConfigurationError, InvalidDelayError, InvalidValueError
 from redis_queue.keeper.renewal import DEFAULT_LEASE
 from redis_queue.monitor.failures import MAX_DAYS, MAX_KEPT
+from redis_queue.monitor.rows import MAX_RELEASE, release_text
 from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE
 from redis_queue.store.settings import MAX_SHARDS
 
@@ -142,6 +143,11 @@ class CelerySettings:
     atomic_fetch: bool = True
     #: Whether workers report each second what they do, for the dashboard, metrics and probes.
     monitor: bool = True
+    #: The release of your app that workers report: charts mark its changes, runs and failures name it. 1 to 64
+    #: printable characters. Default: the first of the environment variables ``REDIS_QUEUE_RELEASE``, ``GIT_SHA``,
+    #: ``GIT_COMMIT``, ``SOURCE_VERSION``, ``HEROKU_SLUG_COMMIT``, ``SENTRY_RELEASE`` and ``RELEASE`` that is set. Needs
+    #: ``monitor``.
+    release: str | None = None
     #: Tasks that failed for good, which workers keep to be looked at and retried: True (the last 1,000 for 7 days),
     #: False, or a mapping such as ``{"tasks": 1000, "days": 7}``, up to 100,000 tasks and 90 days. Needs ``monitor``.
     keep_failures: bool | Mapping[str, Any] = True
@@ -169,6 +175,7 @@ class CelerySettings:
         for name in ("prefix", "delay_queue"):
             if not isinstance(text := getattr(self, name), str) or not text.isprintable():
                 raise ConfigurationError(f"{NAMESPACE}{name}={text!r}: must be printable characters")
+        _check_release(self.release)
         _check_whole("dispatch_batch", self.dispatch_batch, CHUNK)
         _check_whole("max_deliveries", self.max_deliveries, MAX_DELIVERIES)
         _check_whole("shards", self.shards, MAX_SHARDS)
@@ -301,6 +308,11 @@ def _check_http(name: str, url: object) -> None:
     if not valid:
         # The URL has a password, which no message shows.
         raise ConfigurationError(f"{NAMESPACE}{name}: must be like http://user:password@host:15672")
+
+
+def _check_release(value: object) -> None:
+    if value is not None and release_text(value) != value:
+        raise ConfigurationError(f"{NAMESPACE}release={value!r}: must be 1 to {MAX_RELEASE} printable characters")
 
 
 def _check_whole(name: str, value: object, high: int) -> None:

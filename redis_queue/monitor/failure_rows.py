@@ -35,7 +35,7 @@ _ROW: Final = re.compile(rb"([^\0]{0,2040})\0([^\0]{0,2040})\0(.{1,20000})", re.
 _TRACEBACK: Final = re.compile(rb"(\d{1,6})\n")
 _GROUP_NAME: Final = re.compile(rb"([^\0]{0,2040})\0([^\0]{0,2040})")
 _GROUP: Final = re.compile(rb"(\d{1,15}) (\d{1,15}) (\d{1,15}) (.{1,1020})", re.DOTALL)
-_NAMES: Final = ("task", "queue", "worker", "exception")
+_NAMES: Final = ("task", "queue", "worker", "exception", "release")
 _TEXTS: Final = ("message", "args", "kwargs")
 
 

@@ -82,7 +82,8 @@ class WorkerRow:
     last turn of its event loop and since it last settled a message, None without an event loop or before the first one.
     *keeper* tells whether its keeper process lives, None without leases. *held* is the number of messages that it holds
     of each queue. *lists* are the keys of its queues, if its broker is the Redis that keeps the reports. *limited*
-    counts the tasks that rate limits hold back; they are not in *prefetched*. *stopping*: it shuts down.
+    counts the tasks that rate limits hold back; they are not in *prefetched*. *stopping*: it shuts down. *release* is
+    that of the app, "" if it is unknown.
     """
 
     name: str
@@ -108,6 +109,16 @@ class WorkerRow:
     lists: Sequence[str] = ()
     limited: int = 0
     stopping: bool = False
+    release: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRow:
+    """A release of the app, and when a worker reported it first and last; the last time may be a minute too early."""
+
+    release: str
+    first_at: datetime
+    last_at: datetime
 
 
 LeaseState = Literal["held", "lost", "none"]
@@ -142,7 +153,7 @@ class Run:
 
     *sent_at* and *due_at* are None if the message does not tell. *fetched_at* is when its worker got the message.
     *started_at* is None if it never started. *error* is the exception with which it failed, or for which it retries,
-    shortened.
+    shortened. *release* is that of the app in its worker.
     """
 
     id: str
@@ -160,6 +171,7 @@ class Run:
     group: str = ""
     fetched_at: datetime | None = None
     error: str = ""
+    release: str = ""
 
 
 FailureKind = Literal["failed", "unregistered", "unreadable"]
@@ -173,7 +185,7 @@ class Failure:
     its text, *traceback* a text. *body* is the packed message for a retry
     (:class:`redis_queue.celery.message.envelope.Envelope`); None if it was too large or unreadable. *size* is its
     length in bytes, 0 for None; lists leave out *traceback* and *body*. *attempts* counts the runs so far, this one
-    included; 0 for a message that was discarded.
+    included; 0 for a message that was discarded. *release* is that of the app in its worker.
     """
 
     id: str
@@ -191,6 +203,7 @@ class Failure:
     seconds: float | None = None
     body: bytes | None = None
     size: int = 0
+    release: str = ""
 
 
 class FailureGroup(NamedTuple):

@@ -11,13 +11,13 @@ from typing import Final
 from redis_queue.basics.times import from_ms
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.history import RunHistory
-from redis_queue.monitor.model import Run, RunningTask, WorkerRow
+from redis_queue.monitor.model import ReleaseRow, Run, RunningTask, WorkerRow
 from redis_queue.monitor.report import MAX_RUNNING, SEPARATOR
-from redis_queue.monitor.rows import MAX_TEXT, read_run, read_running, read_worker
+from redis_queue.monitor.rows import MAX_TEXT, read_run, read_running, read_worker, release_text
 from redis_queue.store.chunks import CHUNK, check_limit, chunks
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import MonitorKeys
-from redis_queue.store.scripts import Clock, Scripts, now_ms, server_clock
+from redis_queue.store.scripts import Clock, Scripts, now_ms, pairs, server_clock
 
 SEEN_MS: Final = 60_000
 """Milliseconds after which a worker that did not report is left out."""
@@ -28,6 +28,10 @@ MAX_BYTES: Final = 32 * 1024 * 1024
 """Maximum bytes of reports that one search reads."""
 
 _ROW: Final = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
+
+_RELEASE: Final = re.compile(rb"(\d{1,15}) (\d{1,15})")
+
+MAX_RELEASES: Final = 100
 
 MAX_OF_TREE: Final = 200
 """Maximum number of tasks of one canvas."""
@@ -172,3 +176,18 @@ class Monitor:
         self.runs = Runs(client, prefix)
         self.history = RunHistory(client, prefix, clock)
         self.failures = Failures(client, prefix, clock)
+        self._scripts = Scripts(client)
+        self._keys = MonitorKeys(prefix)
+
+    def releases(self) -> list[ReleaseRow]:
+        """Return the releases that workers have reported, at most 100, the latest first report first.
+
+        Unreadable ones are left out. Raises StoreError.
+        """
+        rows = pairs(self._scripts.command("HGETALL", self._keys.releases))
+        found: dict[str, ReleaseRow] = {}
+        for name, times in rows:
+            if parts := _RELEASE.fullmatch(times):
+                release = release_text(name.decode(errors="replace"))
+                found[release] = ReleaseRow(release, from_ms(int(parts[1])), from_ms(int(parts[2])))
+        return sorted(found.values(), key=lambda row: (row.first_at, row.last_at), reverse=True)[:MAX_RELEASES]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -30,6 +31,9 @@ AGAIN: Final = -1
 
 SEPARATOR: Final = "\0"
 
+NOTE_RELEASE: Final = 60.0
+"""Seconds after which a worker notes its release again."""
+
 
 class Reports:
     """Writes the reports of workers under *prefix*. Raises StoreError."""
@@ -39,6 +43,7 @@ class Reports:
         self._calls = NumberedCalls(Scripts(client), MonitorKeys(prefix))
         # Their own slot: the state can be written while counts wait for their repetition.
         self._counting = NumberedCalls(Scripts(client), MonitorKeys(prefix))
+        self._release, self._release_until = "", 0.0
 
     def write(
         self,
@@ -57,14 +62,19 @@ class Reports:
         """
         for count in self.count_calls(tallies or {}):
             count()
+        release = "" if worker is None else worker.release
+        due = release != self._release or time.monotonic() >= self._release_until
         now: int = self._calls.prepare(
             "monitor/report",
             now=self._clock(),
+            release=release if due else "",
             worker="" if worker is None else worker.name[:MAX_TEXT],
             row="" if worker is None or leaving else write_worker(worker),
             tasks="" if leaving else write_running(running[:MAX_RUNNING]),
             more=_encoded(part for run in ended[:MAX_ENDED] for part in (run.id, _root(run), write_run(run))),
         )()
+        if due:
+            self._release, self._release_until = release, time.monotonic() + NOTE_RELEASE
         return now
 
     def count_calls(self, tallies: Mapping[Series, Tally]) -> list[Callable[[], None]]:

@@ -18,6 +18,9 @@ from redis_queue.store.ids import readable
 MAX_TEXT: Final = 255
 """Maximum characters of a name or an id."""
 
+MAX_RELEASE: Final = 64
+"""Maximum characters of the release of an app."""
+
 MAX_ARGUMENTS: Final = 200
 """Maximum characters of the arguments of a running task."""
 
@@ -64,7 +67,7 @@ def read_worker(name: str, seen_at: datetime, text: bytes) -> WorkerRow | None:
     """Return a worker; None for an unreadable row."""
     try:
         row: Any = read_document(text)
-        fields = {field: limit(row[field]) for field, limit in _WORKER.items()}
+        fields = {field: limit(row[field]) for field, limit in _WORKER.items() if field in row or field not in _NEW}
         return WorkerRow(name[:MAX_TEXT], seen_at, _time(row["started"]), **fields)
     except UNREADABLE:
         return None
@@ -120,7 +123,7 @@ def read_run(id_: str, text: bytes) -> Run | None:
 
 
 _RUN_TIMES: Final = ("sent", "due", "fetched", "started")
-_RUN_TEXTS: Final = ("task", "queue", "worker", "parent", "root", "group", "error")
+_RUN_TEXTS: Final = ("task", "queue", "worker", "parent", "root", "group", "error", "release")
 
 
 def _running(worker: str, row: Any) -> RunningTask | None:
@@ -135,6 +138,12 @@ def text_of(found: Any, most: int = MAX_TEXT) -> str:
     if not isinstance(found, str):
         raise TypeError("expected a text")
     return readable(found[:most])
+
+
+def release_text(found: object) -> str:
+    """Return the name of a release: of limited length, with ? for characters that cannot be printed."""
+    text = found[:MAX_RELEASE] if isinstance(found, str) else ""
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _time(found: Any) -> datetime:
@@ -192,9 +201,13 @@ _WORKER: Final[Mapping[str, Callable[[Any], Any]]] = {
     "stopping": bool,
     "lists": _keys,
     "held": _held,
+    "release": release_text,
     **dict.fromkeys(_COUNTS, small_integer),
 }
 """The fields of a worker, and what limits their values, when they are written and when they are read."""
+
+_NEW: Final = frozenset({"release"})
+"""Fields that workers of earlier versions do not write."""
 
 _RUNNING: Final[Mapping[str, Callable[[Any], Any]]] = {
     # First: a task is searched by the beginning of its row.

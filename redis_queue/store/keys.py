@@ -155,6 +155,9 @@ class MonitorKeys(KeyGroup):
 
     workers = Key("HASH", 'name -> "<ms when it was seen> <JSON>": the last report of each worker', expires="four days")
     running = Key("HASH", "name -> JSON: the tasks that this worker runs", expires="four days")
+    releases = Key(
+        "HASH", 'release of the app -> "<first time> <last time>" at which a worker reported it', expires="120 days"
+    )
     series = Key(
         "HASH", r'"<task>\0<queue>" -> "<number> <day of the last run>"; "next": the next number', expires="a year"
     )

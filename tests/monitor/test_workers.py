@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import redis
 
-from redis_queue.monitor.model import Run, RunningTask, Series, Tally, WorkerRow
-from redis_queue.monitor.monitor import Workers
+from redis_queue.monitor.model import ReleaseRow, Run, RunningTask, Series, Tally, WorkerRow
+from redis_queue.monitor.monitor import Monitor, Workers
 from redis_queue.monitor.report import MAX_RUNNING, Reports
 from redis_queue.store.keys import MonitorKeys
 from tests.support.clock import Clock, when
@@ -39,6 +39,7 @@ ROW = WorkerRow(
     keeper=True,
     held={"mail": 5},
     lists=("mail", "mail\x06\x163"),
+    release="abc123",
 )
 TASK = RunningTask("id1", "shop.mail", "mail", "one@host", when(-30), "(1,)", "{}", 2, 1, "held", "p", "r", "g")
 
@@ -138,6 +139,41 @@ def test_fields_of_a_newer_version_are_ignored(reports: Reports, workers: Worker
     newer = json.dumps({**json.loads(text), "brand_new": [1]}).encode()
     client.hset(KEYS.workers, "one@host", stamp + b" " + newer)
     assert workers.rows() == [ROW]
+
+
+def test_a_worker_of_an_earlier_version_has_no_release(reports: Reports, workers: Workers, client: redis.Redis) -> None:
+    reports.write(ROW)
+    stamp, _, text = (client.hget(KEYS.workers, "one@host") or b"").partition(b" ")
+    older = json.dumps({name: value for name, value in json.loads(text).items() if name != "release"}).encode()
+    client.hset(KEYS.workers, "one@host", stamp + b" " + older)
+    assert workers.rows() == [replace(ROW, release="")]
+
+
+def test_releases_are_noted_when_they_change_and_once_a_minute(client: redis.Redis, clock: Clock) -> None:
+    monitor, reports = Monitor(client, "redis_queue", clock), Reports(client, "redis_queue", clock)
+    for release in ("one", "one", "two", "", "two"):
+        reports.write(replace(ROW, release=release))
+        clock.forward(10)
+    assert monitor.releases() == [ReleaseRow("two", when(20), when(40)), ReleaseRow("one", when(0), when(0))]
+    # Another worker notes its release with its first report.
+    Reports(client, "redis_queue", clock).write(replace(ROW, release="one"))
+    assert monitor.releases()[1] == ReleaseRow("one", when(0), when(50))
+
+
+def test_the_release_that_was_reported_longest_ago_makes_room(client: redis.Redis, clock: Clock) -> None:
+    reports = Reports(client, "redis_queue", clock)
+    for number in [*range(100), 0, 100]:
+        reports.write(replace(ROW, release=f"r{number}"))
+        clock.forward(1)
+    found = {row.release for row in Monitor(client, "redis_queue", clock).releases()}
+    assert found == {f"r{number}" for number in range(101) if number != 1}
+
+
+def test_names_of_releases_are_made_safe(reports: Reports, client: redis.Redis) -> None:
+    client.hset(KEYS.releases, mapping={b"bad\xff" + b"x" * 500: "1 2", "a\x1b[2J": "3 4", "odd": "x", "big": "9" * 99})
+    reports.write(replace(ROW, release="\n" * 99))
+    found = [row.release for row in Monitor(client, "redis_queue").releases()]
+    assert found == ["?" * 64, "a?[2J", "bad\ufffd" + "x" * 60]
 
 
 def test_numbers_that_are_none_are_not_shown(reports: Reports, workers: Workers, client: redis.Redis) -> None:

@@ -101,15 +101,19 @@ def _shifted(run: Run, skew: timedelta) -> Run:
 
 
 class Activity:
-    """Adds up how the runs of *worker* end; *failed* is called with each failed run first.
+    """Adds up how the runs of *worker* end, by *release* of the app; *failed* is called with each failed run first.
 
     *failed* takes the request, its exception as billiard passes it, and its seconds. Both it and :meth:`ended` are
     called from the threads of the worker: they must be fast and never raise. The size of this object does not depend
     on the number of runs, nor on their arguments. Safe for threads.
     """
 
-    def __init__(self, worker: str, queue_of: QueueOf, failed: Callable[[Any, Any, float | None], None]) -> None:
+    def __init__(
+        self, worker: str, queue_of: QueueOf, failed: Callable[[Any, Any, float | None], None], release: str = ""
+    ) -> None:
         self.queue_of = queue_of
+        #: The release of the app.
+        self.release = release
         self.failed = failed
         #: The runs that the next report shows.
         self.sample = Sample()
@@ -203,6 +207,7 @@ class Activity:
             retries=retries_in(headers),
             fetched_at=None if fetched is None else _time(fetched),
             error="" if outcome == "succeeded" else error_of(request)[:MAX_TEXT],
+            release=self.release,
             **texts,
         )
 

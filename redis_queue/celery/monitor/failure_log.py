@@ -43,8 +43,9 @@ class FailureLog:
     be noted must not disturb the worker. Safe for threads.
     """
 
-    def __init__(self, worker: str, queue_of: QueueOf, limits: KeepFailures | None) -> None:
+    def __init__(self, worker: str, queue_of: QueueOf, limits: KeepFailures | None, release: str = "") -> None:
         self._worker = worker
+        self._release = release
         self._queue_of = queue_of
         self._limits = limits
         self._trimmed = time.monotonic()
@@ -150,6 +151,7 @@ class FailureLog:
             args=cut(_text(headers.get("argsrepr")), MAX_FAILURE_TEXT),
             kwargs=cut(_text(headers.get("kwargsrepr")), MAX_FAILURE_TEXT),
             body=packed(source),
+            release=self._release,
             **fields,
         )
 

@@ -23,11 +23,22 @@ from redis_queue.celery.monitor.activity import Activity
 from redis_queue.celery.store import Store
 from redis_queue.monitor.model import LeaseState, RunningTask, WorkerRow
 from redis_queue.monitor.report import MAX_RUNNING
-from redis_queue.monitor.rows import MAX_ARGUMENTS, MAX_TEXT
+from redis_queue.monitor.rows import MAX_ARGUMENTS, MAX_TEXT, release_text
 from redis_queue.store.urls import url_of
 
 MIN_REPORTED_SECONDS: Final = 1.0
 """Seconds after which a running task is reported."""
+
+RELEASE_VARIABLES: Final = (
+    "REDIS_QUEUE_RELEASE",
+    "GIT_SHA",
+    "GIT_COMMIT",
+    "SOURCE_VERSION",
+    "HEROKU_SLUG_COMMIT",
+    "SENTRY_RELEASE",
+    "RELEASE",
+)
+"""Environment variables with the release of the app; the first one that is set counts."""
 
 _STATM: Final = Path("/proc/self/statm")
 
@@ -90,6 +101,7 @@ class Snapshots:
             lists=self._lists(),
             limited=self._limited(),
             stopping=_is_stopping(),
+            release=activity.release,
         )
 
     def running(self, skew: float) -> list[RunningTask]:
@@ -159,6 +171,12 @@ def reported_since(request: Any) -> datetime | None:
     """Return since when *request* runs by the last report; None if it was not reported."""
     row: RunningTask | None = vars(request).get(_ROW)
     return None if row is None else row.since
+
+
+def release_of(setting: str | None) -> str:
+    """Return the release of the app: *setting*, else that of the environment; "" if it is unknown."""
+    found = (os.environ.get(name, "").strip() for name in RELEASE_VARIABLES)
+    return release_text(setting or next(filter(None, found), ""))
 
 
 def _names_of(consumer: Any) -> ListNames | None:

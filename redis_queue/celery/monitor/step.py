@@ -19,7 +19,7 @@ from redis_queue.celery.monitor.activity import FETCHED, Activity
 from redis_queue.celery.monitor.commands import register
 from redis_queue.celery.monitor.failure_log import FailureLog
 from redis_queue.celery.monitor.requests import noted_requests
-from redis_queue.celery.monitor.snapshot import Snapshots
+from redis_queue.celery.monitor.snapshot import Snapshots, release_of
 from redis_queue.celery.queues.names import QueueNames
 from redis_queue.celery.store import Store
 from redis_queue.errors import StoreUnavailableError
@@ -144,9 +144,11 @@ class MonitorStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def _prepare(self, consumer: Any) -> None:
         register()
         queue_of = QueueNames(consumer.app).of
-        self._failures = FailureLog(consumer.hostname, queue_of, Store.of(consumer.app).settings.failures_kept)
+        settings = Store.of(consumer.app).settings
+        release = release_of(settings.release)
+        self._failures = FailureLog(consumer.hostname, queue_of, settings.failures_kept, release)
         _note_discards(consumer, self._failures)
-        self._activity = Activity(consumer.hostname, queue_of, self._failures.note)
+        self._activity = Activity(consumer.hostname, queue_of, self._failures.note, release)
         self._snapshots = Snapshots(consumer, self._activity)
         around(consumer, "update_strategies", partial(self._update_strategies, consumer.app))
 

@@ -1,24 +1,27 @@
 -- Store the state of a worker, the tasks that it runs, and runs that have ended.
 --
--- KEYS workers, running, runs, runs_order, trees, slot
+-- KEYS workers, running, runs, runs_order, trees, releases, slot
 -- ARGV now       TIME  0 = the server's clock
 -- ARGV sequence  TEXT  number of the call, grows per caller; a repeat changes nothing, a lower number is refused
 -- ARGV worker    TEXT  its name; empty = no worker
 -- ARGV row       TEXT  JSON of its state; empty = it left
 -- ARGV tasks     TEXT  JSON of the tasks that it runs; empty = none
+-- ARGV release   TEXT  that of its app, to note when it was reported; empty = do not note it
 -- ARGV ended     LIST  id, root and JSON of ended runs; three for each, at most 100
 --
 -- Returns the time in ms. Also removes workers that were not seen for an hour, out of ten random ones, and the oldest
--- runs: those of at most 20,000 tasks are kept, for two days, and ten of each task.
+-- runs: those of at most 20,000 tasks are kept, for two days, and ten of each task. Of more than 100 releases the one
+-- that was reported longest ago is removed.
 -- O(log runs * ended)
 
 local GONE, LOOK, MAX_RUNS, KEEP_RUNS, LINES, TRIM, EXPIRE = 3600000, 10, 20000, 172800000, 10, 60, 345600
+local MAX_RELEASES, KEEP_RELEASES = 100, 10368000
 -- include clock, last_call
 local answer = string.format('%.0f', now)
 if last == sequence then return tonumber(answer) end
 -- check running, runs
 local kept = redis.call('ZCARD', runs_order)
--- check trees
+-- check trees, releases
 local there = redis.call('HRANDFIELD', workers, LOOK, 'WITHVALUES')
 -- first_write workers
 
@@ -68,6 +71,20 @@ if row ~= '' and tasks ~= '' then
   redis.call('EXPIRE', running, EXPIRE)
 else
   redis.call('HDEL', running, worker)
+end
+if release ~= '' then
+  local first = string.match(redis.call('HGET', releases, release) or '', '^(%d+) %d+$')
+  if not first and redis.call('HLEN', releases) >= MAX_RELEASES then
+    local oldest, oldest_at
+    local known = redis.call('HRANDFIELD', releases, MAX_RELEASES, 'WITHVALUES')
+    for i = 1, #known, 2 do
+      local at = tonumber(string.match(known[i + 1], '^%d+ (%d+)$')) or 0
+      if not oldest or at < oldest_at then oldest, oldest_at = known[i], at end
+    end
+    redis.call('HDEL', releases, oldest)
+  end
+  redis.call('HSET', releases, release, (first or answer) .. ' ' .. answer)
+  redis.call('EXPIRE', releases, KEEP_RELEASES)
 end
 remember('')
 return tonumber(answer)

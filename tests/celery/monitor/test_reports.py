@@ -10,7 +10,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from redis_queue.monitor.model import Series
-from redis_queue.monitor.monitor import Workers
+from redis_queue.monitor.monitor import Monitor, Workers
 from tests.support.celery.observed_names import (
     AGAIN,
     FAIL,
@@ -142,6 +142,24 @@ def test_a_worker_writes_once_a_second(observed: Observed) -> None:
         )
         reports = (calls() - before) / 14
         assert reports <= 2 * (time.monotonic() - began)
+
+
+@pytest.mark.parametrize(
+    ("setting", "release"), [(None, "abc?123"), ("2026.11", "2026.11")], ids=["environment", "setting"]
+)
+def test_runs_failures_and_workers_name_the_release_of_the_app(setting: str | None, release: str) -> None:
+    environment = {"REDIS_QUEUE_RELEASE": "", "GIT_SHA": " ", "GIT_COMMIT": "abc\x07123", "RELEASE": "other"}
+    with observed_on_one_redis(redis_queue_release=setting) as observed, observed.worker(environment=environment):
+        ok, _ = observed.send(OK), observed.send(FAIL)
+        observed.wait_for(OK, 1), observed.wait_for(FAIL, 1)
+        monitor = Monitor(observed.client, PREFIX)
+        (run,), (failure,) = wait_until(
+            lambda: (runs := monitor.runs.get(ok)) and (kept := monitor.failures.list()[0]) and (runs, kept),
+            description="a run and a failure",
+        )
+        assert (run.release, failure.release) == (release, release)
+        assert [row.release for row in monitor.workers.rows()] == [release]
+        assert [row.release for row in monitor.releases()] == [release]
 
 
 def test_nothing_is_reported_if_the_setting_says_so() -> None:
