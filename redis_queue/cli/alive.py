@@ -43,13 +43,13 @@ MAX_STUCK_SECONDS: Final = 86400
 @options.as_json
 @with_store(timeout=REPLY_TIMEOUT)
 def alive(store: tuple[Client, str], *, worker: str, stuck_after: float, strict: bool) -> None:
-    """Tell whether a worker is alive, busy, stopping or stuck, by its last report.
+    """Tell whether a worker is alive, busy, stopping, stuck, silent or lost, by its last report.
 
     It sends no broadcast, and imports no app unless -A is given, so it takes less than a second. Only if a worker
     leaves messages waiting, it waits up to two seconds for the next report.
 
-    Exit code 0: alive, busy, stopping, or Redis cannot be reached (a restart of the worker would not help). 1: stuck,
-    or it does not report. 2: invalid arguments.
+    Exit code 0: alive, busy, stopping, silent for fewer seconds than --stuck-after, or Redis cannot be reached (a
+    restart of the worker would not help). 1: stuck, silent for longer, lost, or unknown. 2: invalid arguments.
 
     Example: redis-queue alive --worker celery@%h
     """

@@ -16,7 +16,7 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.items import RunningRow
 from redis_queue.operate.items import running as running_tasks
-from redis_queue.operate.liveness import state_of
+from redis_queue.operate.liveness import WorkerState, with_tasks, worker_states
 
 MEGABYTE: Final = 1_000_000
 
@@ -27,32 +27,41 @@ MEGABYTE: Final = 1_000_000
 @options.as_json
 @with_access
 def workers(access: Access, *, name: str, limit: int) -> None:
-    """List the workers that report, with their state; it sends no broadcast.
+    """List the workers with their state, problems first; it sends no broadcast.
+
+    A worker that did not report for 5 s is silent, for a minute lost. Lost workers are listed for an hour, or until
+    somebody clears them: redis-queue worker NAME clear.
 
     Example: redis-queue workers
     """
     now = access.inspector.now()
-    rows, _ = access.monitor.workers.page(name, 0, limit)
-    found = [(row, *state_of(row, max(0.0, (now - row.seen_at).total_seconds()))) for row in rows]
+    found = worker_states(access.monitor.workers, name)
+    shown = with_tasks(access.monitor.workers, found[:limit])
     columns: dict[str, Column] = {
         "worker": "name",
         "state": "state",
+        "reason": lambda row: None if row["severity"] == "good" else row["reason"],
         "pool": "pool",
         "busy": lambda row: f"{row['busy']} of {row['concurrency']}",
         "prefetched": "prefetched",
         "last min": "executed_per_minute",
         "failed of it": "failed_per_minute",
         "MB": lambda row: round(row["memory"] / MEGABYTE),
-        "seen": lambda row: span_text(now - row["seen_at"]),
+        "release": lambda row: row["release"] or None,
     }
     show_rows(
         access,
-        {"at": now, "workers": [{**asdict(row), "state": state, "reason": why} for row, state, why in found]},
+        {"at": now, "workers": [_worker_document(one) for one in shown]},
         columns,
         keep=("worker", "state"),
+        below=("reason",),
         nothing="no worker reports",
-        more=len(found) == limit,
+        more=len(found) > limit,
     )
+
+
+def _worker_document(one: WorkerState) -> dict[str, Any]:
+    return {**asdict(one.row), "state": one.state, "severity": one.severity, "reason": one.reason}
 
 
 @click.command(cls=StoreCommand)
@@ -96,15 +105,15 @@ def _document(row: RunningRow, *, with_body: bool) -> dict[str, Any]:
 @click.group(cls=Group)
 @click.argument("name")
 def worker(**_: str) -> None:
-    """Shut down the worker NAME, or change how many tasks it runs at once.
+    """Shut down the worker NAME, change how many tasks it runs at once, or clear it if it is lost.
 
-    Needs a Celery app. The names of workers: redis-queue workers.
+    Needs a Celery app, but for clear. The names of workers: redis-queue workers.
 
     Example: redis-queue -A shop worker celery@host resize 8
     """
 
 
-for _verb in ("shutdown", "resize"):
+for _verb in ("shutdown", "resize", "clear"):
     worker.add_command(one_command(ACTIONS["worker", _verb], options.group_name))
 
 

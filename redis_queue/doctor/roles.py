@@ -80,8 +80,8 @@ ROLES: Final = (
         "admin",
         (*_QUEUES, _MONITOR, _FLOWS, _REGISTRY),
         "records/dead_letters records/redrive records/delete_dead records/purge monitor/failure_claim "
-        "monitor/failure_delete admission/configure admission/reconsider admission/purge admission/delete "
-        "admission/cancel admission/release",
+        "monitor/failure_delete monitor/report admission/configure admission/reconsider admission/purge "
+        "admission/delete admission/cancel admission/release",
         "hdel hget hkeys hmget hset llen rpush unlink zcard zrange zscan",
     ),
     Role("operator", (_AUDIT, _OPERATION), "", "get lpush lrange ltrim set"),

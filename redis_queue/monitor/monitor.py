@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import Final
 
 from redis_queue.basics.times import from_ms
@@ -20,7 +21,10 @@ from redis_queue.store.keys import MonitorKeys
 from redis_queue.store.scripts import Clock, Scripts, now_ms, pairs, server_clock
 
 SEEN_MS: Final = 60_000
-"""Milliseconds after which a worker that did not report is left out."""
+"""Milliseconds after which a worker that did not report is lost."""
+
+LOST_MS: Final = 3_600_000
+"""Milliseconds after which a lost worker is forgotten, as in the script that stores reports."""
 
 MAX_WORKERS: Final = 10_000
 
@@ -45,22 +49,23 @@ class Workers:
         self._keys = MonitorKeys(prefix)
         self._clock = clock
 
-    def rows(self, limit: int = MAX_WORKERS) -> list[WorkerRow]:
-        """Return up to *limit* workers that were seen within the last 60 s, by name; unreadable rows are left out."""
-        return self._read(self._names()[:limit])
+    def now(self) -> datetime:
+        """Return the time of the server, by which workers are seen."""
+        return from_ms(now_ms(self._scripts, self._clock))
 
-    def page(self, part: str = "", offset: int = 0, limit: int = 50) -> tuple[list[WorkerRow], int]:
-        """Return up to *limit* workers whose names contain *part*, by name, and the number of such names.
+    def rows(self, limit: int = MAX_WORKERS, *, part: str = "", lost: bool = False) -> list[WorkerRow]:
+        """Return up to *limit* workers whose names contain *part*, by name; unreadable rows are left out.
 
-        The cost does not grow with the number of workers beyond that of their names. Workers that were not seen within
-        the last 60 s are left out of the rows, but their names are counted for up to an hour.
+        They were seen within the last 60 s; with *lost*, within the last hour. It reads at most :data:`MAX_BYTES` of
+        reports.
         """
-        names = [name for name in self._names() if part in name.decode(errors="replace")]
-        return self._read(names[offset : offset + limit]), len(names)
+        names: list[bytes] = self._scripts.command("HKEYS", self._keys.workers)
+        chosen = sorted(name for name in names if part in name.decode(errors="replace"))
+        return list(itertools.islice(self._read(chosen, LOST_MS if lost else SEEN_MS), limit))
 
-    def row(self, name: str) -> WorkerRow | None:
-        """Return one worker; None if it is unknown, or was not seen within the last 60 s."""
-        return next(iter(self._read([name.encode(errors="replace")])), None)
+    def row(self, name: str, *, lost: bool = False) -> WorkerRow | None:
+        """Return one worker; None if it is unknown, or was not seen within the last 60 s, with *lost* the last hour."""
+        return next(self._read([name.encode(errors="replace")], LOST_MS if lost else SEEN_MS), None)
 
     def running(self, limit: int = 1000) -> list[RunningTask]:
         """Return up to *limit* running tasks, worker by worker; each worker reports at most :data:`MAX_RUNNING`.
@@ -105,21 +110,20 @@ class Workers:
             if left <= 0:
                 return
 
-    def _names(self) -> list[bytes]:
-        names: list[bytes] = self._scripts.command("HKEYS", self._keys.workers)
-        return sorted(names)[:MAX_WORKERS]
-
-    def _read(self, names: Sequence[bytes]) -> list[WorkerRow]:
-        found: list[WorkerRow] = []
+    def _read(self, names: Sequence[bytes], within: int = SEEN_MS) -> Iterator[WorkerRow]:
+        """Yield those of *names* that were seen within so many ms, from up to :data:`MAX_BYTES` of reports."""
         now = now_ms(self._scripts, self._clock) if names else 0
+        left = MAX_BYTES
         for chunk in chunks(names):
             values: list[bytes | None] = self._scripts.command("HMGET", self._keys.workers, *chunk)
             for name, value in zip(chunk, values, strict=True):
                 parts = _ROW.fullmatch(value or b"")
-                if parts is not None and now - int(parts[1]) <= SEEN_MS:
+                if parts is not None and now - int(parts[1]) <= within:
                     row = read_worker(name.decode(errors="replace"), from_ms(int(parts[1])), parts[2])
-                    found += [row] if row is not None else []
-        return found
+                    yield from [row] if row is not None else []
+            left -= sum(len(value or b"") for value in values)
+            if left <= 0:
+                return
 
 
 class Runs:

@@ -81,8 +81,6 @@ class CeleryQueues:
             ready,
             in_flight,
             error,
-            workers=len(workers or ()),
-            busy=sum(row.busy for row in workers or ()),
         )
 
     def configured(self) -> Sequence[str]:

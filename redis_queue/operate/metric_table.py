@@ -11,7 +11,6 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from redis_queue.basics.histogram import Histogram
-from redis_queue.operate.liveness import state_of
 
 BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 300.0, 3600.0)
 """Upper bounds of the exported buckets in seconds: some of the limits of a Histogram, so their counts are exact."""
@@ -177,22 +176,22 @@ METRICS: Final[Mapping[str, MetricGroup]] = {
     ),
     "workers": MetricGroup(
         _gauge("workers", "Workers that reported within the last minute.", len),
-        _gauge("running_tasks", "Tasks that workers run.", lambda rows: sum(row.busy for row in rows)),
+        _gauge("running_tasks", "Tasks that workers run.", lambda states: sum(one.row.busy for one in states)),
         _gauge(
             "prefetched_tasks",
             "Tasks that workers hold and have not started.",
-            lambda rows: sum(row.prefetched for row in rows),
+            lambda states: sum(one.row.prefetched for one in states),
         ),
         _gauge(
             "workers_stuck",
             "Workers that report but work no longer: their event loop is silent for a minute, or their keeper does not "
             "run.",
-            lambda rows: sum(state_of(row, 0.0)[0] == "stuck" for row in rows),
+            lambda states: sum(one.state == "stuck" for one in states),
         ),
         _gauge(
             "keepers_dead",
             "Workers whose keeper does not run: other workers will take their tasks.",
-            lambda rows: sum(row.keeper is False for row in rows),
+            lambda states: sum(one.row.keeper is False for one in states),
         ),
     ),
     "incidents": MetricGroup(
@@ -202,6 +201,15 @@ METRICS: Final[Mapping[str, MetricGroup]] = {
             lambda _: 1,
         ),
         labels=("kind", "subject", "severity"),
+    ),
+    "states of workers": MetricGroup(
+        _gauge(
+            "workers_in_state",
+            "Workers by state, among them silent ones, which did not report for 5 s, and lost ones: for a minute. Lost "
+            "ones count for an hour, or until somebody clears them.",
+            _itself,
+        ),
+        labels=("state",),
     ),
     "failures": MetricGroup(_gauge("failures_kept", "Failed tasks that are kept.", _itself)),
     "tasks": MetricGroup(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -17,6 +19,7 @@ from redis_queue.catalog import open_as
 from redis_queue.delay.model import Dispatched
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate.inspector import Inspector
+from redis_queue.operate.liveness import LISTED, WorkerState, worker_states
 from redis_queue.operate.metric_table import METRICS, Samples
 from redis_queue.operate.queue_row import BROKEN, SIZES, CeleryQueueRow, QueueRow
 from redis_queue.store.registry import RegistryRow
@@ -93,10 +96,12 @@ class Collector:
 
     def _readers(self, look: _Scrape | None) -> dict[str, Callable[[], Samples | None]]:
         inspector, monitor = self._inspector, self._inspector.monitor
+        states = functools.cache(lambda: worker_states(monitor.workers))
         readers: dict[str, Callable[[], Samples | None]] = {
             "scrape": lambda: [((), (look,))],
             "leases": lambda: _single(self._leases()),
-            "workers": lambda: _single(monitor.workers.rows()),
+            "workers": lambda: _single([one for one in states() if one.state != "lost"]),
+            "states of workers": lambda: _by_state(states()),
             "failures": lambda: _single(monitor.failures.count()),
             "tasks": lambda: [(series, (tally,)) for series, tally in monitor.history.all_time().items()],
             "Celery's queues": self._of_celery_queues,
@@ -182,6 +187,11 @@ def _tried(name: str, read: Callable[[], T]) -> T | None:
 def _single(read: Any) -> Samples | None:
     """Return the sample of metrics without labels; None if there is none."""
     return None if read is None else [((), (read,))]
+
+
+def _by_state(states: Iterable[WorkerState]) -> Samples:
+    counts = Counter(one.state for one in states)
+    return [((state,), (counts[state],)) for state in LISTED]
 
 
 def flow_samples(inspector: Inspector, at: datetime, most: int = MAX_FLOWS) -> list[tuple[tuple[str], Any]]:

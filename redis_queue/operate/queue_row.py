@@ -138,7 +138,6 @@ class CeleryOverview:
     """Rows of some of Celery's queues, read at *at* (server time), and sums over all queues; None if unknown.
 
     *queues* counts all queues that match, *next* is the position after the last row, None after the last queue.
-    *workers* and *busy* are the numbers of workers that report, and of tasks that they run.
     """
 
     at: datetime
@@ -148,8 +147,6 @@ class CeleryOverview:
     ready: int | None = None
     in_flight: int | None = None
     error: str = ""
-    workers: int = 0
-    busy: int = 0
 
 
 def fault_text(error: Exception) -> str:

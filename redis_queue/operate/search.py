@@ -56,21 +56,21 @@ def search(access: Access, text: str) -> Found:
     if access.celery_queues is not None:
         queues += access.celery_queues.configured()
     listing = access.catalog.listing(text, limit=MAX_RESULTS)
-    workers, number = monitor.workers.page(text, limit=MAX_RESULTS)
+    workers = monitor.workers.rows(MAX_RESULTS + 1, part=text, lost=True)
     groups = [row for row in monitor.failures.groups() if text in f"{row.group.task} {row.group.exception}"]
     tasks, celery_queues = _matching((found.task for found in series), text), _matching(queues, text)
     counts = {
         "tasks": len(tasks),
         "celery_queues": len(celery_queues),
         "queues": listing.total,
-        "workers": number,
+        "workers": len(workers),
         "failures": len(groups),
     }
     return Found(
         tasks[:MAX_RESULTS],
         celery_queues[:MAX_RESULTS],
         listing.known,
-        workers,
+        workers[:MAX_RESULTS],
         groups[:MAX_RESULTS],
         [kind for kind, count in counts.items() if count > MAX_RESULTS],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -15,6 +16,7 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.flows import paused_queues
 from redis_queue.operate.history import SPANS, Curves, curves
 from redis_queue.operate.items import MAX_QUEUES
+from redis_queue.operate.liveness import HEALTHY, State, WorkerState, worker_states
 from redis_queue.operate.queue_row import BROKEN, CeleryOverview, Faults, Overview, QueueRow, fault_text
 from redis_queue.store.registry import RegistryRow
 from redis_queue.web import request_args
@@ -54,7 +56,7 @@ class Oldest:
 class ActivitySummary:
     """What workers reported: curves, runs of the last ten minutes, executed runs of each queue by minute, failures.
 
-    *problem* says why the reports cannot be read.
+    *workers* has the lost ones, too. *problem* says why the reports cannot be read.
     """
 
     runs: Curves | None = None
@@ -62,9 +64,23 @@ class ActivitySummary:
     failed: int = 0
     by_queue: Mapping[str, Sequence[int]] = field(default_factory=dict)
     failures: int = 0
-    workers: int = 0
-    running: int = 0
+    workers: Sequence[WorkerState] = ()
     problem: str = ""
+
+    @property
+    def living(self) -> int:
+        """The number of workers that are not lost."""
+        return sum(one.state != "lost" for one in self.workers)
+
+    @property
+    def running(self) -> int:
+        """The number of tasks that workers run."""
+        return sum(one.row.busy for one in self.workers if one.state != "lost")
+
+    @property
+    def worker_problems(self) -> Mapping[State, int]:
+        """The numbers of workers by state, those with a problem."""
+        return Counter(one.state for one in self.workers if one.state not in HEALTHY)
 
 
 @pages.get("/")
@@ -94,7 +110,7 @@ def show() -> str:
         in_flight=overview.total("in_flight") + (celery.in_flight or 0 if celery else 0),
         oldest=max(_oldest(overview, celery), key=lambda oldest: oldest.seconds, default=None),
         next_due=min((row.next_due for row in rows if row.next_due), default=None),
-        monitored=_activity(access, span, celery),
+        monitored=_activity(access, span),
         spans=[(name, one.title) for name, one in SPANS.items()],
         span=span,
         step=STEPS[span],
@@ -133,14 +149,9 @@ def _oldest(overview: Overview, celery: CeleryOverview | None) -> Iterator[Oldes
             yield Oldest(one.oldest_age, url_for("celery_queue.show", name=one.name))
 
 
-def _activity(access: Access, span: str, celery: CeleryOverview | None) -> ActivitySummary:
+def _activity(access: Access, span: str) -> ActivitySummary:
     history = access.monitor.history
     try:
-        if celery is None:
-            reports = access.monitor.workers.rows()
-            workers, running = len(reports), sum(row.busy for row in reports)
-        else:
-            workers, running = celery.workers, celery.busy
         recent = [period.tally for period in history.minutes(FAILING_MINUTES)]
         by_queue: dict[str, list[int]] = {}
         for series, counts in history.counts(CURVE_MINUTES).items():
@@ -152,8 +163,7 @@ def _activity(access: Access, span: str, celery: CeleryOverview | None) -> Activ
             sum(tally.failed for tally in recent),
             by_queue,
             access.monitor.failures.count(),
-            workers,
-            running,
+            worker_states(access.monitor.workers),
         )
     except BROKEN as error:
         # Reports that cannot be read must not hide the queues.

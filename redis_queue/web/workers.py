@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from redis_queue.delay.dispatch_log import DispatcherRow
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate.actions.workers import RESIZES, reference
 from redis_queue.operate.items import MAX_QUEUES, running
-from redis_queue.operate.liveness import state_of
+from redis_queue.operate.liveness import with_tasks, worker_states
 from redis_queue.operate.queue_row import Faults
 from redis_queue.operate.work_checks import ANSWER_WITHIN
 from redis_queue.web import request_args
@@ -59,12 +60,12 @@ def _page(workers: list[dict[str, Any]] | None) -> str:
             if isinstance(queue, DelayQueue):
                 rows += [(queue.name, row) for row in queue.dispatch_log.dispatchers()]
     now = access.inspector.now()
-    reports, count = access.monitor.workers.page(name or "", offset, ROWS)
+    states = worker_states(access.monitor.workers, name or "")
     return render_template(
         "workers.html",
-        reports=[(row, *state_of(row, (now - row.seen_at).total_seconds())) for row in reports],
-        count=count,
-        next=offset + ROWS if offset + ROWS < count else None,
+        reports=with_tasks(access.monitor.workers, states[offset : offset + ROWS]),
+        counts=Counter(one.state for one in states),
+        next=offset + ROWS if offset + ROWS < len(states) else None,
         offset=offset,
         name=name,
         dispatchers=rows,

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
 
@@ -129,6 +129,16 @@ def reports(client: redis.Redis, clock: Clock) -> Reports:
     tally = Tally(100, 3, 1, 2, Histogram.of([30] * 100), Histogram.of([7] * 100))
     found.write(worker, [task], {Series("shop.remind", "celery"): tally})
     return found
+
+
+@pytest.fixture
+def lost(client: redis.Redis, clock: Clock) -> str:
+    """The name of a worker that reported two minutes ago that it runs two tasks, one for long."""
+    name, seen = "celery@gone", datetime.fromtimestamp(clock.now / 1000 - 120, timezone.utc)
+    task = RunningTask("lost", "shop.hang", "celery", name, seen - timedelta(seconds=240))
+    reports = Reports(client, "redis_queue", lambda: round(seen.timestamp() * 1000))
+    reports.write(WorkerRow(name, seen, seen, pool="prefork", busy=2, release="abc"), [task])
+    return name
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ def test_every_command_has_an_example() -> None:
     told = {example.replace("queue orders", "queue") for example in EXAMPLES}
     told |= {example.replace("queue mail", "queue") for example in APP_EXAMPLES}
     told |= {example.replace("worker celery@host", "worker") for example in APP_EXAMPLES}
+    told |= {example.replace("worker celery@gone", "worker") for example in EXAMPLES}
 
     for leaf in leaves(group):
         assert any(example.startswith(leaf) for example in told) or f"redis-queue {leaf}`" in DOCS, leaf
@@ -42,7 +43,7 @@ def test_both_groups_have_the_same_commands() -> None:
     assert group.commands == celery_cli.group.commands
 
 
-@pytest.mark.usefixtures("failed", "flows", "unique")
+@pytest.mark.usefixtures("failed", "flows", "unique", "lost")
 def test_the_examples_run(
     run: Run, orders: RedisQueue, tasks: DelayQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,7 +88,7 @@ def allow(client: redis.Redis, *roles: str) -> None:
     load_scripts(client)
 
 
-@pytest.mark.usefixtures("user", "unique")
+@pytest.mark.usefixtures("user", "unique", "lost")
 class TestRoles:
     def test_a_dashboard_runs_every_read_command(self, run: Run, client: redis.Redis, redis_url: str) -> None:
         allow(client, "dashboard")

@@ -74,6 +74,7 @@ ACTIONS = {
     "terminate",
     "worker shutdown",
     "worker resize",
+    "worker clear",
     "flow set",
     "flow pause",
     "flow resume",

@@ -16,6 +16,7 @@ from redis_queue.cli import celery as celery_cli
 from redis_queue.monitor.model import RunningTask, WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.audit import Audit
+from redis_queue.store.keys import MonitorKeys
 from tests.support.celery.observed_names import GATE
 from tests.support.celery.observing import Observed
 from tests.support.cli.commands import Run, runner
@@ -92,6 +93,25 @@ def test_what_they_cannot_do_is_one_line(line: str, error: str, run_in_app: Run,
     done = run_in_app(*line.split())
     assert (done.exit_code, done.stdout) in ((1, ""), (2, ""), (1, "0 shut down\n"))
     assert error in done.stderr
+
+
+def test_a_lost_worker_is_listed_and_cleared(lost: str, run: Run, reports: Reports, client: redis.Redis) -> None:
+    (gone, alive) = json.loads(run("workers", "--json").stdout)["workers"]
+    assert (gone["name"], gone["state"], gone["severity"], gone["release"]) == (lost, "lost", "bad", "abc")
+    assert gone["reason"] == "last seen 2 min ago; it ran shop.hang for 4 min and 1 more"
+    assert (alive["name"], alive["state"], alive["severity"]) == ("two@host", "alive", "good")
+    assert "reason: last seen 2 min ago; it ran shop.hang for 4 min and 1 more" in run("workers").stdout
+
+    assert answer(run("worker", lost, "clear", "--dry-run", "--json")) == {"to_be_cleared": 1}
+    assert answer(run("worker", lost, "clear", "--json")) == {"cleared": 1}
+    assert [row["name"] for row in json.loads(run("workers", "--json").stdout)["workers"]] == ["two@host"]
+    assert client.hkeys(MonitorKeys("redis_queue").running) == [b"two@host"]
+    (line,) = Audit(client, "redis_queue").last()
+    assert (line.verb, line.queue, line.count) == ("clear", lost, 1)
+    assert "is not listed: it has left, or was lost" in run("worker", lost, "clear").stderr
+    refused = run("worker", "two@host", "clear")
+    assert "two@host: it has reported within the last minute, so it is not lost" in refused.stderr
+    assert len(Audit(client, "redis_queue").last()) == 1
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "1001", "x"])

@@ -13,7 +13,8 @@ import redis
 from redis_queue.monitor.model import RunningTask, WorkerRow
 from redis_queue.monitor.monitor import MAX_WORKERS, Workers
 from redis_queue.monitor.rows import write_running, write_worker
-from redis_queue.store.chunks import chunks
+from redis_queue.operate.liveness import worker_states
+from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.keys import MonitorKeys
 from tests.support.clock import Clock, when
 from tests.support.servers import RedisServer
@@ -44,6 +45,14 @@ LOOKS: list[tuple[str, Callable[[Workers], object], object]] = [
     ("a workflow", lambda workers: len(workers.related("root")), 1000),
     ("a part of a group", lambda workers: len(workers.related("group", limit=10)), 10),
 ]
+
+
+def test_states_of_all_read_each_report_once(crowded: redis.Redis, clock: Clock) -> None:
+    crowded.config_resetstat()
+    assert len(worker_states(Workers(crowded, "p", clock))) == MAX_WORKERS
+    calls = {name: stats["calls"] for name, stats in crowded.info("commandstats").items() if name != "cmdstat_config"}
+    assert calls.pop("cmdstat_hmget") == MAX_WORKERS / CHUNK
+    assert sum(calls.values()) <= 3
 
 
 @pytest.mark.parametrize(("look", "expected"), [pytest.param(*row[1:], id=row[0]) for row in LOOKS])

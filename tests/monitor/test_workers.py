@@ -73,12 +73,16 @@ def test_a_worker_that_left_is_gone_at_once(reports: Reports, workers: Workers) 
     assert (workers.rows(), workers.running(), workers.row("one@host")) == ([], [], None)
 
 
-def test_a_worker_that_was_killed_is_left_out_after_a_minute(reports: Reports, workers: Workers, clock: Clock) -> None:
+def test_a_worker_that_was_killed_is_lost_after_a_minute(reports: Reports, workers: Workers, clock: Clock) -> None:
     reports.write(ROW, [TASK])
     clock.forward(60)
     assert workers.rows() == [ROW]
     clock.forward(0.001)
     assert (workers.rows(), workers.running()) == ([], [])
+    assert workers.rows(lost=True) == [workers.row("one@host", lost=True)] == [ROW]
+    assert workers.running_of("one@host") == [TASK]
+    clock.forward(3540)
+    assert workers.rows(lost=True) == []
 
 
 def test_workers_that_were_not_seen_for_an_hour_are_removed(

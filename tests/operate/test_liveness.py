@@ -13,11 +13,12 @@ import redis
 
 from redis_queue.basics.histogram import Histogram
 from redis_queue.monitor.model import RunningTask, Series, Tally, WorkerRow
+from redis_queue.monitor.monitor import Workers
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import Access
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.items import running
-from redis_queue.operate.liveness import liveness
+from redis_queue.operate.liveness import WorkerState, liveness, state_of, with_tasks, worker_states
 from tests.support.clock import Clock, when
 from tests.support.wait import wait_until
 
@@ -99,14 +100,95 @@ def test_of_messages_that_may_be_new_the_next_report_decides(
 
 def test_an_unknown_worker_is_missing(client: redis.Redis) -> None:
     found = liveness(client, "p", "nobody@host", 60)
-    assert (found.state, found.reason, found.healthy) == ("missing", "no report within the last minute", False)
+    reason = "no worker has reported under this name within the last hour"
+    assert (found.state, found.reason, found.healthy) == ("missing", reason, False)
 
 
-def test_a_worker_that_reported_long_ago_is_missing(client: redis.Redis) -> None:
-    long_ago = round(datetime.now(timezone.utc).timestamp() * 1000) - 20_000
-    Reports(client, "p", lambda: long_ago).write(row())
-    assert liveness(client, "p", "one@host", 10).state == "missing"
-    assert liveness(client, "p", "one@host", 60).state == "alive"
+@pytest.mark.parametrize(
+    ("age", "stuck_after", "state", "healthy"),
+    [
+        (3, 60, "alive", True),
+        (3, 2, "silent", False),
+        (20, 60, "silent", True),
+        (20, 10, "silent", False),
+        (70, 86400, "lost", False),
+        (3599, 60, "lost", False),
+        (3601, 60, "missing", False),
+    ],
+)
+def test_the_probe_goes_by_the_age_of_the_report(
+    age: int, stuck_after: int, state: str, healthy: bool, client: redis.Redis
+) -> None:
+    seen = round(datetime.now(timezone.utc).timestamp() * 1000) - age * 1000
+    Reports(client, "p", lambda: seen).write(row())
+    found = liveness(client, "p", "one@host", stuck_after)
+    assert (found.state, found.healthy) == (state, healthy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "age", "state", "reason", "severity"),
+    [
+        ({}, 0.3, "alive", "it waits for messages", "good"),
+        ({"busy": 2}, 5.0, "busy", "it runs 2 tasks", "good"),
+        ({"busy": 2}, 7.0, "silent", "silent for 7 s", "warning"),
+        ({"stopping": True}, 1.0, "stopping", "it shuts down; it runs 0 tasks", "warning"),
+        ({"stopping": True}, 15.0, "silent", "silent for 15 s", "warning"),
+        ({"loop_age": 0.345}, 42.0, "silent", "silent for 42 s", "bad"),
+        ({"keeper": False}, 7.0, "stuck", "its keeper is dead, so other workers will take its tasks", "bad"),
+        ({"loop_age": 61.0}, 7.0, "stuck", "its event loop is silent for 1 min 1 s", "bad"),
+        ({"loop_age": 58.0}, 3.0, "stuck", "its event loop is silent for 1 min 1 s", "bad"),
+        ({}, 60.0, "silent", "silent for 1 min", "bad"),
+        ({}, 61.0, "lost", "last seen 1 min 1 s ago; it ran nothing", "bad"),
+        ({"busy": 2, "keeper": False}, 61.0, "lost", "last seen 1 min 1 s ago; it ran 2 tasks", "bad"),
+    ],
+)
+def test_states_and_severities_follow_from_the_age(
+    changes: dict[str, Any], age: float, state: str, reason: str, severity: str
+) -> None:
+    assert state_of(row(**changes), age) == (state, reason)
+    assert WorkerState(row(**changes), age, *state_of(row(**changes), age)).severity == severity
+
+
+@pytest.mark.parametrize(
+    ("names", "busy", "text"),
+    [
+        (["shop.hang"], 1, "shop.hang for 4 min"),
+        (["a", "b", "c"], 5, "a for 4 min, b for 4 min, c for 4 min and 2 more"),
+        (["a"] * 100, 100, "a for 4 min, a for 4 min, a for 4 min and 97 more"),
+    ],
+)
+def test_a_lost_worker_names_what_it_ran(
+    names: list[str], busy: int, text: str, client: redis.Redis, clock: Clock
+) -> None:
+    tasks = [RunningTask(f"id{n}", name, "mail", "one@host", when(-240)) for n, name in enumerate(names)]
+    Reports(client, "p", clock).write(WorkerRow("one@host", when(0), when(-900), busy=busy), tasks)
+    clock.forward(180)
+    workers = Workers(client, "p", clock)
+    (found,) = with_tasks(workers, worker_states(workers))
+    assert (found.state, found.reason) == ("lost", f"last seen 3 min ago; it ran {text}")
+    assert (workers.rows(), workers.running(), workers.row("one@host")) == ([], [], None)
+
+
+def test_problems_come_first_and_lost_workers_stay_for_an_hour(client: redis.Redis, clock: Clock) -> None:
+    def report(*names: str, **changes: Any) -> None:
+        for name in names:
+            Reports(client, "p", clock).write(WorkerRow(name, when(0), when(-900), **changes))
+
+    report("b-lost", "a-lost", "back", "left")
+    Reports(client, "p", clock).write(WorkerRow("left", when(0), when(-900)), leaving=True)
+    clock.forward(3590)
+    report("a-silent")
+    clock.forward(7)
+    report("z-alive", "back")
+    report("y-stuck", keeper=False)
+    workers = Workers(client, "p", clock)
+    names = ["y-stuck", "a-silent", "a-lost", "b-lost", "back", "z-alive"]
+    assert [one.row.name for one in worker_states(workers)] == names
+    assert [one.row.name for one in worker_states(workers, "lost")] == ["a-lost", "b-lost"]
+    assert [row.name for row in workers.rows()] == ["a-silent", "back", "y-stuck", "z-alive"]
+    assert [row.name for row in workers.rows(2, part="-", lost=True)] == ["a-lost", "a-silent"]
+    clock.forward(4)
+    assert [one.row.name for one in worker_states(workers)] == ["y-stuck", "a-silent", "back", "z-alive"]
 
 
 # Running tasks with the time that they usually take.

@@ -261,11 +261,19 @@ def test_workers_and_tasks_are_counted(client: redis.Redis) -> None:
     row = WorkerRow("one@host", now, now, busy=2, prefetched=3, keeper=False)
     Reports(client, "p").write(row, tallies={Series("shop.mail", "mail"): tally})
     Reports(client, "p").write(WorkerRow("two@host", now, now, loop_age=61.0))
-    Reports(client, "p").write(WorkerRow("three@host", now, now, loop_age=59.0, keeper=True))
+    Reports(client, "p").write(WorkerRow("three@host", now, now, loop_age=50.0, keeper=True))
+    for name, age in (("four@host", 20), ("five@host", 70)):
+        seen = round(now.timestamp() * 1000) - age * 1000
+        Reports(client, "p", lambda seen=seen: seen).write(WorkerRow(name, now, now))
     Failures(client, "p").keep([Failure("id", "shop.mail", "mail", "one@host", now)], 10, 7)
     samples, labels = scrape(Collector(Inspector(client, prefix="p"))), ("mail", "shop.mail")
     expected: Samples = {
-        ("redis_queue_workers",): 3,
+        ("redis_queue_workers",): 4,
+        ("redis_queue_workers_in_state", "alive"): 1,
+        ("redis_queue_workers_in_state", "busy"): 0,
+        ("redis_queue_workers_in_state", "silent"): 1,
+        ("redis_queue_workers_in_state", "lost"): 1,
+        ("redis_queue_workers_in_state", "stuck"): 2,
         ("redis_queue_workers_stuck",): 2,
         ("redis_queue_failures_kept",): 1,
         ("redis_queue_running_tasks",): 2,

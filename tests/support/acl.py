@@ -206,6 +206,7 @@ def administer(queue: RedisQueue, delayed: DelayQueue) -> None:
     failures.claim([FAILURE], "token")
     failures.give_back([FAILURE], "token")
     failures.delete([FAILURE])
+    Reports(queue.client, "redis_queue").write(WorkerRow("me", NOW, NOW), leaving=True)
     queue.pause()
     queue.resume()
     for place in ("ready", "delayed", "dead", "quarantine"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,10 @@ import redis
 from celery import Celery
 from kombu.entity import Queue
 
+from redis_queue.basics.times import from_ms
 from redis_queue.errors import ConfigurationError
+from redis_queue.monitor.model import WorkerRow
+from redis_queue.monitor.report import Reports
 from redis_queue.operate.actions.registry import PERMISSIONS
 from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import Keys
@@ -77,6 +81,7 @@ OFFERS = [
     Offer("terminate", "/running", "runs", count=0),
     Offer("shutdown", "/workers", count=0),
     Offer("resize", "/workers", changes={"size": "3"}, count=0),
+    Offer("clear", "/workers"),
 ]
 
 
@@ -87,6 +92,8 @@ def contents(app: Celery, filled: redis.Redis) -> redis.Redis:
     app.send_task("shop.mail", queue="mail", task_id="this")
     held = Keys("redis_queue", "queue", "orders").in_flight
     filled.zadd(held, dict.fromkeys(filled.zrange(held, 0, -1), 1))
+    seen = round(time.time() * 1000) - 120_000
+    Reports(filled, "redis_queue", lambda: seen).write(WorkerRow("lost@host", from_ms(seen), from_ms(seen)))
     return filled
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timezone
 
 import pytest
@@ -95,6 +96,23 @@ def silent(filled: redis.Redis) -> redis.Redis:
             [RunningTask(f"of-{name}", "shop.slow", "celery", f"{name}@host", at)],
         )
     return filled
+
+
+def test_lost_workers_do_not_hide_those_that_report(writer: Browser, filled: redis.Redis) -> None:
+    at = datetime.now(timezone.utc)
+    for number in range(60):
+        seen = round(at.timestamp() * 1000) - 70_000
+        Reports(filled, "redis_queue", lambda seen=seen: seen).write(WorkerRow(f"dead{number:02}@a", at, at, busy=2))
+    pages = [writer.get(path).text for path in ("/workers", "/workers?offset=50", "/workers?name=work")]
+    for page in pages[:2]:
+        assert re.search("60 lost, 1 (busy|silent)", page)
+        assert "No worker reports" not in page
+    assert re.search(r"dead49@a lost last seen 1 min 1\d s ago; it ran 2 tasks", pages[0])
+    assert ("dead50@a" in pages[0], "dead59@a" in pages[1], "release" in pages[1]) == (False, True, True)
+    assert ("worker" in pages[2], "dead" in pages[2]) == (True, False)
+    assert "Workers 1 60 lost" in writer.get("/").text
+    # Neither a rate nor a queue counts them.
+    assert "Running 2" in writer.get("/").text
 
 
 def test_a_surrogate_in_its_id_hides_no_task(writer: Browser, filled: redis.Redis) -> None:

@@ -30,6 +30,7 @@ PERMISSIONS: Final = {
     "terminate": "terminate running tasks",
     "shutdown": "shut down workers",
     "resize": "change the number of processes of workers",
+    "clear": "remove lost workers from the list",
 }
 """What each verb permits."""
 

@@ -15,12 +15,14 @@ from redis_queue.basics.times import from_ms, to_ms
 from redis_queue.celery.monitor import remote
 from redis_queue.errors import ConfigurationError, InvalidNameError, InvalidValueError, WorkerRefusedError
 from redis_queue.monitor.model import RunningTask, WorkerRow
+from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Result
 from redis_queue.operate.actions.queues import One, one_step
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows
 from redis_queue.operate.audit import MAX_SUBJECTS, Subject
 from redis_queue.operate.listing import Selection
+from redis_queue.operate.liveness import age_of, state_of
 from redis_queue.store.ids import is_id
 
 MAX_SIZE: Final = remote.MAX_SIZE
@@ -179,6 +181,33 @@ def resize(access: Access, choice: Choice) -> Plan:
     return _of_process(row, choice, change, question=question, text=text, told=told, detail=detail)
 
 
+def clear(access: Access, choice: Choice) -> Plan:
+    """Remove a lost worker from the list; it would leave it an hour after its last report. It needs no Celery app.
+
+    A worker that reports is refused.
+
+    Example: redis-queue worker celery@host clear
+    """
+    row = _lost(access, choice.scope["name"])
+
+    def change() -> int:
+        _lost(access, row.name)
+        return Reports(access.catalog.client, access.catalog.prefix).write(row, leaving=True)
+
+    text = "It is removed from the list. If it runs after all, it is listed again with its next report."
+    question, told = f"Clear {row.name}", f"{row.name} cleared"
+    return one_step(question, row.name, change, text, told=told)
+
+
+def _lost(access: Access, name: str) -> WorkerRow:
+    row = access.monitor.workers.row(name, lost=True)
+    if row is None:
+        raise InvalidNameError(f"worker={name!r}: is not listed: it has left, or was lost more than an hour ago")
+    if state_of(row, age_of(row, access.inspector.now().timestamp()))[0] != "lost":
+        raise InvalidValueError(f"{name}: it has reported within the last minute, so it is not lost")
+    return row
+
+
 def _of_process(row: WorkerRow, choice: Choice, change: Callable[[], object], **known: str) -> Plan:
     """Return the plan to *change* one process: that which the form names, if it names one."""
     pid = choice.scope.get("pid") or row.pid
@@ -273,4 +302,5 @@ ACTIONS: Final = (
     ),
     Action(_worker, "shutdown", "Shut down", "shut down", shut_down, destroys=True),
     Action(_worker, "resize", "Resize", "resized", resize, (SIZE,), destroys=True),
+    Action(_worker, "clear", "Clear", "cleared", clear),
 )

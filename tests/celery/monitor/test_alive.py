@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,8 +14,10 @@ import pytest
 from celery.utils.nodenames import default_nodename, host_format
 
 from redis_queue.cli.alive import worker_name
+from redis_queue.monitor.monitor import Workers
+from redis_queue.operate.liveness import WorkerState, with_tasks, worker_states
 from tests.support.celery.observed_names import GATE, OK, SEEN
-from tests.support.celery.observing import Observed, observed_on_one_redis
+from tests.support.celery.observing import PREFIX, Observed, observed_on_one_redis
 from tests.support.ports import free_port
 from tests.support.wait import wait_until
 
@@ -31,7 +34,7 @@ def probe(url: str, *options: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, found
 
 
-def test_an_idle_worker_is_alive_a_busy_one_busy_and_a_stopped_one_missing(observed: Observed) -> None:
+def test_an_idle_worker_is_alive_a_busy_one_busy_and_a_frozen_one_silent_then_lost(observed: Observed) -> None:
     url = observed.store.url
     with observed.worker(pool="prefork") as worker:
         wait_until(observed.workers.rows, timeout=60, description="a first report")
@@ -41,13 +44,31 @@ def test_an_idle_worker_is_alive_a_busy_one_busy_and_a_stopped_one_missing(obser
         wait_until(lambda: observed.workers.rows()[0].busy, description="a busy worker")
         code, found = probe(url)
         assert (code, found["state"]) == (0, "busy")
+        wait_until(observed.workers.running, description="the report of its task")
         os.kill(worker.pid, signal.SIGSTOP)
         wait_until(lambda: probe(url, "--stuck-after", "2")[0], description="a worker that does not report")
         code, found = probe(url, "--stuck-after", "2")
-        assert (code, found["state"]) == (1, "missing")
+        assert (code, found["state"]) == (1, "silent")
+        frozen = observed.workers.rows()[0].seen_at
+
+        def state(seconds: float) -> WorkerState:
+            at = round((frozen.timestamp() + seconds) * 1000)
+            workers = Workers(observed.client, PREFIX, lambda: at)
+            return with_tasks(workers, worker_states(workers))[0]
+
+        for seconds, reason in ((7, "silent for 7 s"), (42, "silent for 42 s")):
+            assert (state(seconds).state, state(seconds).reason) == ("silent", reason)
+        assert [state(seconds).severity for seconds in (7, 42, 61)] == ["warning", "bad", "bad"]
+        assert state(61).state == "lost"
+        assert re.fullmatch(rf"last seen 1 min 1 s ago; it ran {GATE} for \d.*s", state(61).reason)
         os.kill(worker.pid, signal.SIGCONT)
         observed.client.rpush("gate", "open")
         wait_until(lambda: not probe(url, "--stuck-after", "2")[0], description="a worker that goes on")
+        worker.request_shutdown()
+        assert worker.wait() == 0
+        # It has left, so it is not lost.
+        assert worker_states(observed.workers) == []
+        assert probe(url)[1]["state"] == "missing"
 
 
 def test_a_task_in_the_event_loop_of_a_solo_worker_makes_it_busy(observed: Observed) -> None:

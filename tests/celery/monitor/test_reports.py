@@ -11,6 +11,7 @@ import pytest
 
 from redis_queue.monitor.model import Series
 from redis_queue.monitor.monitor import Monitor, Workers
+from redis_queue.operate.liveness import worker_states
 from tests.support.celery.observed_names import (
     AGAIN,
     FAIL,
@@ -173,10 +174,15 @@ def test_nothing_is_reported_if_the_setting_says_so() -> None:
         assert observed.client.keys("*monitor*") == []
 
 
-def test_a_killed_worker_is_listed_until_it_was_not_seen_for_a_minute(observed: Observed) -> None:
+def test_a_killed_worker_is_lost_after_a_minute_and_replaced_by_its_successor(observed: Observed) -> None:
     with observed.worker() as worker:
         wait_until(observed.workers.rows, timeout=60, description="a first report")
         worker.kill()
     assert [row.name for row in observed.workers.rows()] == ["one@test"]
     later = Workers(observed.client, PREFIX, lambda: round(time.time() * 1000) + 61_000)
     assert later.rows() == []
+    assert [one.state for one in worker_states(later)] == ["lost"]
+    before = observed.workers.rows()[0]
+    with observed.worker():
+        wait_until(lambda: observed.workers.rows()[0].pid != before.pid, timeout=60, description="its successor")
+        assert [one.state for one in worker_states(observed.workers)] == ["alive"]

@@ -95,6 +95,7 @@ def fill_failures(client: redis.Redis, text: str = "") -> Failures:
         datetime.now(timezone.utc),
         exception=f"ValueError{text}",
         message=f"broken{text}",
+        release=f"release{text}",
         traceback=f'Traceback (most recent call last):\n  File "mail.py"\nValueError: broken{text}',
         args=f"('argument{text}',)",
         kwargs="{'password': 'hunter2'}",
@@ -115,6 +116,7 @@ def fill_reports(client: redis.Redis, text: str = "") -> None:
     queues = (f"celery{text}", "slow")
     versions = {"celery": f"5{text}"}
     worker = WorkerRow(f"worker{text}", at, at, f"host{text}", 7, f"prefork{text}", 4, 2, 1, queues, versions=versions)
+    worker = replace(worker, release=f"release{text}")
     running = [
         RunningTask(id_, f"shop.remind{text}", f"celery{text}", worker.name, at, f"('argument{text}',)")
         for id_ in (f"runs{text}", "runs-too")
