@@ -28,10 +28,11 @@ class Series(NamedTuple):
 class Tally:
     """Counts of the runs of one series, or of several, within a time.
 
-    *executed* counts all runs that ended, *failed* and *retried* are parts of it. *revoked* runs were never executed,
-    or were terminated. *duration* is the run time of executed tasks. *waiting* is the time from when a message was sent
-    until its task started; messages of producers without the extension are not in it. *lateness* is the time from
-    when a delayed task was due until it started.
+    *executed* counts all runs that ended, *failed* and *retried* are parts of it. A run that died with its process is
+    retried if its message comes back; a task that becomes a dead letter then counts as one more run, which failed.
+    *revoked* runs were never executed, or were terminated. *duration* is the run time of executed tasks. *waiting* is
+    the time from when a message was sent until its task started; messages of producers without the extension are not
+    in it. *lateness* is the time from when a delayed task was due until it started.
     """
 
     executed: int = 0

@@ -134,6 +134,7 @@ def test_the_probe_goes_by_the_age_of_the_report(
         ({"stopping": True}, 1.0, "stopping", "it shuts down; it runs 0 tasks", "warning"),
         ({"stopping": True}, 15.0, "silent", "silent for 15 s", "warning"),
         ({"loop_age": 0.345}, 42.0, "silent", "silent for 42 s", "bad"),
+        ({"loop_age": 0.345}, 59.9, "silent", "silent for 59.9 s", "bad"),
         ({"keeper": False}, 7.0, "stuck", "its keeper is dead, so other workers will take its tasks", "bad"),
         ({"loop_age": 61.0}, 7.0, "stuck", "its event loop is silent for 1 min 1 s", "bad"),
         ({"loop_age": 58.0}, 3.0, "stuck", "its event loop is silent for 1 min 1 s", "bad"),
@@ -186,6 +187,7 @@ def test_problems_come_first_and_lost_workers_stay_for_an_hour(client: redis.Red
     assert [one.row.name for one in worker_states(workers)] == names
     assert [one.row.name for one in worker_states(workers, "lost")] == ["a-lost", "b-lost"]
     assert [row.name for row in workers.rows()] == ["a-silent", "back", "y-stuck", "z-alive"]
+    assert [row.name for row in workers.rows(1)] == ["a-silent"]
     assert [row.name for row in workers.rows(2, part="-", lost=True)] == ["a-lost", "a-silent"]
     clock.forward(4)
     assert [one.row.name for one in worker_states(workers)] == ["y-stuck", "a-silent", "back", "z-alive"]

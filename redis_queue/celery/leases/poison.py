@@ -290,6 +290,10 @@ def _fail(consumer: Any, message: Any, task: Any, error: Exception) -> None:
         raise error
     except MaxDeliveriesExceededError:
         request.on_failure(ExceptionInfo())
+    activity = getattr(consumer, "redis_queue_activity", None)
+    if activity is not None:
+        # Its runs were counted as retried, or died uncounted with their workers.
+        activity.ended(request, "failed", None, kept=False)
     if not message.acknowledged:
         message.ack_log_error(logger, consumer.connection_errors)
 

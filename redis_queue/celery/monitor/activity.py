@@ -129,11 +129,14 @@ class Activity:
         # A handler of a signal may interrupt a thread that holds it, and end a run.
         self._lock = threading.RLock()
 
-    def ended(self, request: Any, outcome: Outcome, seconds: float | None) -> None:
-        """Count the end of a run; it never raises, or the worker would not acknowledge the task."""
+    def ended(self, request: Any, outcome: Outcome, seconds: float | None, *, kept: bool = True) -> None:
+        """Count the end of a run; it never raises, or the worker would not acknowledge the task.
+
+        With *kept* the run may belong to the sample; that of a dead letter does not, which has its own record.
+        """
         try:
             self._count(request, outcome, seconds)
-            if self.sample.wants(outcome, seconds):
+            if kept and self.sample.wants(outcome, seconds):
                 self.sample.add(self._run(request, outcome), seconds)
         except Exception as error:  # noqa: BLE001 - as the docstring says
             logger.warning("cannot count a run: %s", type(error).__name__, extra={"action": "run_not_counted"})

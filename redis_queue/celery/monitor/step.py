@@ -149,6 +149,7 @@ class MonitorStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._failures = FailureLog(consumer.hostname, queue_of, settings.failures_kept, release)
         _note_discards(consumer, self._failures)
         self._activity = Activity(consumer.hostname, queue_of, self._failures.note, release)
+        consumer.redis_queue_activity = self._activity
         self._snapshots = Snapshots(consumer, self._activity)
         around(consumer, "update_strategies", partial(self._update_strategies, consumer.app))
 

@@ -9,11 +9,16 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Series
 from redis_queue.monitor.monitor import Monitor, Workers
+from redis_queue.operate.access import AppAccess
 from redis_queue.operate.liveness import worker_states
+from redis_queue.operate.task_life import task_life
 from tests.support.celery.observed_names import (
     AGAIN,
+    CRASH,
+    DIE,
     FAIL,
     GATE,
     HEADERS,
@@ -64,6 +69,19 @@ def test_a_task_does_not_see_the_header(observed: Observed) -> None:
     with observed.worker():
         observed.wait_for(HEADERS, 2)
     assert sorted(observed.client.lrange(SEEN, 0, -1)) == [b"None", b"{'own': '1'}"]
+
+
+def test_a_task_that_died_with_its_processes_has_failed(observed: Observed) -> None:
+    with observed.worker(pool="prefork"):
+        died, crashed = observed.send(DIE), observed.send(CRASH)
+        # Two deliveries of the one that comes back, then its end as a dead letter.
+        tallies = observed.wait_for(DIE, 1), observed.wait_for(CRASH, 3)
+    assert [(of.executed, of.failed, of.retried) for of in tallies] == [(1, 1, 0), (3, 1, 2)]
+    assert [run.outcome for run in observed.runs.get(crashed)] == ["retried", "retried"]
+    # The dead letter can be redriven; it is not kept a second time to be retried.
+    assert [failure.id for failure in Failures(observed.client, PREFIX).list()[0]] == [died]
+    life = task_life(AppAccess(observed.app), crashed)
+    assert (life.state, life.events[-1].what) == ("dead letter", "became a dead letter")
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", *thorough("gevent")])

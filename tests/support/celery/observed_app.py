@@ -20,6 +20,7 @@ from redis_queue.store.connection import connect
 from tests.support.celery.observed_names import (
     AGAIN,
     CANVAS,
+    CRASH,
     DIE,
     FAIL,
     GATE,
@@ -85,6 +86,12 @@ def long() -> None:
 def die(self: Any) -> None:
     """Kill the process of the pool."""
     del self
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(name=CRASH, shared=False, max_deliveries=2)  # type: ignore[untyped-decorator]
+def crash() -> None:
+    """Kill the process of the pool; the message comes back once."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
