@@ -22,13 +22,14 @@ from redis_queue.cli.celery import group
 from redis_queue.cli.output import FAILED
 from redis_queue.doctor.finding import Finding
 from redis_queue.errors import StoreUnavailableError
-from redis_queue.monitor.model import RunningTask, Series, Tally, WorkerRow
+from redis_queue.monitor.model import ReleaseRow, RunningTask, Series, Tally, WorkerRow
 from redis_queue.operate.access import AppAccess, access_to
 from redis_queue.operate.audit import AuditLine
 from redis_queue.operate.incidents import queues
 from redis_queue.operate.incidents.incident import Incident
 from redis_queue.operate.incidents.registry import MAX_INCIDENTS, RULES, current, incidents
 from redis_queue.operate.incidents.situation import MINUTES, Situation, look
+from redis_queue.operate.liveness import WorkerState, state_of
 from redis_queue.operate.metrics import Collector
 from redis_queue.operate.queue_row import CeleryQueueRow, QueueRow
 from redis_queue.store.keys import MonitorKeys
@@ -51,10 +52,11 @@ def ago(seconds: float) -> datetime:
     return NOW - timedelta(seconds=seconds)
 
 
-def worker(name: str = "web@a", *, busy: int = 2, age: float = 1.0, **fields: Any) -> WorkerRow:
-    """Return a worker with two processes."""
+def worker(name: str = "web@a", *, busy: int = 2, age: float = 1.0, **fields: Any) -> WorkerState:
+    """Return the state of a worker with two processes, which reported *age* seconds ago."""
     known: dict[str, Any] = {"concurrency": 2, "queues": ("web",), "loop_age": 0.5, "keeper": True, **fields}
-    return WorkerRow(name, ago(age), ago(9000), pool="prefork", busy=busy, **known)
+    row = WorkerRow(name, ago(age), ago(9000), pool="prefork", busy=busy, **known)
+    return WorkerState(row, age, *state_of(row, age))
 
 
 def running(seconds: float, task: str = "shop.hang", worker: str = "web@a") -> RunningTask:
@@ -152,9 +154,30 @@ CASES: dict[str, tuple[Situation, list[tuple[str, str, str]]]] = {
                 "stuck queues",
                 "error",
                 "Celery queue web: 1,204 messages wait for up to 4 min, and none ends: web@a is stuck (its event "
-                "loop is silent for 3 min 20 s)",
+                "loop is silent for 3 min 21 s)",
             ),
-            ("workers", "error", "worker web@a is stuck: its event loop is silent for 3 min 20 s"),
+            ("workers", "error", "worker web@a is stuck: its event loop is silent for 3 min 21 s"),
+        ],
+    ),
+    "a worker that does not report": (
+        Situation(NOW, workers=[worker(age=7.0), worker("b@a", age=20.0, busy=0), worker("c@a", age=200.0, busy=1)]),
+        [
+            ("workers", "error", "worker b@a is silent for 20 s"),
+            ("workers", "warning", "worker web@a is silent for 7 s"),
+            ("workers", "warning", "worker c@a is lost: last seen 3 min 20 s ago; it ran 1 tasks"),
+        ],
+    ),
+    "failures since a deploy": (
+        Situation(
+            NOW, ended=BROKEN, releases=[ReleaseRow("v2", ago(700), NOW), ReleaseRow("v1", ago(90_000), ago(690))]
+        ),
+        [
+            (
+                "failing tasks",
+                "error",
+                "shop.hang failed 80 of 150 times in the last 15 min, and 0 of 450 times in the 45 min before; "
+                "release v2 began 11 min ago",
+            )
         ],
     ),
     "failures since ten minutes": (

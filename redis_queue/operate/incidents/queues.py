@@ -10,10 +10,9 @@ from redis_queue.admission.flows import OF_QUEUE
 from redis_queue.admission.rules import FlowState
 from redis_queue.basics.options import nearest, some_of
 from redis_queue.basics.times import span_text
-from redis_queue.monitor.model import WorkerRow
 from redis_queue.operate.incidents.incident import Incident, page_of, tasks_text, waits_text
 from redis_queue.operate.incidents.situation import LONG, Situation
-from redis_queue.operate.liveness import HEALTHY, state_of
+from redis_queue.operate.liveness import HEALTHY, WorkerState
 from redis_queue.operate.queue_row import CeleryQueueRow
 
 WAITS: Final = 60.0
@@ -35,7 +34,7 @@ NAMED: Final = 3
 def stuck_queues(now: Situation) -> Iterator[Incident]:
     """Tasks end in every queue that workers read and in which messages wait."""
     for row, workers in _read_queues(now):
-        waits, count = _wait_of(row, now, workers), (row.ready or 0) + sum(worker.prefetched for worker in workers)
+        waits, count = _wait_of(row, now, workers), (row.ready or 0) + sum(worker.row.prefetched for worker in workers)
         if waits < WAITS or _ended(now, row.name):
             continue
         what = f"{waits_text(count)} for up to {span_text(waits, parts=1)}, and none ends"
@@ -159,20 +158,20 @@ def dead_letters(now: Situation) -> Iterator[Incident]:
             )
 
 
-def _read_queues(now: Situation) -> Iterator[tuple[CeleryQueueRow, list[WorkerRow]]]:
+def _read_queues(now: Situation) -> Iterator[tuple[CeleryQueueRow, list[WorkerState]]]:
     """Yield the queues whose messages wait, also at workers, with the workers that may start them."""
     for row in now.celery_queues:
         workers = now.readers.get(row.name, [])
-        waits = row.ready or any(worker.prefetched for worker in workers)
+        waits = row.ready or any(worker.row.prefetched for worker in workers)
         if waits and workers and not row.error and not _is_paused(now, row.name):
             yield row, workers
 
 
-def _wait_of(row: CeleryQueueRow, now: Situation, workers: Sequence[WorkerRow]) -> float:
+def _wait_of(row: CeleryQueueRow, now: Situation, workers: Sequence[WorkerState]) -> float:
     """Return how many seconds messages wait: without their times at most as long as the processes were busy."""
     if row.oldest_age is not None:
         return row.oldest_age
-    names = {worker.name for worker in workers}
+    names = {worker.row.name for worker in workers}
     ages = [now.age(task.since) for task in now.running if task.worker in names]
     return max(ages, default=0.0) if _is_full(workers) else 0.0
 
@@ -191,21 +190,21 @@ def _is_paused(now: Situation, queue: str) -> bool:
     return any(state.name == f"{OF_QUEUE}{queue}" for state in now.stops)
 
 
-def _is_full(workers: Sequence[WorkerRow]) -> bool:
-    return all(worker.busy >= worker.concurrency > 0 for worker in workers)
+def _is_full(workers: Sequence[WorkerState]) -> bool:
+    return all(worker.row.busy >= worker.row.concurrency > 0 for worker in workers)
 
 
-def _holders(now: Situation, workers: Sequence[WorkerRow]) -> str:
+def _holders(now: Situation, workers: Sequence[WorkerState]) -> str:
     """Return what the *workers* of a queue do instead of starting its messages."""
-    states = [(row.name, *state_of(row, now.age(row.seen_at))) for row in workers]
-    faults = [f"{name} is {state} ({reason})" for name, state, reason in states if state not in HEALTHY]
-    runs = [task for row in workers for task in now.runs.get(row.name, ())]
+    rows = [worker.row for worker in workers]
+    faults = [f"{one.row.name} is {one.state} ({one.reason})" for one in workers if one.state not in HEALTHY]
+    runs = [task for row in rows for task in now.runs.get(row.name, ())]
     if len(faults) == len(workers) and not runs:
         return some_of(faults, NAMED)
-    busy, places = sum(row.busy for row in workers), sum(row.concurrency for row in workers)
-    where = workers[0].name if len(workers) == 1 else f"{len(workers):,} workers"
+    busy, places = sum(row.busy for row in rows), sum(row.concurrency for row in rows)
+    where = rows[0].name if len(rows) == 1 else f"{len(rows):,} workers"
     if not _is_full(workers):
-        limited = sum(row.limited for row in workers)
+        limited = sum(row.limited for row in rows)
         held = f", and rate limits hold {limited:,} tasks back" if limited else ""
         return f"{busy:,} of {places:,} processes of {where} are busy{held}"
     who = {1: "the only process", 2: "both processes"}.get(places, f"all {places:,} processes")

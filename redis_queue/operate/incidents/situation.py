@@ -16,10 +16,11 @@ from redis_queue.delay.model import Dispatched
 from redis_queue.doctor.finding import Finding, run_all
 from redis_queue.doctor.server import PRESSING, servers
 from redis_queue.errors import RedisQueueError, StoreError, StoreUnavailableError
-from redis_queue.monitor.model import RunningTask, Series, Tally, WorkerRow
+from redis_queue.monitor.model import ReleaseRow, RunningTask, Series, Tally
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.operate.inspector import FEW_SHARDS
+from redis_queue.operate.liveness import WorkerState, with_tasks, worker_states
 from redis_queue.operate.queue_row import BROKEN, CeleryQueueRow, QueueRow, fault_text
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.redis_errors import redact
@@ -47,28 +48,28 @@ STOPPING: Final = ("flow-pause", "flow-set")
 """Verbs of the actions that stop a flow."""
 
 MAX_LOOKS: Final = 20
-"""Maximum number of queues with dead letters, and of those with late entries, that are looked into."""
+"""Maximum number of lost workers, of queues with dead letters, and of those with late entries, that are looked into."""
 
 
 @dataclass(frozen=True)
 class Situation:
     """What is known of a fleet *at* one time (of the server). All parts are plain data.
 
-    *celery_queues* and *queues* are rows of queues, at most 100 of the store, *workers* all that reported in the last
-    hour, *running* the tasks
-    that have run for a second or more. *ended* are the counts of each series in each of the last :data:`MINUTES`
-    minutes, *usual* the runs of the last day of those series that run for long now. *stops* are the flows that start
-    nothing, and *pauses* the last action on each of them. *dead* tells when the first and the last dead letter of a
-    queue died, *dispatchers* how many dispatchers the DelayQueue of tasks, and one with
-    late entries, has (None: it never had one).
-    *pressure* is what the doctor finds on the servers. *read_elsewhere* are the queues that workers consume by
-    their answers, None if they were not asked. *unread* says of each part that cannot be read why.
+    *celery_queues* and *queues* are rows of queues, at most 100 of the store, *workers* the states of all that reported
+    in the last hour, *releases* those of the app, *running* the tasks that have run for a second or more. *ended* are
+    the counts of each series in each of the last :data:`MINUTES` minutes, *usual* the runs of the last day of those
+    series that run for long now. *stops* are the flows that start nothing, and *pauses* the last action on each of
+    them. *dead* tells when the first and the last dead letter of a queue died, *dispatchers* how many dispatchers the
+    DelayQueue of tasks, and one with late entries, has (None: it never had one). *pressure* is what the doctor finds
+    on the servers. *read_elsewhere* are the queues that workers consume by their answers, None if they were not asked.
+    *unread* says of each part that cannot be read why.
     """
 
     at: datetime
     celery_queues: Sequence[CeleryQueueRow] = ()
     queues: Sequence[QueueRow] = ()
-    workers: Sequence[WorkerRow] = ()
+    workers: Sequence[WorkerState] = ()
+    releases: Sequence[ReleaseRow] = ()
     running: Sequence[RunningTask] = ()
     ended: Mapping[Series, Sequence[Tally]] = field(default_factory=dict)
     usual: Mapping[Series, Tally] = field(default_factory=dict)
@@ -81,9 +82,10 @@ class Situation:
     unread: Mapping[str, str] = field(default_factory=dict)
 
     @LazyProperty
-    def readers(self) -> dict[str, list[WorkerRow]]:
-        """The workers that consume each Celery queue."""
-        return _grouped((queue, worker) for worker in self.workers for queue in dict.fromkeys(worker.queues))
+    def readers(self) -> dict[str, list[WorkerState]]:
+        """The workers that consume each Celery queue, without lost ones."""
+        living = [worker for worker in self.workers if worker.state != "lost"]
+        return _grouped((queue, worker) for worker in living for queue in dict.fromkeys(worker.row.queues))
 
     @LazyProperty
     def runs(self) -> dict[str, list[RunningTask]]:
@@ -123,6 +125,12 @@ def _grouped(pairs: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
     for name, item in pairs:
         found.setdefault(name, []).append(item)
     return found
+
+
+def _workers(access: Access, _: Situation) -> list[WorkerState]:
+    workers = access.monitor.workers
+    states = worker_states(workers)
+    return [*with_tasks(workers, states[:MAX_LOOKS]), *states[MAX_LOOKS:]]
 
 
 def _queues(access: Access, _: Situation) -> list[QueueRow]:
@@ -190,7 +198,8 @@ def _pressure(access: Access, _: Situation) -> list[Finding]:
 
 
 _PARTS: Final[Mapping[str, tuple[str, Callable[[Access, Situation], Any]]]] = {
-    "workers": ("the reports of workers", lambda access, _: access.monitor.workers.rows()),
+    "workers": ("the reports of workers", _workers),
+    "releases": ("releases", lambda access, _: access.monitor.releases()),
     "celery_queues": ("Celery's queues", _celery_queues),
     "queues": ("the queues", _queues),
     "running": ("running tasks", lambda access, _: access.monitor.workers.running(limit=MAX_RUNNING)),

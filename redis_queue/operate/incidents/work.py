@@ -11,7 +11,7 @@ from redis_queue.monitor.model import RunningTask, Tally
 from redis_queue.monitor.report import OTHER
 from redis_queue.operate.incidents.incident import Incident, Severity, page_of, tasks_text, usual_seconds
 from redis_queue.operate.incidents.situation import LONG, Situation
-from redis_queue.operate.liveness import HEALTHY, state_of
+from redis_queue.operate.liveness import HEALTHY
 
 RECENT: Final = 15
 """Minutes in which failures and retries are recent; those before are the usual ones."""
@@ -31,6 +31,9 @@ MOST_FAIL: Final = 0.5
 ALL_FAIL: Final = 0.9
 """Minimum share of failures within the hour of a task that fails nearly always."""
 
+AFTER_DEPLOY: Final = 1800.0
+"""Seconds after the first report of a release in which the first failures may come from it."""
+
 MIN_ALL: Final = 20
 """Minimum ends of such a task."""
 
@@ -46,17 +49,18 @@ FACTOR: Final = 500
 
 def broken_workers(now: Situation) -> Iterator[Incident]:
     """Every worker reports, and works."""
-    for row in now.workers:
-        state, reason = state_of(row, now.age(row.seen_at))
-        if state in HEALTHY:
+    for worker in now.workers:
+        if worker.state in HEALTHY:
             continue
-        runs = now.runs.get(row.name, [])
-        held = f"; it {'ran' if state == 'lost' else 'runs'} {tasks_text(now, runs)}" if runs else ""
+        row, lost = worker.row, worker.state == "lost"
+        # The reason of a lost one says what it ran.
+        runs = [] if lost else now.runs.get(row.name, [])
+        state = worker.reason if worker.state == "silent" else f"{worker.state}: {worker.reason}"
         yield Incident(
             row.name,
-            "warning" if state == "lost" else "error",
-            f"worker {row.name} is {state}: {reason}{held}",
-            "restart it" if state != "lost" else "if it is gone for good, clear it on the page of workers",
+            "error" if worker.severity == "bad" and not lost else "warning",
+            f"worker {row.name} is {state}{'; it runs ' if runs else ''}{tasks_text(now, runs)}",
+            "if it is gone for good, clear it on the page of workers" if lost else "restart it",
             page_of("workers", name=row.name),
             row.seen_at - timedelta(seconds=row.loop_age or 0.0),
             row.busy + row.prefetched,
@@ -78,10 +82,12 @@ def failing_tasks(now: Situation) -> Iterator[Incident]:
             severity, cause = "warning", f"{task} failed {hour.failed:,} of {hour.ends:,} times in the last hour"
         else:
             continue
+        new = next((row for row in now.releases if 0 <= (since - row.first_at).total_seconds() <= AFTER_DEPLOY), None)
+        deploy = "" if new is None else f"; release {new.release} began {span_text(now.age(new.first_at), parts=1)} ago"
         yield Incident(
             task,
             severity,
-            cause,
+            f"{cause}{deploy}",
             f"see why: redis-queue failures list --task {task}",
             page_of("failures", task=task),
             since,
