@@ -66,6 +66,8 @@ READ_ONLY_FORMS: Final = ("workers.ask",)
 MAX_DIGITS: Final = 12
 """Maximum digits of the expiry time of a token."""
 
+SIGNATURE_BYTES: Final = hashlib.sha256().digest_size
+
 COOKIE: Final = "redis_queue_session"
 
 Login = tuple[str, str]
@@ -118,10 +120,8 @@ class Guard:
                 f"This form was sent from another site than {request.host}. If that is a proxy in front of the"
                 " dashboard, it must pass X-Forwarded-Host, and the dashboard needs --trust-proxy.",
             )
-        token = request.form.get("token", "")
-        ends, _, _ = token.partition(".")
-        is_ours = hmac.compare_digest(_token(ends).encode(), token.encode(errors="surrogateescape"))
-        if not is_ours or int(ends) < time.time():
+        ends, _, masked = request.form.get("token", "").partition(".")
+        if not hmac.compare_digest(_signature(ends), _unmasked(masked)) or int(ends) < time.time():
             abort(403, "This form is too old: go back, reload the page and try again.")
 
 
@@ -229,19 +229,39 @@ class Cookies(SecureCookieSessionInterface):
 
 
 def form_token() -> str:
-    """Return the token for a form of this user in this browser; it is valid for :data:`TOKEN_SECONDS`."""
-    session.setdefault("browser", secrets.token_urlsafe(24))
-    return _token(str(int(time.time()) + TOKEN_SECONDS))
+    """Return the token for the forms of a response to this user in this browser; valid for :data:`TOKEN_SECONDS`.
+
+    Its signature is masked anew for each response, so that the size of compressed pages reveals nothing of it (BREACH).
+    """
+    if "form_token" not in g:
+        session.setdefault("browser", secrets.token_urlsafe(24))
+        ends, mask = str(int(time.time()) + TOKEN_SECONDS), secrets.token_bytes(SIGNATURE_BYTES)
+        g.form_token = f"{ends}.{mask.hex()}{_xor(mask, _signature(ends)).hex()}"
+    found: str = g.form_token
+    return found
 
 
-def _token(ends: str) -> str:
-    """Return the token that expires at *ends*, seconds since the epoch; a random one if *ends* is not a time."""
+def _signature(ends: str) -> bytes:
+    """Return the signature that expires at *ends*, seconds since the epoch; a random one if *ends* is not a time."""
     browser, key = session.get("browser"), str(current_app.secret_key).encode()
     if not isinstance(browser, str) or not (ends.isascii() and ends.isdecimal() and len(ends) <= MAX_DIGITS):
-        return secrets.token_urlsafe()
+        return secrets.token_bytes(SIGNATURE_BYTES)
     # Signed as JSON, so that a user name cannot pose as another field.
     signed = json.dumps(["form", ends, browser, g.user]).encode()
-    return f"{ends}.{hmac.new(key, signed, hashlib.sha256).hexdigest()}"
+    return hmac.new(key, signed, hashlib.sha256).digest()
+
+
+def _unmasked(text: str) -> bytes:
+    """Return the signature that form_token has masked; b"" for another text."""
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        return b""
+    return _xor(found[:SIGNATURE_BYTES], found[SIGNATURE_BYTES:])
+
+
+def _xor(one: bytes, other: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(one, other, strict=False))
 
 
 def https_only(response: Response) -> Response:

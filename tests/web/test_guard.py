@@ -13,7 +13,8 @@ from celery import Celery
 
 from redis_queue.errors import ConfigurationError
 from redis_queue.web import WebSettings, guard
-from tests.support.web.browser import SCREENS, Browser, is_own_script
+from redis_queue.web.guard import SIGNATURE_BYTES
+from tests.support.web.browser import SCREENS, Browser, is_own_script, token
 from tests.support.web.contents import Open, everything
 
 PAUSE = {"verb": "pause", "confirmed": "1", "operation": "x" * 22}
@@ -205,7 +206,16 @@ class TestForms:
         assert pause(writer) == 303
         assert paused(filled)
 
-    @pytest.mark.parametrize("token", [None, "", "x", "x" * 32, "\u00e4"])
+    def test_tokens_of_two_responses_have_no_bytes_in_common(self, writer: Browser) -> None:
+        """All are valid: what a compressed page contains of them differs each time, and within a page not."""
+        pages = [writer.get("/queue?kind=queue&name=orders") for _ in range(2)]
+        found = [token(page.source).partition(".")[2] for page in pages]
+        assert {len(text) for text in found} == {4 * SIGNATURE_BYTES}
+        halves = {text[start : start + 2 * SIGNATURE_BYTES] for text in found for start in (0, 2 * SIGNATURE_BYTES)}
+        assert len(halves) == 4
+        assert [writer.post(page.form("/preview"), ("verb", "pause")).status_code for page in pages] == [200, 200]
+
+    @pytest.mark.parametrize("token", [None, "", "x", "x" * 32, "1.", "1.00", f"9999999999.{'0' * 128}", "\u00e4"])
     def test_without_a_valid_token(self, token: str | None, writer: Browser, filled: redis.Redis) -> None:
         assert pause(writer, data={"token": token}) == 403
         assert not paused(filled)
