@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from redis_queue.celery.queues.open import broker_queues
 from redis_queue.errors import InvalidNameError, StoreError
 from redis_queue.monitor.model import Series, Tally, WorkerRow
 from redis_queue.operate.inspector import Inspector
-from redis_queue.operate.queue_row import BROKEN, CeleryOverview, CeleryQueueRow
+from redis_queue.operate.queue_row import BROKEN, CeleryOverview, CeleryQueueRow, sort_rows
 from redis_queue.store.keys import check_name
 from redis_queue.store.redis_errors import redact
 
@@ -28,6 +28,9 @@ MAX_CELERY_QUEUES: Final = 10_000
 
 REMEMBERED_SECONDS: Final = 10.0
 """How long the names of queues are remembered: to find them takes longer than to count them."""
+
+MAX_SORTED: Final = 200
+"""Maximum number of queues with messages that are counted to find the first ones in an order."""
 
 RATE_MINUTES: Final = 5
 
@@ -38,6 +41,32 @@ MIN_SECONDS: Final = 5.0
 
 MAX_SECONDS: Final = 60.0
 """Age after which a look is replaced by a newer one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reported:
+    """What workers reported of each queue by the time *at*; *workers* is None if that cannot be read."""
+
+    at: datetime
+    workers: Sequence[WorkerRow] | None
+    consumers: Counter[str] = field(default_factory=Counter)
+    held: Counter[str] = field(default_factory=Counter)
+    executed: Counter[str] = field(default_factory=Counter)
+
+    def row(self, name: str, depth: Depth) -> CeleryQueueRow:
+        """Return the row of a queue with this depth at the broker."""
+        consumers = self.consumers[name]
+        return CeleryQueueRow(
+            name,
+            ready=depth.ready,
+            in_flight=self.held[name] if depth.in_flight is None and consumers else depth.in_flight,
+            consumers=consumers if depth.consumers is None and self.workers is not None else depth.consumers,
+            oldest_age=None if depth.oldest_at is None else max(0.0, self.at.timestamp() - depth.oldest_at),
+            executed_per_minute=self.executed[name] / RATE_MINUTES if self.workers else None,
+            put_per_minute=None if depth.put_rate is None else depth.put_rate * 60,
+            error=depth.error,
+            waiting_for_place=depth.waiting_for_place,
+        )
 
 
 class CeleryQueues:
@@ -52,36 +81,60 @@ class CeleryQueues:
         self._bound_until = 0.0
         self._looks: dict[str, tuple[float, int]] = {}
 
-    def overview(self, part: str = "", *, offset: int = 0, limit: int = MAX_CELERY_QUEUES) -> CeleryOverview:
-        """Return the rows of up to *limit* queues whose names contain *part*, by name from position *offset* on.
+    def overview(
+        self, part: str = "", *, offset: int = 0, limit: int = MAX_CELERY_QUEUES, order: str = "name"
+    ) -> CeleryOverview:
+        """Return the rows of up to *limit* queues whose names contain *part*, from position *offset* on in *order*.
 
-        The cost does not grow with the number of messages. If the broker cannot be read, each row has an error.
-        Raises StoreError if the store cannot be read.
+        The *order* is one of SORTS; only the lengths of lists are read of queues that are not shown, and more of up to
+        :data:`MAX_SORTED` that have messages. The cost does not grow with the number of messages. If the broker cannot
+        be read, each row has an error. Raises StoreError if the store cannot be read.
         """
         workers, at = self._reports(), self._inspector.now()
+        end, ready, in_flight = offset + limit, None, None
+        error = NO_REPORTS if workers is None else ""
         try:
             with broker_queues(self._app) as broker:
                 names = self._names(workers, broker)
-                ready, in_flight = broker.total(names)
-                chosen = [name for name in names if part in name]
-                depths = broker.depths(chosen[offset : offset + limit])
-            error = NO_REPORTS if workers is None else ""
+                sizes, in_flight = broker.sizes(names)
+                known = [size for size in sizes if size is not None]
+                ready = sum(known) if known else None
+                depths = {name: Depth(size) for name, size in zip(names, sizes, strict=True) if part in name}
+                rows = self._sorted(depths, order, slice(offset, end), broker, self._reported(workers, at))
         except (OperationalError, StoreError) as failure:
             error = _away(failure)
-            names, ready, in_flight = self._names(workers), None, None
-            chosen = [name for name in names if part in name]
-            depths = [Depth(error=error) for _ in chosen[offset : offset + limit]]
-        end = offset + len(depths)
-        rows = self._rows(chosen[offset:end], depths, workers, at)
+            depths = {name: Depth(error=error) for name in self._names(workers) if part in name}
+            names = list(depths)[offset:end]
+            rows = self._rows(names, [depths[name] for name in names], self._reported(workers, at))
         return CeleryOverview(
             at,
             rows,
-            len(chosen),
-            end if end < len(chosen) else None,
+            len(depths),
+            end if end < len(depths) else None,
             ready,
             in_flight,
             error,
         )
+
+    def _sorted(
+        self, sizes: Mapping[str, Depth], order: str, shown: slice, broker: BrokerQueues, reported: _Reported
+    ) -> list[CeleryQueueRow]:
+        """Return the rows *shown* of all in *order*; *sizes* are the depths of all, with no more than what waits."""
+        if order == "name":
+            names = list(sizes)[shown]
+            return self._rows(names, broker.depths(names), reported)
+        rows = {name: reported.row(name, depth) for name, depth in sizes.items()}
+        ranked = sort_rows(rows.values(), order)
+        counted = [row for row in ranked if row.ready != 0 or order == "in_flight"][:MAX_SORTED]
+        read = set[str]()
+        # What is read may put others into their places.
+        for _ in range(2):
+            names = [row.name for row in dict.fromkeys([*counted, *ranked[shown]]) if row.name not in read]
+            if names:
+                rows.update((row.name, row) for row in self._rows(names, broker.depths(names), reported))
+                ranked, counted = sort_rows(rows.values(), order), []
+                read.update(names)
+        return ranked[shown]
 
     def configured(self) -> Sequence[str]:
         """Return the names of the queues in the settings of the app and of its tasks; it reads nothing."""
@@ -98,7 +151,7 @@ class CeleryQueues:
                 depths = broker.depths([name])
         except (OperationalError, StoreError) as failure:
             depths = [Depth(error=_away(failure))]
-        return self._rows([name], depths, workers, at)[0]
+        return self._rows([name], depths, self._reported(workers, at))[0]
 
     def known_rows(self, names: Sequence[str]) -> list[CeleryQueueRow]:
         """Return the rows of known queues, by one connection to the broker.
@@ -118,7 +171,7 @@ class CeleryQueues:
             raise StoreError(_away(failure)) from failure
         for name, depth in zip(names, depths, strict=True):
             _check_known(name, known, depth)
-        return self._rows(names, depths, workers, at)
+        return self._rows(names, depths, self._reported(workers, at))
 
     def check(self, name: str) -> str:
         """Return *name* if it is a known queue. Raises InvalidNameError, with a suggestion, and OperationalError."""
@@ -151,33 +204,19 @@ class CeleryQueues:
         consumed = readable(queue for row in workers or () for queue in row.queues)
         return sorted({*known, *consumed, *self._bound})[:MAX_CELERY_QUEUES]
 
-    def _rows(
-        self, names: Sequence[str], depths: Sequence[Depth], reports: Sequence[WorkerRow] | None, at: datetime
-    ) -> list[CeleryQueueRow]:
-        workers = reports or ()
-        consumers = Counter(queue for row in workers for queue in dict.fromkeys(row.queues))
-        held, executed = Counter[str](), Counter[str]()
-        for worker in workers:
-            held.update(worker.held or {})
+    def _reported(self, reports: Sequence[WorkerRow] | None, at: datetime) -> _Reported:
+        found = _Reported(at, reports)
+        for worker in reports or ():
+            found.consumers.update(dict.fromkeys(worker.queues, 1))
+            found.held.update(worker.held or {})
         for series, tally in self._lately().items():
-            executed[series.queue] += tally.executed
-        found = []
-        for name, depth in zip(names, depths, strict=True):
-            in_flight = held.get(name, 0) if depth.in_flight is None and consumers[name] else depth.in_flight
-            rate = executed[name] / RATE_MINUTES if workers else None
-            row = CeleryQueueRow(
-                name,
-                ready=depth.ready,
-                in_flight=in_flight,
-                consumers=consumers[name] if depth.consumers is None and reports is not None else depth.consumers,
-                oldest_age=None if depth.oldest_at is None else max(0.0, at.timestamp() - depth.oldest_at),
-                executed_per_minute=rate,
-                put_per_minute=None if depth.put_rate is None else depth.put_rate * 60,
-                error=depth.error,
-                waiting_for_place=depth.waiting_for_place,
-            )
-            found.append(row if row.put_per_minute is not None else self._with_growth(row, at.timestamp()))
+            found.executed[series.queue] += tally.executed
         return found
+
+    def _rows(self, names: Sequence[str], depths: Sequence[Depth], reported: _Reported) -> list[CeleryQueueRow]:
+        rows = [reported.row(name, depth) for name, depth in zip(names, depths, strict=True)]
+        now = reported.at.timestamp()
+        return [row if row.put_per_minute is not None else self._with_growth(row, now) for row in rows]
 
     def _with_growth(self, row: CeleryQueueRow, now: float) -> CeleryQueueRow:
         """Return *row* with the messages put since an earlier look at its queue."""

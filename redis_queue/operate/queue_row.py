@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal
+from operator import attrgetter
+from typing import Any, Final, Literal, TypeVar
 
 from redis_queue.catalog import AnyQueue, kind_of
 from redis_queue.delay.model import sum_stats
@@ -21,6 +23,29 @@ Count = Literal["ready", "delayed", "in_flight", "dead", "quarantined", "put", "
 
 BROKEN: Final = (WrongTypeError, SchemaError, ValueError, OverflowError)
 """Errors raised for a queue whose keys another tool has overwritten; ConfigurationError is a ValueError."""
+
+SORTS: Final = (
+    "problem",
+    "name",
+    "kind",
+    *SIZES,
+    "workers",
+    "rate",
+    "growth",
+    "oldest",
+)
+"""Orders of rows: problems first, by a name, or by a number, the largest first."""
+
+_NUMBERS: Final = {
+    "workers": "consumers",
+    "rate": "executed_per_minute",
+    "growth": "growth_per_minute",
+    "oldest": "waited",
+}
+"""Attributes of rows with the numbers of these orders; the others have the same name."""
+
+MIN_GROWTH: Final = 1.0
+"""Messages per minute below which a queue neither grows nor shrinks."""
 
 MAX_FAULTS: Final = 5
 """Maximum number of queues that a text names."""
@@ -79,6 +104,16 @@ class QueueRow:
             **counts,
         )
 
+    @property
+    def urgency(self) -> tuple[float, ...]:
+        """Compares rows: one that cannot be read, one that is paused with messages, by age, by size."""
+        return bool(self.error), self.paused and bool(self.ready), self.waited, self.ready, self.dead
+
+    @property
+    def waited(self) -> float:
+        """Compares how long the oldest messages of rows have waited."""
+        return -math.inf if self.oldest_at is None else -self.oldest_at.timestamp()
+
 
 @dataclass(frozen=True, slots=True)
 class Overview:
@@ -123,6 +158,31 @@ class CeleryQueueRow:
         return QueueRow("celery", self.name, ready=ready, in_flight=in_flight, oldest_at=oldest_at, error=self.error)
 
     @property
+    def growth_per_minute(self) -> float | None:
+        """How many more messages a minute are put than executed, if both are known; 0 for less than one."""
+        if self.put_per_minute is None or self.executed_per_minute is None:
+            return None
+        growth = self.put_per_minute - self.executed_per_minute
+        return growth if abs(growth) >= MIN_GROWTH else 0.0
+
+    @property
+    def urgency(self) -> tuple[float, ...]:
+        """Compares rows: cannot be read, nobody reads it, it grows and nothing of it ends; then by age, by size."""
+        grows = bool(self.growth_per_minute and self.growth_per_minute > 0)
+        return (
+            bool(self.error),
+            self.is_unconsumed,
+            grows and not self.executed_per_minute,
+            self.waited,
+            self.ready or 0,
+        )
+
+    @property
+    def waited(self) -> float:
+        """Compares how long the oldest messages of rows have waited."""
+        return -math.inf if self.oldest_age is None else self.oldest_age
+
+    @property
     def listed(self) -> int:
         """The number of messages in the lists of the queue: all that can be read, moved and deleted."""
         return max(0, (self.ready or 0) - self.waiting_for_place)
@@ -152,6 +212,22 @@ class CeleryOverview:
 def fault_text(error: Exception) -> str:
     """Return the text for an error in :data:`BROKEN`."""
     return str(error) if isinstance(error, RedisQueueError) else "its counters cannot be read: redis-queue doctor"
+
+
+Row = TypeVar("Row", QueueRow, CeleryQueueRow)
+
+
+def sort_rows(rows: Iterable[Row], order: str) -> list[Row]:
+    """Return *rows* in one of :data:`SORTS`; equal ones by urgency, then as they come, which is by name."""
+    if order in ("name", "kind"):
+        return sorted(rows, key=attrgetter("name") if order == "name" else attrgetter("kind", "name"))
+    number = _NUMBERS.get(order, order)
+
+    def key(row: Row) -> tuple[float, tuple[float, ...]]:
+        value = getattr(row, number, None)
+        return -math.inf if value is None else value, row.urgency
+
+    return sorted(rows, key=key, reverse=True)
 
 
 @dataclass(slots=True)

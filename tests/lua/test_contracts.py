@@ -234,7 +234,7 @@ def test_every_command_is_spelled_out_and_names_a_declared_key(name: str, text: 
         "broker/fetch": {"list", "several", "idle", ""},
         "broker/leave": {"idle"},
     }
-    others |= {"broker/restore": {"list"}, "broker/depth": {"list"}, "broker/total": {"list"}}
+    others |= {"broker/restore": {"list"}, "broker/depth": {"list"}, "broker/sizes": {"list"}}
     others |= {"monitor/count": {"ring", "of_day", "of_span"}}
     others |= {"monitor/failure_keep": {"key"}, "monitor/report": {"key"}}
     if name in OF_FLOWS:
@@ -458,7 +458,7 @@ def test_every_method_uses_keys_of_one_slot_and_of_the_documented_type(
 
 
 LOOKS = """
-    broker/depth broker/look broker/total delay/count delay/dispatchers delay/find delay/head delay/list
+    broker/depth broker/look broker/sizes delay/count delay/dispatchers delay/find delay/head delay/list
     delay/minutes delay/stats queue/peek queue/stats records/dead_letters records/in_flight records/look
     records/quarantined records/recordless records/tally records/versions
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, ClassVar
@@ -186,6 +187,47 @@ class TestOnRedis:
         scripts = {name: row["calls"] for name, row in client.info("commandstats").items()}
         assert scripts["cmdstat_evalsha"] < 40
         assert "cmdstat_smembers" not in scripts
+
+    def test_orders(self, make_app: Callable[..., Celery], client: redis.Redis) -> None:
+        """Problems first: what nobody reads, what grows while nothing ends, then by age, by size, and by name."""
+        queues = queues_of(
+            make_app(task_queues=[Queue(name) for name in ("a-idle", "b-full", "c-old", "d-grows", "z-unread")])
+        )
+        report(client, "one@host", "celery", "a-idle", "b-full", "c-old", "d-grows")
+        sent = round(time.time() * 1000)
+        for name, count, age in (("b-full", 9, 0), ("c-old", 1, 50_000), ("d-grows", 1, 0), ("z-unread", 1, 0)):
+            for _ in range(count):
+                client.lpush(name, json.dumps({"headers": {"redis_queue_sent": sent - age}, "body": ""}))
+        queues.overview()
+        # As if the look was ten seconds ago.
+        queues._looks = {name: (at - 10, size) for name, (at, size) in queues._looks.items()}
+        client.lpush("d-grows", json.dumps({"headers": {"redis_queue_sent": sent}, "body": ""}))
+        found = queues.overview(order="problem")
+        assert [row.name for row in found.rows] == ["z-unread", "d-grows", "c-old", "b-full", "a-idle", "celery"]
+        assert [round(row.growth_per_minute or 0) for row in found.rows][:3] == [0, 6, 0]
+        for order, first in (("ready", "b-full"), ("oldest", "c-old"), ("growth", "d-grows"), ("name", "a-idle")):
+            assert queues.overview(order=order, limit=1).rows[0].name == first, order
+        pages = [queues.overview(order="problem", offset=offset, limit=2) for offset in (0, 2, 4)]
+        assert [row.name for page in pages for row in page.rows] == [row.name for row in found.rows]
+        assert [page.next for page in pages] == [2, 4, None]
+
+    def test_an_order_reads_no_more_than_the_lengths_of_most_queues(
+        self, make_app: Callable[..., Celery], client: redis.Redis
+    ) -> None:
+        """Of 305 queues, the busy one is first, and those without messages cost their length."""
+        names = [f"q-{number:03}" for number in range(305)]
+        queues = queues_of(make_app(task_queues=[Queue(name) for name in names]))
+        client.lpush("q-299", "x")
+        queues.overview(limit=50)
+        lengths = []
+        for order in ("name", "problem"):
+            client.config_resetstat()
+            page = queues.overview(limit=50, order=order)
+            stats = client.info("commandstats")
+            lengths.append(sum(stats.get(name, {"calls": 0})["calls"] for name in ("cmdstat_llen", "cmdstat_lindex")))
+        assert page.rows[0].name == "q-299"
+        assert len(page.rows) == 50
+        assert lengths[1] <= lengths[0] + 5
 
     def test_without_a_broker_the_rows_of_known_queues_have_an_error(self, make_app: Callable[..., Celery]) -> None:
         app = make_app(broker_url="redis://user:secret@127.0.0.1:1/0", task_queues=[Queue("mail")])

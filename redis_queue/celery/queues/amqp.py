@@ -124,12 +124,11 @@ class AmqpQueues(BrokerQueues):
         self._management = management
         self._managed: dict[str, Depth] | None = None
 
-    def total(self, queues: Sequence[str]) -> tuple[int | None, int | None]:
-        """Return how many messages wait in all *queues*, and are in flight; None without the management API."""
-        rows = [self._by_management()[queue] for queue in queues if queue in self._by_management()]
-        if not rows:
-            return None, None
-        return sum(row.ready or 0 for row in rows), sum(row.in_flight or 0 for row in rows)
+    def sizes(self, queues: Sequence[str]) -> tuple[list[int | None], int | None]:
+        """Return how many messages wait in each queue, and are in flight in all; None without the management API."""
+        rows = [self._by_management().get(queue) for queue in queues]
+        known = [row for row in rows if row is not None]
+        return [row.ready if row else None for row in rows], sum(row.in_flight or 0 for row in known) if known else None
 
     def depths(self, queues: Sequence[str]) -> list[Depth]:
         """Return the depth of each queue, with one round trip for each of the first 200 queues at least."""

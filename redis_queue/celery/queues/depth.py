@@ -51,9 +51,9 @@ class BrokerQueues:
         """Return the depth of each queue."""
         return [Depth() for _ in queues]
 
-    def total(self, queues: Sequence[str]) -> tuple[int | None, int | None]:  # noqa: ARG002
-        """Return how many messages wait in all *queues*, and how many are in flight; None if unknown."""
-        return None, None
+    def sizes(self, queues: Sequence[str]) -> tuple[list[int | None], int | None]:
+        """Return how many messages wait in each queue, and how many are in flight in all; None if unknown."""
+        return [None] * len(queues), None
 
 
 class BacklogQueues(BrokerQueues):
@@ -71,10 +71,11 @@ class BacklogQueues(BrokerQueues):
         """Return what the reader returns."""
         return self._reader.bound(known)
 
-    def total(self, queues: Sequence[str]) -> tuple[int | None, int | None]:
-        """Return how many messages wait in all *queues*, also for a place, and how many are in flight."""
-        ready, in_flight = self._reader.total(queues)
-        return None if ready is None else ready + sum(self._waiting(queues)), in_flight
+    def sizes(self, queues: Sequence[str]) -> tuple[list[int | None], int | None]:
+        """Return how many messages wait in each queue, also for a place, and how many are in flight in all."""
+        sizes, in_flight = self._reader.sizes(queues)
+        waiting = self._waiting(queues)
+        return [None if size is None else size + more for size, more in zip(sizes, waiting, strict=True)], in_flight
 
     def depths(self, queues: Sequence[str]) -> list[Depth]:
         """Return the depth of each queue."""

@@ -32,8 +32,8 @@ SCAN: Final = 1000
 MAX_BOUND: Final = 10_000
 """Maximum number of queues that are found by their bindings."""
 
-MAX_LISTS_OF_TOTAL: Final = 2000
-"""Maximum number of lists of one call that only adds up their lengths."""
+MAX_LISTS: Final = 2000
+"""Maximum number of lists of one call that only reads their lengths."""
 
 NOT_A_LIST: Final = "its key in the broker is not a list: another program has written it"
 
@@ -49,7 +49,7 @@ class RedisQueues(BrokerQueues):
         self._scripts = Scripts(client_of(channel))
         unacked = InFlightKeys.of(channel).unacked
         self._script = self._scripts.bind("broker/depth", None, unacked=unacked)
-        self._total = self._scripts.bind("broker/total", None, unacked=unacked)
+        self._sizes = self._scripts.bind("broker/sizes", None, unacked=unacked)
 
     def bound(self, known: Collection[str] = ()) -> set[str]:
         """Return the names of queues that kombu has bound, of the first 20,000 keys of the broker.
@@ -82,14 +82,14 @@ class RedisQueues(BrokerQueues):
         for members in self._scripts.each([self._scripts.read_call("SMEMBERS", key) for key in small]):
             yield from members()
 
-    def total(self, queues: Sequence[str]) -> tuple[int, int]:
-        """Return how many messages wait in the lists of all *queues*, and how many are in flight at the broker."""
-        lists = [key.encode() for queue in queues for key in self._lists.all_of(queue)]
-        waiting = in_flight = 0
-        for chunk in chunks(lists, MAX_LISTS_OF_TOTAL):
-            count, in_flight = self._total(more=chunk)
-            waiting += count
-        return waiting, in_flight
+    def sizes(self, queues: Sequence[str]) -> tuple[list[int | None], int]:
+        """Return how many messages wait in the lists of each queue, and how many are in flight at the broker."""
+        width, in_flight, found = len(self._lists.steps), 0, list[int | None]()
+        for chunk in chunks(queues, MAX_LISTS // width):
+            lists = [key.encode() for queue in chunk for key in self._lists.all_of(queue)]
+            in_flight, *counts = self._sizes(width=width, more=lists)
+            found += counts
+        return found, in_flight
 
     def depths(self, queues: Sequence[str]) -> list[Depth]:
         """Return the depth of each queue; a few commands for each 100 queues.
