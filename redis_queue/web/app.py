@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import secrets
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -108,6 +110,14 @@ NAVIGATION: Final = (
 )
 """Endpoints, names, and keys that open them."""
 
+OK: Final = 200
+NOT_MODIFIED: Final = 304
+
+COMPRESSED: Final = 1024
+"""Minimum bytes of a page that is compressed."""
+
+COMPRESSION: Final = 6
+
 
 def addresses(folder: Path = FOLDER) -> Callable[[str], str]:
     """Return a function that takes the name of a file in *folder* and returns its address for a page."""
@@ -203,7 +213,38 @@ def _finish(response: Response) -> Response:
     here, location = request.host_url, response.headers.get("Location", "")
     if location.startswith(here):
         response.headers["Location"] = f"/{location.removeprefix(here)}"
+    if request.endpoint != "static" and (response.mimetype or "").startswith("text/"):
+        if "HX-Request" in request.headers:
+            _only_news(response)
+        _compress(response)
     return add_security_headers(response)
+
+
+def _only_news(response: Response) -> None:
+    """Reduce a page to what htmx replaces: title and content; to nothing if the browser has the same already."""
+    page = response.get_data()
+    main = page[page.find(b"<main ") : page.rfind(b"</main>") + len(b"</main>")]
+    if not main.startswith(b"<main "):
+        return
+    page = page[page.find(b"<title>") : page.find(b"</title>") + len(b"</title>")] + main
+    response.set_data(page)
+    # Tokens differ each time; a page that is open for long needs new ones before they expire.
+    told = page.replace(g.get("form_token", "\0").encode(), b"") + str(int(time.time()) // 3600).encode()
+    tag = hashlib.sha256(told).hexdigest()[:32]
+    if response.status_code == OK and request.method == "GET" and request.if_none_match.contains_weak(tag):
+        response.status_code = NOT_MODIFIED
+        response.set_data(b"")
+    response.set_etag(tag, weak=True)
+
+
+def _compress(response: Response) -> None:
+    """Compress a page, but for other sites: they could guess what it contains from its size (BREACH)."""
+    response.vary.update(("Accept-Encoding", "HX-Request"))
+    is_own = request.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
+    page = response.get_data()
+    if is_own and len(page) >= COMPRESSED and request.accept_encodings["gzip"] > 0:
+        response.set_data(gzip.compress(page, COMPRESSION, mtime=0))
+        response.headers["Content-Encoding"] = "gzip"
 
 
 def _refuse(error: Exception) -> tuple[str, int] | Response:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import re
 import signal
 import subprocess
 import sys
+import time
 from base64 import b64encode
 from pathlib import Path
 from urllib.error import HTTPError
@@ -21,6 +23,7 @@ from click.testing import CliRunner
 from redis_queue import RedisQueue
 from redis_queue.cli import group
 from redis_queue.cli.web import is_loopback
+from redis_queue.web import guard
 from redis_queue.web.app import FOLDER, HTMX, MAX_AGE, addresses
 from tests.support.web.browser import Browser
 from tests.support.web.contents import Serve, Served
@@ -231,3 +234,64 @@ def test_a_changed_file_has_another_address(tmp_path: Path, reader: Browser) -> 
             found.add(addresses(tmp_path)("style.css"))
     assert len(found) == 2
     assert all(re.fullmatch(r"/static/style\.css\?v=[0-9a-f]{12}", address) for address in found)
+
+
+# Pages: compressed, and as an update only what has changed.
+
+UPDATE = {"HX-Request": "true"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_compressed"),
+    [
+        ({}, False),
+        ({"Accept-Encoding": "gzip, br"}, True),
+        ({"Accept-Encoding": "gzip", **UPDATE}, True),
+        ({"Accept-Encoding": "gzip;q=0, identity"}, False),
+        ({"Accept-Encoding": "br"}, False),
+        # The size of a page must not tell another site what it contains.
+        ({"Accept-Encoding": "gzip", "Sec-Fetch-Site": "cross-site"}, False),
+        ({"Accept-Encoding": "gzip", "Sec-Fetch-Site": "same-site"}, False),
+        ({"Accept-Encoding": "gzip", "Sec-Fetch-Site": "none"}, True),
+    ],
+)
+def test_pages_are_compressed(headers: dict[str, str], is_compressed: bool, reader: Browser) -> None:
+    answer = reader.raw("/scheduled", headers=headers)
+    assert {"Accept-Encoding", "HX-Request", "Cookie"} >= set(answer.vary) >= {"Accept-Encoding", "HX-Request"}
+    assert answer.content_length == len(answer.data)
+    assert answer.content_encoding == ("gzip" if is_compressed else None)
+    page = gzip.decompress(answer.data) if is_compressed else answer.data
+    assert b"Waiting entries by due time" in page
+    assert reader.raw("/static/style.css", headers=headers).content_encoding is None
+    assert reader.raw("/search/suggest?q=nosuch", headers=headers).content_encoding is None
+
+
+def test_an_update_has_title_and_content_only(reader: Browser) -> None:
+    page, update = reader.get("/").source, reader.raw("/", headers=UPDATE).get_data(as_text=True)
+    assert update.startswith('<title>Overview · redis_queue</title><main id="main"')
+    assert update.endswith("</main>")
+    assert (page.count("<h1>"), update.count("<h1>")) == (1, 1)
+    assert (page.count(", as a table"), update.count(", as a table")) == (6, 0)
+    some = reader.raw("/", headers={**UPDATE, "X-Open": "chart-runs chart-late-1 <x>"}).get_data(as_text=True)
+    assert some.count(", as a table") == 2
+    refused = reader.raw("/?span=1y", headers=UPDATE)
+    assert (refused.status_code, b"<main" in refused.data) == (400, True)
+
+
+def test_nothing_is_sent_if_nothing_has_changed(
+    writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the token of its forms is another one; after hours the page gets a new one before its own expires."""
+    path = "/celery-queue?name=celery"
+    first = writer.raw(path, headers=UPDATE)
+    assert b'name="token"' in first.data
+    known = {**UPDATE, "If-None-Match": first.headers["ETag"], "Accept-Encoding": "gzip"}
+    same = writer.raw(path, headers=known)
+    assert (same.status_code, same.data, same.content_encoding) == (304, b"", None)
+    assert writer.raw(path, headers={"If-None-Match": first.headers["ETag"]}).status_code == 200
+    hours = time.time() + 3600
+    with monkeypatch.context() as patch:
+        patch.setattr(guard.time, "time", lambda: hours)
+        assert writer.raw(path, headers=known).status_code == 200
+    filled.lpush("celery", "x")
+    assert writer.raw(path, headers=known).status_code == 200

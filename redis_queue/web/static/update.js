@@ -26,8 +26,14 @@
   stale.setAttribute("aria-live", "polite");
   document.querySelector("#tools").prepend(stale, button);
 
-  let fresh = new Date(), link = null;
+  let fresh = new Date(), link = null, tag = null;
+  const succeed = () => {
+    fresh = new Date();
+    stale.textContent = "";
+    document.body.classList.remove("old");
+  };
   const fail = () => {
+    document.body.classList.add("old");
     const zone = document.documentElement.dataset.timezone;
     const text = `not updated since ${fresh.toLocaleTimeString("sv", { timeZone: zone })}`;
     if (stale.textContent !== text) stale.textContent = text;
@@ -52,25 +58,37 @@
   document.addEventListener("htmx:beforeRequest", (event) => {
     if (event.detail.elt === main && (document.hidden || paused() || busy())) event.preventDefault();
   });
+  // The server answers 304 if nothing has changed, and leaves out the tables of charts that are not open.
+  document.addEventListener("htmx:configRequest", (event) => {
+    if (event.detail.elt !== main) return;
+    const { headers } = event.detail;
+    if (tag) headers["If-None-Match"] = tag;
+    headers["X-Open"] = [...main.querySelectorAll("figure.chart:has(details[open])")].map((figure) => figure.id).join(" ");
+  });
+  main.addEventListener("toggle", (event) => {
+    if (event.target.open && event.target.matches(".chart details")) htmx.trigger(main, "redis_queue:update");
+  }, true);
   document.addEventListener("htmx:beforeSwap", (event) => {
-    const request = event.detail;
+    const request = event.detail, { xhr } = request;
     if (request.requestConfig.elt !== main) return;
     // After a redirect, for example to a login, the answer is another page.
-    const moved = new URL(request.xhr.responseURL || location.href).pathname !== location.pathname;
-    if (request.xhr.status !== 200 || moved || !/<main\s/.test(request.serverResponse)) {
-      request.shouldSwap = false;
-      fail();
-    } else if (busy()) {
-      request.shouldSwap = false;
-    } else {
-      fresh = new Date();
-      stale.textContent = "";
+    const moved = new URL(xhr.responseURL || location.href).pathname !== location.pathname;
+    request.shouldSwap = false;
+    if (xhr.status === 304) succeed();
+    else if (xhr.status !== 200 || moved || !/<main\s/.test(request.serverResponse)) fail();
+    else if (!busy()) {
+      request.shouldSwap = true;
+      succeed();
+      tag = xhr.getResponseHeader("ETag");
       const focus = document.activeElement;
       link = main.contains(focus) ? focus.getAttribute("href") : null;
     }
   });
   // An element may have become another row: the focus stays with its link.
   document.addEventListener("htmx:afterSwap", () => {
+    const icon = document.querySelector("link[rel=icon]");
+    const address = "incidents" in main.dataset ? icon.dataset.alert : icon.dataset.calm;
+    if (icon.getAttribute("href") !== address) icon.href = address;
     const focus = document.activeElement;
     if (link === null || (main.contains(focus) && focus.getAttribute("href") === link)) return;
     const same = main.querySelector(`a[href="${CSS.escape(link)}"]`);
@@ -88,9 +106,11 @@
   callbacks.beforeAttributeUpdated = (name, node) => name !== "open" || !/^(DETAILS|DIALOG)$/.test(node.tagName);
   // The result of an action stays until the next page.
   callbacks.beforeNodeRemoved = (node) => !(node.nodeType === Node.ELEMENT_NODE && node.matches(".notes"));
-  // A chart keeps its canvas and gets new data.
+  // A chart keeps its canvas and gets new data; its table stays as it is if the answer has none.
   callbacks.beforeNodeMorphed = (old, next) => {
-    if (old.nodeType !== Node.ELEMENT_NODE || !old.matches("[data-chart]")) return true;
+    if (old.nodeType !== Node.ELEMENT_NODE) return true;
+    if (old.matches(".chart details")) return next.querySelector("table") !== null;
+    if (!old.matches("[data-chart]")) return true;
     old.dataset.chart = next.dataset.chart;
     return false;
   };
