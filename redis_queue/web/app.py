@@ -93,22 +93,58 @@ PAGES: Final = (
 )
 
 NAVIGATION: Final = (
-    ("overview.show", "Overview", "o"),
-    ("doctor.incidents", "Incidents", "i"),
-    ("forecast.show", "Forecast", "f"),
-    ("entries.show", "Scheduled", "s"),
-    ("queues.show", "Queues", "q"),
-    ("flows.show", "Flows", "l"),
-    ("flows.unique", "Unique", "u"),
-    ("workers.running", "Running", "r"),
-    ("history.show", "History", "h"),
-    ("failures.show", "Failures", "x"),
-    ("dead_letters.show", "Dead letters", "d"),
-    ("workers.show", "Workers", "w"),
-    ("doctor.show", "Doctor", "c"),
-    ("doctor.audit", "Audit", "a"),
+    ("Overview", (("overview.show", "Overview", "o"),)),
+    (
+        "Work",
+        (
+            ("workers.running", "Running", "r"),
+            ("entries.show", "Scheduled", "s"),
+            ("forecast.show", "Forecast", "f"),
+        ),
+    ),
+    (
+        "Queues",
+        (
+            ("queues.show", "Queues", "q"),
+            ("flows.show", "Flows", "l"),
+            ("flows.unique", "Unique", "u"),
+        ),
+    ),
+    (
+        "Problems",
+        (
+            ("doctor.incidents", "Incidents", "i"),
+            ("failures.show", "Failures", "x"),
+            ("dead_letters.show", "Dead letters", "d"),
+        ),
+    ),
+    (
+        "Fleet",
+        (
+            ("workers.show", "Workers", "w"),
+            ("doctor.show", "Doctor", "c"),
+        ),
+    ),
+    (
+        "History",
+        (
+            ("history.show", "History", "h"),
+            ("doctor.audit", "Audit", "a"),
+        ),
+    ),
 )
-"""Endpoints, names, and keys that open them."""
+"""Groups of pages: their endpoints, names, and keys that open them. A group leads to its first page."""
+
+GROUP_OF: Final = {
+    "entries.one": "Work",
+    "search.task": "Work",
+    "queues.one": "Queues",
+    "celery_queue.show": "Queues",
+    "flows.one": "Queues",
+    "failures.one": "Problems",
+    **{endpoint: group for group, screens in NAVIGATION for endpoint, _, _ in screens},
+}
+"""The group of each endpoint, pages of one thing among them."""
 
 OK: Final = 200
 NOT_MODIFIED: Final = 304
@@ -198,6 +234,7 @@ def _common(settings: WebSettings, access: Access) -> dict[str, Any]:
     return {
         "incident_count": len(seen.found) if seen is not None else 0,
         "navigation": NAVIGATION,
+        "group": GROUP_OF.get(request.endpoint or "", ""),
         "htmx_config": HTMX,
         "label": settings.label,
         "timezone": settings.timezone,

@@ -17,13 +17,25 @@ from redis_queue.operate.flows import paused_queues
 from redis_queue.operate.history import SPANS, Curves, curves
 from redis_queue.operate.items import MAX_QUEUES
 from redis_queue.operate.liveness import HEALTHY, State, WorkerState, worker_states
-from redis_queue.operate.queue_row import BROKEN, CeleryOverview, Faults, Overview, QueueRow, fault_text
+from redis_queue.operate.queue_row import (
+    BROKEN,
+    SORTS,
+    CeleryOverview,
+    Faults,
+    Overview,
+    QueueRow,
+    fault_text,
+    sort_rows,
+)
 from redis_queue.store.registry import RegistryRow
 from redis_queue.web import request_args
 from redis_queue.web.charts import plot_of
 from redis_queue.web.context import MAX_CHECKED, Seen, context
 
 pages = Blueprint("overview", __name__)
+
+SHOWN: Final = 10
+"""Rows of each table of queues; the page of queues has all."""
 
 RECENT = 5
 MAX_RECENT_OF = 20
@@ -86,14 +98,15 @@ class ActivitySummary:
 @pages.get("/")
 def show() -> str:
     """Show the overview."""
-    request_args.allow("span")
+    request_args.allow("span", "sort")
     span = request_args.choice("span", SPANS, DEFAULT_SPAN)
+    sort = request_args.choice("sort", SORTS, SORTS[0])
     access = context().access
     listing = access.catalog.listing(limit=MAX_QUEUES)
     too_many = listing.total + listing.unseen > MAX_CHECKED
     overview = access.inspector.overview(listing.known)
     rows = overview.queues
-    celery = _celery(access, overview.at)
+    celery = _celery(access, overview.at, sort)
     dispatching = [row.name for row in rows if row.kind == "delay" and not row.error][:MAX_CURVES]
     plots = [plot for plot in map(plot_of, dispatching) if plot is not None]
     return render_template(
@@ -104,7 +117,9 @@ def show() -> str:
         celery=celery,
         paused=set() if celery is None else paused_queues(access),
         overview=overview,
-        table=replace(overview, queues=rows[:MAX_ROWS]),
+        sort=sort,
+        table=replace(overview, queues=sort_rows(rows, sort)[:SHOWN]),
+        shown=SHOWN,
         more=listing.total + listing.unseen - len(rows),
         ready=sum(row.ready for row in rows if row.kind == "queue") + (celery.ready or 0 if celery else 0),
         in_flight=overview.total("in_flight") + (celery.in_flight or 0 if celery else 0),
@@ -130,11 +145,11 @@ def _health(*, again: bool) -> Seen[Finding] | None:
     return replace(seen, found=sorted(problems, key=lambda finding: ORDER[finding.severity]))
 
 
-def _celery(access: Access, at: datetime) -> CeleryOverview | None:
+def _celery(access: Access, at: datetime, sort: str) -> CeleryOverview | None:
     if access.celery_queues is None:
         return None
     try:
-        return access.celery_queues.overview(limit=MAX_ROWS)
+        return access.celery_queues.overview(limit=MAX_ROWS, order=sort)
     except BROKEN as error:
         return CeleryOverview(at, error=fault_text(error))
 

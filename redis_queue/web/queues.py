@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from flask import Blueprint, render_template
@@ -9,7 +10,7 @@ from flask import Blueprint, render_template
 from redis_queue.catalog import KINDS, AnyQueue, kind_of
 from redis_queue.errors import InvalidNameError
 from redis_queue.operate.flows import paused_queues
-from redis_queue.operate.queue_row import BROKEN
+from redis_queue.operate.queue_row import BROKEN, SORTS, sort_rows
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.web import request_args
 from redis_queue.web.charts import plot_of
@@ -17,6 +18,9 @@ from redis_queue.web.context import context, page
 from redis_queue.web.request_args import ROWS
 
 pages = Blueprint("queues", __name__)
+
+MAX_SORTED: Final = 400
+"""Maximum number of queues that are counted to sort them."""
 
 NEXT: Final = 20
 NEXT_BYTES: Final = 256 * 1024
@@ -26,19 +30,30 @@ NEXT_BYTES: Final = 256 * 1024
 @pages.get("/queues")
 def show() -> str:
     """List all queues, those of Celery first."""
-    request_args.allow("name", "offset", "celery")
+    request_args.allow("name", "offset", "celery", "sort")
     name, offset = request_args.text("name"), request_args.offset()
+    sort = request_args.choice("sort", SORTS, SORTS[0])
     celery_offset = request_args.number("celery", 0, 0, request_args.MAX_OFFSET)
     access = context().access
     celery = access.celery_queues
-    listing = access.catalog.listing(name or "", offset=offset, limit=ROWS)
+    # The first ones are counted before they are paged; those after them come by name.
+    is_sorted = offset < MAX_SORTED and sort != "kind"
+    start, limit = (0, MAX_SORTED) if is_sorted else (offset, ROWS)
+    listing = access.catalog.listing(name or "", offset=start, limit=limit)
+    overview = access.inspector.overview(listing.known)
+    rows = sort_rows(overview.queues, sort)[offset - start :][:ROWS]
+    end = offset + len(rows)
     return render_template(
         "queues.html",
-        celery=None if celery is None else celery.overview(name or "", offset=celery_offset, limit=ROWS),
+        celery=None if celery is None else celery.overview(name or "", offset=celery_offset, limit=ROWS, order=sort),
         celery_offset=celery_offset,
         paused=set() if celery is None else paused_queues(access),
-        overview=access.inspector.overview(listing.known),
+        overview=replace(overview, queues=rows),
         listing=listing,
+        offset=offset,
+        next=end if rows and end < listing.total else None,
+        sort=sort,
+        most=MAX_SORTED,
         name=name,
     )
 

@@ -57,7 +57,7 @@ class TestSelected:
         )
         assert "Cancel 2 entries?" in asked.text
         shown = re.search(
-            r"task-1 shop\.remind in scheduled, due \d{4}-\d\d-\d\d \d\d:\d\d:\d\d in (1 h|59 min)", asked.text
+            r"Due task-1 shop\.remind scheduled \d{4}-\d\d-\d\d \d\d:\d\d:\d\d in (1 h|59 min)", asked.text
         )
         assert shown is not None
         assert due(filled, "task-1")
@@ -137,7 +137,7 @@ class TestSelected:
         row = [row for row in rows(writer, "/dead", "dead") if row.startswith("delay:")]
         asked = preview(writer, "/dead", "delete", row=row)
         assert "Delete 1 dead letter?" in asked.text
-        assert re.search(r"dead shop\.remind in scheduled, died \d{4}-", asked.text)
+        assert re.search(r"Died dead shop\.remind scheduled \d{4}-", asked.text)
 
         assert "1 deleted." in writer.send(asked.confirmation).text
         assert DelayQueue("scheduled", filled).dead_letters() == []

@@ -73,8 +73,7 @@ class TestReading:
     def test_celery_queues_come_first(self, path: str, reader: Browser, mail: redis.Redis) -> None:
         page = reader.get(path)
         assert page.text.index("Celery's queues") < page.text.index("Quarantined", page.text.index("Celery's queues"))
-        assert "mail celery 6 0 0" in page.text
-        assert "no known worker" in page.text
+        assert re.search(r"mail 6 [\d.]+ \w+ 0 0 0 no known worker", page.text)
         assert page.link("celery-queue?name=mail").endswith("/celery-queue?name=mail")
 
     def test_the_page_shows_counts_and_messages_without_arguments(self, reader: Browser, mail: redis.Redis) -> None:
@@ -115,7 +114,7 @@ class TestReading:
 
     def test_a_key_of_another_type_is_an_error_of_one_row(self, reader: Browser, mail: redis.Redis) -> None:
         mail.set("slow", "text")
-        assert "mail celery 6" in reader.get("/queues").text
+        assert "mail 6" in reader.get("/queues").text
         assert "another program has written it" in reader.get("/celery-queue?name=slow").text
 
     @pytest.mark.parametrize(

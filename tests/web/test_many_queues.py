@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from redis_queue.operate.metrics import Collector
 from redis_queue.store.keys import Keys
 from redis_queue.store.registry import MAX_FIELDS
 from redis_queue.web import dashboard
-from tests.support.web.browser import SCREENS, Browser
+from tests.support.web.browser import SCREENS, Browser, Page
 from tests.support.web.contents import KEY
 
 NAMES = 5000
@@ -78,12 +79,42 @@ def test_queues_are_paged_and_searched(crowded: redis.Redis) -> None:
     assert len({*seen, *(link for link in following.links if "/queue?" in link)}) == 2 * MAX_ROWS
     found = browser.get("/queues?name=zz-")
     assert [link for link in found.links if "/queue?" in link] == [
-        "/queue?kind=delay&name=zz-last",
         "/queue?kind=queue&name=zz-last",
+        "/queue?kind=delay&name=zz-last",
     ]
     assert "2 queues match." in found.text
     overview = browser.get("/")
     assert f"{NAMES + 2 - 200:,} more are listed under all queues" in overview.text
+
+
+def test_queues_with_problems_come_first(client: redis.Redis) -> None:
+    """Of 305 queues, the one with the oldest message; each column sorts, and pages follow each other."""
+    register(client, 303)
+    RedisQueue("zz-busy", client).put_many(range(3))
+    RedisQueue("zz-old", client, clock=lambda: round(time.time() * 1000) - 60_000).put("x")
+    browser = Browser(dashboard(client, secret_key=KEY))
+
+    def names(page: Page) -> list[str]:
+        return [link.rpartition("=")[2] for link in page.links if "/queue?" in link]
+
+    page = browser.get("/queues")
+    assert names(page)[:2] == ["zz-old", "zz-busy"]
+    seen = []
+    while True:
+        seen += names(page)
+        following = [link for link in page.links if "offset=" in link and "offset=0" not in link]
+        if len(seen) >= 305 or not following:
+            break
+        page = browser.get(following[-1])
+    assert len(seen) == len(set(seen)) == 305
+    page = browser.get("/queues?sort=ready&name=zz")
+    assert names(page) == ["zz-busy", "zz-old"]
+    sorted_by = [found for tag, found in page.tags if tag == "th" and "aria-sort" in found]
+    assert [found["aria-sort"] for found in sorted_by] == ["descending"]
+    assert page.link("sort=oldest") == "/queues?sort=oldest&name=zz"
+    assert names(browser.get("/queues?sort=name"))[0] == "many-00000"
+    refused = browser.open("/queues?sort=size")
+    assert (refused.status, "sort='size': must be one of problem, name" in refused.text) == (400, True)
 
 
 def test_dead_letters_of_the_last_queue_are_found_page_by_page(crowded: redis.Redis) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
+from kombu.entity import Queue
 
 from redis_queue.doctor.finding import Finding
 from redis_queue.errors import StoreUnavailableError
@@ -23,6 +25,7 @@ from redis_queue.web.context import CHECK_EVERY, EXTENSION, MAX_CHECKED, Context
 from tests.support.wait import wait_until
 from tests.support.web.browser import Browser, Page
 from tests.support.web.contents import KEY
+from tests.support.web.shop import fill_shop
 
 KEYS = MonitorKeys("redis_queue")
 
@@ -137,6 +140,18 @@ class TestCurves:
         found = charts(reader.get("/queue?kind=delay&name=scheduled"))
         assert sum(count or 0 for count in values(found["plot-sent-1"])["sent"]) == 9
         assert charts(reader.get("/queue?kind=queue&name=orders")) == {}
+
+
+def test_an_hour_of_updates_is_small(app: Celery, client: redis.Redis) -> None:
+    """Of a busy fleet with 20 queues and charts of an hour: at most 8 MB on the wire, headers included."""
+    fill_shop(client, app)
+    app.conf.task_queues = [Queue(f"tenant-{number}") for number in range(20)]
+    browser = Browser(dashboard(app, allow_write=True, secret_key=KEY))
+    answer = browser.raw("/", headers={"HX-Request": "true", "Accept-Encoding": "gzip"})
+    page = gzip.decompress(answer.data).decode()
+    assert page.count("/celery-queue?name=") == 10
+    assert page.count("data-chart=") == 6
+    assert 720 * (len(answer.data) + len(str(answer.headers))) < 8_000_000
 
 
 ERROR = Finding("keys", "error", "a key has another type", "delete it")

@@ -43,6 +43,9 @@ class TestReading:
             "/failure",
         }
         assert everything(filled) == before
+        for address, page in pages.items():
+            names = [attributes.get("aria-label") for tag, attributes in page.tags if tag == "nav"]
+            assert len(set(names)) == len(names), (address, names)
 
     def test_a_get_cannot_act(self, writer: Browser, filled: redis.Redis) -> None:
         before = everything(filled)
@@ -79,6 +82,15 @@ class TestReading:
             assert here == [path]
             assert [attributes["id"] for tag, attributes in page.tags if tag == "main"] == ["main"]
             assert sum(tag == "h1" for tag, _ in page.tags) == 1
+
+    def test_incidents_are_counted_in_title_and_icon(self, app: Celery, reader: Browser) -> None:
+        made = dashboard(app, secret_key=KEY)
+        made.context_processor(lambda: {"incident_count": 3})
+        calm, page = reader.get(), Browser(made).get()
+        icons = [found["href"] for seen in (calm, page) for tag, found in seen.tags if found.get("rel") == "icon"]
+        assert ["icon.svg" in icons[0], "alert.svg" in icons[1]] == [True, True]
+        assert (calm.text.startswith("Overview"), page.text.startswith("(3) Overview")) == (True, True)
+        assert [found.get("data-incidents") for tag, found in page.tags if tag == "main"] == ["3"]
 
     def test_the_label_and_another_prefix_are_on_every_page(self, client: redis.Redis) -> None:
         browser = Browser(dashboard(client, prefix="shop", label="production"))
@@ -168,7 +180,7 @@ class TestForecast:
 
 class TestScheduled:
     def rows(self, page: Page) -> list[str]:
-        return re.findall(r'<th scope="row"[^>]*><a [^>]*>([^<]*)</a>', page.source)
+        return re.findall(r'<th scope="row"[^>]*><a [^>]*><span[^>]*>([^<]*)</span></a>', page.source)
 
     def test_all_pages_can_be_visited(self, reader: Browser) -> None:
         page, seen = reader.get("/scheduled?limit=10"), []

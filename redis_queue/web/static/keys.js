@@ -10,7 +10,7 @@
     }
   };
   let off = stored();
-  const links = [...document.querySelectorAll("nav a[data-key]")];
+  const links = [...document.querySelectorAll("header a[data-key]")];
   const search = () => document.querySelector("[data-search]") || document.querySelector(".find input");
   const rows = () => [...document.querySelectorAll("main tbody tr")].filter((row) => row.querySelector("a, input"));
   const current = () => document.activeElement.closest && document.activeElement.closest("main tbody tr");
@@ -121,7 +121,8 @@
     }
   });
 
-  // On a phone the navigation is one row that scrolls.
-  const here = document.querySelector("nav a[aria-current]");
-  if (here) here.parentElement.parentElement.scrollLeft = here.offsetLeft - 40;
+  // On a phone, each navigation is one row that scrolls.
+  for (const here of document.querySelectorAll("nav a[aria-current]")) {
+    here.parentElement.parentElement.scrollLeft = here.offsetLeft - 40;
+  }
 })();

@@ -11,6 +11,8 @@ from typing import Any
 from playwright.sync_api import Page
 from werkzeug.serving import make_server
 
+from redis_queue.web.app import NAVIGATION
+
 EXECUTABLE = "/usr/bin/chromium"
 
 
@@ -26,6 +28,14 @@ class Tab:
         """Open a path of the dashboard."""
         self.page.goto(self.address + path)
         return self.page
+
+
+def go_to(page: Page, name: str) -> None:
+    """Go to a page by the navigation: to its group, and there to the page."""
+    group = next(group for group, screens in NAVIGATION if name in (title for _, title, _ in screens))
+    page.get_by_role("navigation", name="Screens").get_by_role("link", name=group, exact=True).click()
+    if name != group:
+        page.get_by_role("navigation", name="In this group").get_by_role("link", name=name, exact=True).click()
 
 
 NewTab = Callable[..., Tab]

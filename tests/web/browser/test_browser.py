@@ -15,9 +15,10 @@ from flask import request
 from playwright.sync_api import Page, Route, expect
 
 from redis_queue import DelayQueue, RedisQueue
+from redis_queue.store.keys import FlowKeys
 from redis_queue.web import dashboard
 from tests.support.wait import wait_until
-from tests.support.web.chromium import NewTab, Tab, serving
+from tests.support.web.chromium import NewTab, Tab, go_to, serving
 from tests.support.web.contents import TASK
 
 WIDE = "<script>zq1()</script>" + "W" * 150
@@ -152,7 +153,7 @@ class TestActions:
 
     def test_redrive(self, scripts: bool, new_tab: NewTab, filled: redis.Redis) -> None:
         page = new_tab(java_script_enabled=scripts).open("/")
-        page.get_by_role("link", name="Dead letters").click()
+        go_to(page, "Dead letters")
         page.get_by_text("Filters").click()
         page.get_by_label("Queue").select_option("orders")
         page.get_by_role("button", name="Search").click()
@@ -174,7 +175,7 @@ class TestActions:
             page.get_by_role("button", name=re.compile(f"^{button}.*…$")).press("Enter")
             page.get_by_role("button", name=re.compile(f"^{button}[ 0-9]*$")).press("Enter")
             expect(page.get_by_role("status")).to_have_text(told)
-        page.get_by_role("link", name="Audit").click()
+        go_to(page, "Audit")
         expect(page.locator("tbody tr")).to_have_count(4)
 
     def test_ask_the_workers(self, scripts: bool, new_tab: NewTab) -> None:
@@ -366,6 +367,43 @@ class TestRefresh:
         assert all("503" in complaint for complaint in tab.complaints)
         tab.complaints.clear()
 
+    def test_an_outage_ends_without_scripts_too(self, new_tab: NewTab, filled: redis.Redis) -> None:
+        filled.set("redis_queue:registry", "no hash")
+        tab = new_tab(java_script_enabled=False)
+        page = tab.open("/dead")
+        expect(page.locator("noscript meta[http-equiv=refresh]")).to_have_attribute("content", "10")
+        self.forget_status(tab, 1)
+
+    def test_a_page_that_stays_the_same_is_not_sent_again(self, new_tab: NewTab, filled: redis.Redis) -> None:
+        """But its numbers count as updated; a new one is sent, also into title and icon."""
+        tab = new_tab()
+        tab.page.clock.install()
+        page = tab.open("/flows")
+        seen: list[int] = []
+        page.on(
+            "response", lambda answer: seen.append(answer.status) if answer.request.resource_type == "xhr" else None
+        )
+        for _ in range(3):
+            self.tick(page)
+        filled.hset(FlowKeys("redis_queue").config.decode(), "shop.new", "1 - - - - - - f")
+        self.tick(page)
+        expect(page.get_by_role("rowheader", name="shop.new")).to_be_visible()
+        assert seen == [200, 304, 304, 200]
+        expect(page.get_by_text("not updated since")).to_have_count(0)
+
+    def test_incidents_are_counted_in_title_and_icon(self, new_tab: NewTab, app: Celery) -> None:
+        made, count = dashboard(app), [0]
+        made.context_processor(lambda: {"incident_count": count[0]})
+        tab = new_tab()
+        with serving(made) as address:
+            tab.page.clock.install()
+            tab.page.goto(address)
+            for number, title, icon in ((0, "Overview", "icon"), (2, "(2) Overview", "alert"), (0, "Overview", "icon")):
+                count[0] = number
+                self.tick(tab.page)
+                expect(tab.page).to_have_title(f"{title} · redis_queue")
+                expect(tab.page.locator("link[rel=icon]")).to_have_attribute("href", re.compile(rf"/{icon}\.svg"))
+
     def test_an_outage_keeps_the_page_and_is_shown(self, new_tab: NewTab, filled: redis.Redis) -> None:
         tab = new_tab()
         tab.page.clock.install()
@@ -375,6 +413,7 @@ class TestRefresh:
         self.tick(page)
         expect(page.get_by_text("not updated since")).to_be_visible()
         expect(page.get_by_role("cell", name="Timeout", exact=True)).to_be_visible()
+        expect(page.locator("main form.rows")).to_have_css("opacity", "0.45")
         # The browser and htmx log it.
         self.forget_status(tab, 2)
         page.reload()
@@ -384,6 +423,7 @@ class TestRefresh:
         self.tick(page)
         expect(page).to_have_title(title)
         expect(page.get_by_text("not updated since")).to_have_count(0)
+        expect(page.locator("main form.rows")).to_have_css("opacity", "1")
         self.forget_status(tab, 1)
 
 
@@ -393,7 +433,7 @@ class TestZone:
     @pytest.mark.parametrize("path", ["/scheduled", "/dead", "/forecast", "/"])
     def test_of_the_browser(self, path: str, new_tab: NewTab) -> None:
         page = new_tab(timezone_id="Asia/Tokyo").open(path)
-        shown = page.locator("time").first
+        shown = page.locator("time:not([data-form=age])").first
         at = datetime.fromisoformat(str(shown.get_attribute("datetime"))).astimezone(ZoneInfo("Asia/Tokyo"))
 
         expect(shown).to_contain_text(at.strftime("%H:%M"))

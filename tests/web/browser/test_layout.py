@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 import redis
+from celery import Celery
+from kombu.entity import Queue
 from playwright.sync_api import Page, expect
 
+from redis_queue import DelayQueue, RedisQueue
 from redis_queue.basics.histogram import Histogram
-from redis_queue.monitor.model import Series, Tally
+from redis_queue.monitor.model import RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.store.keys import Keys
 from tests.support.web.browser import SCREENS
@@ -38,6 +41,14 @@ UNLABELLED = """
     && cell.textContent.trim() !== "" && cell.checkVisibility()
 ).map((cell) => cell.outerHTML.slice(0, 150))
 """
+
+
+BROKEN = """
+[...document.querySelectorAll("main .badge, main time, main .duration, main .count")].filter(
+  (element) => element.getClientRects().length > 1 || element.offsetHeight > 30
+).map((element) => element.outerHTML.slice(0, 120))
+"""
+"""Badges, times and numbers in more than one line."""
 
 
 # The forecast is a heat map.
@@ -79,9 +90,41 @@ def test_a_single_thing_fits_a_phone(path: str, new_tab: NewTab) -> None:
 
 def test_on_a_phone_the_navigation_shows_the_current_page(new_tab: NewTab) -> None:
     page = new_tab(**PHONE).open("/audit")
-    box = page.get_by_role("navigation", name="Screens").get_by_role("link", name="Audit").bounding_box()
-    assert box is not None
-    assert 0 <= box["x"] <= 390 - box["width"]
+    for navigation, name in (("Screens", "History"), ("In this group", "Audit")):
+        box = page.get_by_role("navigation", name=navigation).get_by_role("link", name=name).bounding_box()
+        assert box is not None
+        assert 0 <= box["x"] <= 390 - box["width"]
+
+
+def test_problems_and_ten_queues_are_above_the_fold(new_tab: NewTab, filled: redis.Redis, app: Celery) -> None:
+    app.conf.task_queues = [Queue(f"tenant-{number:02}") for number in range(20)]
+    page = new_tab(viewport={"width": 1280, "height": 800}).open("/")
+    expect(page.locator("main .health")).to_be_in_viewport(ratio=1)
+    rows = page.get_by_role("region", name="Celery's queues").locator("tbody tr")
+    expect(rows).to_have_count(10)
+    expect(rows.last).to_be_in_viewport(ratio=1)
+    assert len({box["y"] for tile in page.locator(".tiles > div").all() if (box := tile.bounding_box())}) == 1
+
+
+@pytest.mark.parametrize("phone", [False, True], ids=["desk", "phone"])
+def test_long_texts_are_cut(phone: bool, new_tab: NewTab, filled: redis.Redis) -> None:
+    """No badge, time or duration breaks, and 3,000 characters make no row of 3,000 pixels."""
+    at, text = datetime.now(timezone.utc) - timedelta(seconds=3675), "x" * 3000
+    worker = f"worker-{'a' * 120}@host"
+    tasks = [RunningTask(text[:36], f"shop.{text[:180]}", text[:200], worker, at, f"('{text}',)", "{'a': 1}")]
+    Reports(filled, "redis_queue").write(WorkerRow(worker, at, at), tasks)
+    RedisQueue(text[:200], filled).put("x")
+    call = {"task": f"shop.{text[:180]}", "args": [text], "kwargs": {}, "options": {}}
+    DelayQueue("scheduled", filled).push(call, id=text[:200], delay=1)
+    options = PHONE if phone else {"viewport": {"width": 1280, "height": 800}}
+    for path in ("/running", "/queues", "/scheduled?body=1", "/"):
+        page = new_tab(**options).open(path)
+        assert page.evaluate("document.documentElement.scrollWidth") == options["viewport"]["width"], path
+        heights = page.evaluate("[...document.querySelectorAll('main tbody tr')].map((row) => row.offsetHeight)")
+        assert max(heights) < (300 if phone else 80), path
+        assert page.evaluate(BROKEN) == [], path
+    cut = page.locator(".cut[title]").first
+    assert str(cut.get_attribute("title")) == cut.text_content()
 
 
 @pytest.mark.parametrize("scripts", [True, False], ids=["with scripts", "without scripts"])

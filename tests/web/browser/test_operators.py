@@ -17,7 +17,7 @@ from tests.support.celery.observed_names import GATE
 from tests.support.celery.observing import Observed
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
-from tests.support.web.chromium import NewTab, serving
+from tests.support.web.chromium import NewTab, go_to, serving
 from tests.support.web.shop import fill_shop
 
 
@@ -35,7 +35,7 @@ def page(new_tab: NewTab) -> Page:
 
 
 def screen(page: Page, name: str) -> None:
-    page.get_by_role("navigation", name="Screens").get_by_role("link", name=name, exact=True).click()
+    go_to(page, name)
     expect(page.get_by_role("heading", level=1)).to_contain_text(name)
 
 
@@ -108,7 +108,7 @@ def test_see_what_a_deploy_broke(page: Page) -> None:
 
 def test_retry_failed_tasks_at_a_rate(page: Page, filled: redis.Redis) -> None:
     before = DelayQueue("scheduled", filled).count()
-    page.get_by_role("link", name="Failures", exact=True).click()
+    screen(page, "Failures")
     page.get_by_role("table").first.get_by_role("link", name="billing.charge").click()
     page.get_by_label("All matches").check()
     page.get_by_label("Per second").fill("20")
@@ -156,7 +156,7 @@ def test_move_what_is_due_in_the_next_hour_to_the_night(page: Page, filled: redi
 
 
 def test_redrive_what_died_while_payments_were_away(page: Page, filled: redis.Redis) -> None:
-    page.get_by_role("link", name="Dead letters", exact=True).click()
+    screen(page, "Dead letters")
     search(page, "Reason contains", "no answer from payments")
     page.get_by_label("All matches").check()
     page.get_by_role("button", name="Redrive…").click()
@@ -189,7 +189,7 @@ def test_slow_down_mails_whose_provider_complains(page: Page, filled: redis.Redi
 
 
 def test_find_the_worker_that_is_stuck(page: Page) -> None:
-    page.get_by_role("link", name="Workers", exact=True).first.click()
+    screen(page, "Workers")
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="worker-3@shop"))
     expect(row).to_contain_text("its event loop is silent for 15 min")
 
@@ -204,7 +204,7 @@ def test_end_a_task_that_hangs(chromium: Browser, redis_server: RedisServer, cli
         with chromium.new_context() as context:
             page = context.new_page()
             page.goto(f"{address}/")
-            page.get_by_role("link", name="Running", exact=True).first.click()
+            screen(page, "Running")
             page.get_by_role("checkbox", name=f"Choose {id_}").check()
             confirm(page, "Terminate…", "Terminate 1", "1 stopped.")
             assert observed.wait_for(GATE, 1).revoked == 1
