@@ -24,16 +24,7 @@ Count = Literal["ready", "delayed", "in_flight", "dead", "quarantined", "put", "
 BROKEN: Final = (WrongTypeError, SchemaError, ValueError, OverflowError)
 """Errors raised for a queue whose keys another tool has overwritten; ConfigurationError is a ValueError."""
 
-SORTS: Final = (
-    "problem",
-    "name",
-    "kind",
-    *SIZES,
-    "workers",
-    "rate",
-    "growth",
-    "oldest",
-)
+SORTS: Final = ("problem", "name", "kind", *SIZES, "workers", "rate", "growth", "oldest")
 """Orders of rows: problems first, by a name, or by a number, the largest first."""
 
 _NUMBERS: Final = {

@@ -96,20 +96,9 @@ NAVIGATION: Final = (
     ("Overview", (("overview.show", "Overview", "o"),)),
     (
         "Work",
-        (
-            ("workers.running", "Running", "r"),
-            ("entries.show", "Scheduled", "s"),
-            ("forecast.show", "Forecast", "f"),
-        ),
+        (("workers.running", "Running", "r"), ("entries.show", "Scheduled", "s"), ("forecast.show", "Forecast", "f")),
     ),
-    (
-        "Queues",
-        (
-            ("queues.show", "Queues", "q"),
-            ("flows.show", "Flows", "l"),
-            ("flows.unique", "Unique", "u"),
-        ),
-    ),
+    ("Queues", (("queues.show", "Queues", "q"), ("flows.show", "Flows", "l"), ("flows.unique", "Unique", "u"))),
     (
         "Problems",
         (
@@ -118,20 +107,8 @@ NAVIGATION: Final = (
             ("dead_letters.show", "Dead letters", "d"),
         ),
     ),
-    (
-        "Fleet",
-        (
-            ("workers.show", "Workers", "w"),
-            ("doctor.show", "Doctor", "c"),
-        ),
-    ),
-    (
-        "History",
-        (
-            ("history.show", "History", "h"),
-            ("doctor.audit", "Audit", "a"),
-        ),
-    ),
+    ("Fleet", (("workers.show", "Workers", "w"), ("doctor.show", "Doctor", "c"))),
+    ("History", (("history.show", "History", "h"), ("doctor.audit", "Audit", "a"))),
 )
 """Groups of pages: their endpoints, names, and keys that open them. A group leads to its first page."""
 

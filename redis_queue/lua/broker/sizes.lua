@@ -9,9 +9,7 @@
 
 local sizes = {redis.call('HLEN', unacked)}
 for i = FIRST, #lists do
-  local list = lists[i]
-  local number = 2 + math.floor((i - FIRST) / math.max(1, width))
-  local length = redis.pcall('LLEN', list)
-  sizes[number] = (sizes[number] or 0) + (type(length) == 'number' and length or 0)
+  local list, number = lists[i], 2 + math.floor((i - FIRST) / math.max(1, width))
+  sizes[number] = (sizes[number] or 0) + (tonumber(redis.pcall('LLEN', list)) or 0)
 end
 return sizes

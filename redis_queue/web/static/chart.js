@@ -66,6 +66,8 @@
         height: host.clientHeight,
         tzDate: zone ? (seconds) => uPlot.tzDate(new Date(seconds * 1000), zone) : undefined,
         legend: { show: false },
+        // The last text below may reach beyond the plot.
+        padding: [10, 16, 0, 0],
         cursor: { y: false, drag: { x: false, y: false }, sync: { key: "redis_queue" }, points: { show: !bars } },
         scales: { x: { range: (_, low, high) => [low - edge, high + edge] }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : unit === "s" ? 0.01 : 1] } },
         axes: [
@@ -75,7 +77,7 @@
             [60, "{HH}:{mm}", "\n{DD} {MMM}", null, "\n{DD} {MMM}", null, null, null, 1],
             [1, "{HH}:{mm}:{ss}", null, null, null, null, null, null, 1],
           ] },
-          { ...axis, size: 54, space: 34, incrs: format.incrs, values: (_, ticks) => ticks.map(format.axis) },
+          { ...axis, size: (_, texts) => 14 + 6.5 * Math.max(3, ...(texts || []).map((one) => one.length)), space: 34, incrs: format.incrs, values: (_, ticks) => ticks.map(format.axis) },
         ],
         series: [
           {},

@@ -106,22 +106,24 @@ def test_problems_and_ten_queues_are_above_the_fold(new_tab: NewTab, filled: red
     assert len({box["y"] for tile in page.locator(".tiles > div").all() if (box := tile.bounding_box())}) == 1
 
 
-@pytest.mark.parametrize("phone", [False, True], ids=["desk", "phone"])
-def test_long_texts_are_cut(phone: bool, new_tab: NewTab, filled: redis.Redis) -> None:
+@pytest.mark.parametrize(("width", "most"), [(1280, 80), (760, 200), (390, 300)], ids=["desk", "tablet", "phone"])
+def test_long_texts_are_cut(width: int, most: int, new_tab: NewTab, filled: redis.Redis) -> None:
     """No badge, time or duration breaks, and 3,000 characters make no row of 3,000 pixels."""
     at, text = datetime.now(timezone.utc) - timedelta(seconds=3675), "x" * 3000
     worker = f"worker-{'a' * 120}@host"
-    tasks = [RunningTask(text[:36], f"shop.{text[:180]}", text[:200], worker, at, f"('{text}',)", "{'a': 1}")]
+    tasks = [
+        RunningTask(text[:36], f"shop.{text[:180]}", text[:200], worker, at, f"('{text}',)", "{'a': 1}", lease="lost")
+    ]
     Reports(filled, "redis_queue").write(WorkerRow(worker, at, at), tasks)
     RedisQueue(text[:200], filled).put("x")
     call = {"task": f"shop.{text[:180]}", "args": [text], "kwargs": {}, "options": {}}
     DelayQueue("scheduled", filled).push(call, id=text[:200], delay=1)
-    options = PHONE if phone else {"viewport": {"width": 1280, "height": 800}}
+    options = PHONE if width == 390 else {"viewport": {"width": width, "height": 800}}
     for path in ("/running", "/queues", "/scheduled?body=1", "/"):
         page = new_tab(**options).open(path)
-        assert page.evaluate("document.documentElement.scrollWidth") == options["viewport"]["width"], path
+        assert page.evaluate("document.documentElement.scrollWidth") == width, path
         heights = page.evaluate("[...document.querySelectorAll('main tbody tr')].map((row) => row.offsetHeight)")
-        assert max(heights) < (300 if phone else 80), path
+        assert max(heights) < most, path
         assert page.evaluate(BROKEN) == [], path
     cut = page.locator(".cut[title]").first
     assert str(cut.get_attribute("title")) == cut.text_content()
