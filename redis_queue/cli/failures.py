@@ -14,9 +14,10 @@ from redis_queue.cli.access import Group
 from redis_queue.cli.actions import id_arguments, rows_command
 from redis_queue.cli.listing import Column, conditions, show_item, show_listing, show_rows
 from redis_queue.cli.output import harmless, show_fields, wants_json
-from redis_queue.monitor.model import Failure, GroupRow
+from redis_queue.monitor.model import Failure
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
+from redis_queue.operate.failure_groups import GroupSummary, failure_groups
 from redis_queue.operate.items import FailureList
 
 COLUMNS: Final[dict[str, Column]] = {
@@ -33,6 +34,7 @@ GROUP_COLUMNS: Final[dict[str, Column]] = {
     "last": "last_at",
     "task": lambda row: row["task"] or None,
     "exception": "exception",
+    "new since": lambda row: row["new_since"] or None,
 }
 
 
@@ -45,7 +47,7 @@ def failures() -> None:
 
 
 @failures.command("list")
-@click.option("--groups", is_flag=True, help="Only count them by task and exception.")
+@click.option("--groups", is_flag=True, help="Count those that match by task and exception; it looks at up to 2,000.")
 @options.limit()
 @options.body
 @options.output
@@ -56,16 +58,15 @@ def list_(access: Access, *, only: Conditions, groups: bool, limit: int, with_bo
     Example: redis-queue failures list --task shop.mail --since 2h
     """
     if groups:
-        if only:
-            raise click.UsageError("--groups counts all failures: leave out the conditions")
-        found = access.monitor.failures.groups()
+        found = failure_groups(access, only)
+        rows = [_group(one) for one in found.groups[:limit]]
         show_rows(
             access,
-            {"groups": [_group(row) for row in found[:limit]], "more": len(found) > limit},
+            {"groups": rows, "more": len(found.groups) > limit, "looked": found.looked, "all": found.is_all},
             GROUP_COLUMNS,
             keep=("first", "last"),
             below=("task", "exception"),
-            nothing="no failures",
+            nothing="no failures" if not only else f"no match among {found.looked:,} failures",
         )
         return
     show_listing(
@@ -102,9 +103,10 @@ for _verb in ("retry", "delete"):
     failures.add_command(rows_command(ACTIONS["failures", _verb], id_arguments, conditions("failures")))
 
 
-def _group(row: GroupRow) -> dict[str, Any]:
+def _group(one: GroupSummary) -> dict[str, Any]:
+    row = one.row
     counts = {"failures": row.count, "first_at": row.first_at, "last_at": row.last_at, "last_id": row.last_id}
-    return {**row.group._asdict(), **counts}
+    return {**row.group._asdict(), **counts, "hours": list(one.hours), "new_since": one.release}
 
 
 def _fields(failure: Failure, *, with_body: bool) -> dict[str, Any]:

@@ -159,15 +159,15 @@ class Listing(ABC, Generic[T, Cursor]):
         """Return a context in which items can be read."""
         return nullcontext()
 
-    def page(self, start: Cursor | None, limit: int) -> Page[T, Cursor]:
+    def page(self, start: Cursor | None, limit: int, *, most: int | None = None) -> Page[T, Cursor]:
         """Return up to *limit* items that match behind the cursor *start*.
 
-        It looks at about :data:`MAX_LOOKED_AT` items and reads about :data:`MAX_BYTES`. Large
+        It looks at about *most* items (default: :data:`MAX_LOOKED_AT`) and reads about :data:`MAX_BYTES`. Large
         bodies stay in Redis: such items match by what else is known of them. Raises InvalidValueError for a cursor that
         is none, and StoreError.
         """
         with self.opened():
-            return self._page(start, limit)
+            return self._page(start, limit, most)
 
     def all(self) -> Iterator[T]:
         """Yield all items that match, read piece by piece, with bodies of any size."""
@@ -204,10 +204,11 @@ class Listing(ABC, Generic[T, Cursor]):
                     return Selection(found, unread > 0, self.report)
         return Selection(found, True, self.report)
 
-    def _page(self, start: Cursor | None, limit: int) -> Page[T, Cursor]:
+    def _page(self, start: Cursor | None, limit: int, most: int | None = None) -> Page[T, Cursor]:
         found: list[T] = []
         cursor, looked, unread, spent = start, 0, 0, 0
-        while len(found) < limit and looked < MAX_LOOKED_AT and spent < MAX_BYTES:
+        most = most or MAX_LOOKED_AT
+        while len(found) < limit and looked < most and spent < MAX_BYTES:
             size = CHUNK if self.searches else min(limit - len(found), CHUNK)
             chunk = self.read(cursor, size, LOOK_BYTES if self.reads else max(0, LOOK_BYTES - spent))
             spent += chunk.spent

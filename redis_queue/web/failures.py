@@ -7,6 +7,7 @@ from typing import Final
 from flask import Blueprint, abort, request
 
 from redis_queue.operate.actions.failures import is_dispatched, reference
+from redis_queue.operate.failure_groups import failure_groups
 from redis_queue.operate.items import FailureList
 from redis_queue.store.ids import is_id
 from redis_queue.web import request_args
@@ -31,17 +32,19 @@ MAX_CURSOR: Final = 280
 
 @pages.get("/failures")
 def show() -> str:
-    """Show the groups of failures, and those that match the search, the last one first."""
+    """Show the failures that match the search, the last one first, and on the first page their groups."""
     request_args.allow(*CONDITIONS, "after", "limit")
     failures, conditions = context().access.monitor.failures, request_args.conditions(CONDITIONS)
     after, listing = request_args.text("after", most=MAX_CURSOR), FailureList(context().access, conditions)
     found = request_args.searched(listing, CONDITIONS, after, "")
-    groups = failures.groups() if not conditions and after is None else []
+    summary = failure_groups(context().access, conditions) if after is None else None
+    groups = summary.groups if summary is not None else ()
     return page(
         "failures.html",
         rows=[(failure, reference(failure)) for failure in found["page"].items],
         groups=groups[:GROUPS],
         more_groups=max(0, len(groups) - GROUPS),
+        summary=summary,
         kept=failures.kept(),
         total=None if conditions else failures.count(),
         **found,

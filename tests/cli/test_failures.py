@@ -112,6 +112,7 @@ def test_an_unknown_id(run: Run, failed: Failures) -> None:
 def test_an_empty_list(run: Run, client: redis.Redis) -> None:
     assert run("failures", "list").stdout.startswith("no failures in ")
     assert run("failures", "list", "--groups").stdout.startswith("no failures in ")
+    assert run("failures", "list", "--groups", "--task", "x").stdout.startswith("no match among 0 failures in ")
 
 
 def test_control_characters_are_escaped(run: Run, failed: Failures, client: redis.Redis) -> None:

@@ -199,7 +199,6 @@ class TestExitCodes:
             ("failures retry failed --args [NaN", "must be JSON"),
             ("failures retry failed --rate 0", "rate"),
             ("failures list --since yesterday", "must be a time"),
-            ("failures list --groups --task x", "leave out the conditions"),
             ("top --interval 0.1", "--interval"),
             ("top --interval 61", "--interval"),
             ("top --interval nan", "--interval"),

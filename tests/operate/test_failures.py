@@ -6,20 +6,25 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 import redis
 
 from redis_queue import DelayQueue, StoreRefusedError
 from redis_queue.basics.options import Conditions
+from redis_queue.basics.times import from_ms
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.monitor.failures import Failures
-from redis_queue.monitor.model import Failure
+from redis_queue.monitor.model import Failure, WorkerRow
+from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Choice
 from redis_queue.operate.actions.failures import BATCH, NOT_MINE, delete, retry
+from redis_queue.operate.failure_groups import failure_groups
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.items import FailureList, point
+from tests.support.clock import Clock, when
 from tests.support.servers import RedisServer
 
 NUMBER = 3 * BATCH + 7
@@ -55,6 +60,52 @@ def own_server() -> Iterator[RedisServer]:
     """A server that the test may fill."""
     with RedisServer("--maxmemory-policy", "noeviction") as server:
         yield server
+
+
+def groups_of(access: Access, **conditions: Any) -> list[tuple[str, int, list[int], str]]:
+    """Return exception, count, the last two hours and release of each group."""
+    found = failure_groups(access, Conditions(**conditions)).groups
+    return [(one.row.group.exception, one.row.count, list(one.hours[-2:]), one.release) for one in found]
+
+
+class TestGroups:
+    @pytest.fixture
+    def access(self, client: redis.Redis, clock: Clock) -> Access:
+        """Five failures of one exception an hour ago; then a release, and four failures of another one."""
+        failures, reports = Failures(client, "redis_queue", clock), Reports(client, "redis_queue", clock)
+
+        def keep(exception: str, count: int) -> None:
+            rows = [replace(failure(n), id=f"{exception}-{n}", exception=exception) for n in range(count)]
+            now = from_ms(clock())
+            failures.keep([replace(row, failed_at=now, args=f"('{row.id}',)") for row in rows], 1000, 7)
+
+        reports.write(WorkerRow("one", when(0), when(0), release="v1"))
+        keep("OldError", 5)
+        clock.forward(3700)
+        reports.write(WorkerRow("one", when(0), when(0), release="v2"))
+        keep("NewError", 4)
+        return Access(Inspector(client, clock=clock))
+
+    def test_say_how_many_when_and_since_which_release(self, access: Access) -> None:
+        assert groups_of(access) == [("NewError", 4, [0, 4], "v2"), ("OldError", 5, [5, 0], "")]
+
+    @pytest.mark.parametrize(
+        ("conditions", "expected"),
+        [
+            ({"exception": "OldError"}, [("OldError", 5, [5, 0], "")]),
+            ({"text": "Error-3"}, [("NewError", 1, [0, 1], "v2"), ("OldError", 1, [1, 0], "")]),
+            ({"text": "Error-4"}, [("OldError", 1, [1, 0], "")]),
+            ({"worker": "one", "due_after": timedelta(minutes=30)}, [("NewError", 4, [0, 4], "v2")]),
+            ({"worker": "two"}, []),
+        ],
+    )
+    def test_under_every_filter(self, access: Access, conditions: Any, expected: Any) -> None:
+        assert groups_of(access, **conditions) == expected
+
+    def test_a_bounded_look_says_so(self, access: Access, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("redis_queue.operate.failure_groups.MAX_LOOKED_AT", 4)
+        found = failure_groups(access, Conditions(worker="one"))
+        assert ([one.row.count for one in found.groups], found.looked, found.is_all) == ([4], 4, False)
 
 
 def test_retries_at_the_same_time_store_each_once(access: Access, client: redis.Redis) -> None:
