@@ -52,16 +52,23 @@ DEFAULT_SPAN: Final = "1h"
 STEPS: Final = {"15m": "minute", "1h": "minute", "6h": "5 minutes", "2d": "hour", "30d": "6 hours", "90d": "day"}
 """What a point of a curve covers."""
 
+ABANDONED: Final = 86_400.0
+"""Seconds after which a queue whose messages nobody claims counts as abandoned."""
+
 FAILING_MINUTES: Final = 10
 CURVE_MINUTES: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Oldest:
-    """The message that has waited longest: for how many *seconds*, and the *address* of its queue."""
+    """The message of a queue that has waited longest: for how many *seconds*, and the *address* of its queue.
+
+    *is_left*: nobody takes messages from this queue.
+    """
 
     seconds: float
     address: str
+    is_left: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,7 @@ def show() -> str:
     rows = overview.queues
     celery = _celery(access, overview.at, sort)
     dispatching = [row.name for row in rows if row.kind == "delay" and not row.error][:MAX_CURVES]
+    oldest = list(_oldest(overview, celery))
     plots = [plot for plot in map(plot_of, dispatching) if plot is not None]
     return render_template(
         "overview.html",
@@ -123,7 +131,8 @@ def show() -> str:
         more=listing.total + listing.unseen - len(rows),
         ready=sum(row.ready for row in rows if row.kind == "queue") + (celery.ready or 0 if celery else 0),
         in_flight=overview.total("in_flight") + (celery.in_flight or 0 if celery else 0),
-        oldest=max(_oldest(overview, celery), key=lambda oldest: oldest.seconds, default=None),
+        oldest=max((one for one in oldest if not one.is_left), key=lambda one: one.seconds, default=None),
+        left=[one for one in oldest if one.is_left],
         next_due=min((row.next_due for row in rows if row.next_due), default=None),
         monitored=_activity(access, span),
         spans=[(name, one.title) for name, one in SPANS.items()],
@@ -155,13 +164,15 @@ def _celery(access: Access, at: datetime, sort: str) -> CeleryOverview | None:
 
 
 def _oldest(overview: Overview, celery: CeleryOverview | None) -> Iterator[Oldest]:
+    """Yield how long messages wait; a queue that nobody takes messages from would be the oldest for good."""
     for row in overview.queues:
         if row.oldest_at is not None:
             seconds = (overview.at - row.oldest_at).total_seconds()
-            yield Oldest(seconds, url_for("queues.one", kind=row.kind, name=row.name))
+            is_left = row.paused or (not row.in_flight and seconds > ABANDONED)
+            yield Oldest(seconds, url_for("queues.one", kind=row.kind, name=row.name), is_left)
     for one in celery.rows if celery is not None else ():
         if one.oldest_age is not None:
-            yield Oldest(one.oldest_age, url_for("celery_queue.show", name=one.name))
+            yield Oldest(one.oldest_age, url_for("celery_queue.show", name=one.name), one.consumers == 0)
 
 
 def _activity(access: Access, span: str) -> ActivitySummary:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import time
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import redis
 from celery import Celery
 from kombu.entity import Queue
 
+from redis_queue import RedisQueue
 from redis_queue.doctor.finding import Finding
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.monitor.model import Series, Tally
@@ -22,6 +24,7 @@ from redis_queue.store.keys import MonitorKeys
 from redis_queue.web import context as health
 from redis_queue.web import dashboard
 from redis_queue.web.context import CHECK_EVERY, EXTENSION, MAX_CHECKED, Context, Seen, Watch
+from tests.support.clock import Clock
 from tests.support.wait import wait_until
 from tests.support.web.browser import Browser, Page
 from tests.support.web.contents import KEY
@@ -45,6 +48,16 @@ class TestNumbers:
         text = reader.get().text
         for fact in ("Running 2", "Workers 1", "Failed, 10 min 1 10 % of 10", "Failures kept 2", "Ready 3"):
             assert fact in text, fact
+
+    def test_an_abandoned_queue_is_not_the_oldest(self, reader: Browser, client: redis.Redis) -> None:
+        assert "1 queue without a reader" in reader.get().text
+        long_ago = Clock(round(time.time() * 1000) - 3 * 86_400_000)
+        RedisQueue("abandoned", client, clock=long_ago).put("x")
+        text = reader.get().text
+        assert "2 queues without a reader" in text
+        assert "Oldest 3 d" not in text
+        assert RedisQueue("abandoned", client).get(timeout=1) is not None
+        assert "1 queue without a reader" in reader.get().text
 
     def test_each_leads_to_what_it_counts(self, reader: Browser) -> None:
         source = reader.get().source
