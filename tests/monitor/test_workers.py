@@ -12,6 +12,7 @@ import redis
 from redis_queue.monitor.model import ReleaseRow, Run, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.monitor import Monitor, Workers
 from redis_queue.monitor.report import MAX_RUNNING, Reports
+from redis_queue.store.chunks import CHUNK
 from redis_queue.store.keys import MonitorKeys
 from tests.support.clock import Clock, when
 
@@ -95,6 +96,17 @@ def test_workers_that_were_not_seen_for_an_hour_are_removed(
         reports.write(ROW)
     assert client.hkeys(KEYS.workers) == [b"one@host"]
     assert client.hkeys(KEYS.running) == []
+
+
+def test_the_bytes_of_one_read_are_bounded(
+    reports: Reports, workers: Workers, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports.write(ROW)
+    row = client.hget(KEYS.workers, "one@host") or b""
+    client.hset(KEYS.workers, mapping={f"w{number:04}": row for number in range(CHUNK)})
+    assert len(workers.rows()) == CHUNK + 1
+    monkeypatch.setattr("redis_queue.monitor.monitor.MAX_BYTES", len(row))
+    assert len(workers.rows(lost=True)) == CHUNK
 
 
 def test_rows_are_limited_and_ordered_by_name(reports: Reports, workers: Workers) -> None:

@@ -197,18 +197,24 @@ def _message(id_: str, task: str, number: int) -> bytes:
 
 
 def _report(client: redis.Redis, chance: random.Random) -> None:
-    """Write two hours of counts, then what three workers report now."""
+    """Write two hours of counts, the runs of a chain, and what three workers report now."""
     now = round(time.time() * 1000)
     for minute in range(MINUTES):
         ago = MINUTES - 1 - minute
         reports = Reports(client, PREFIX, partial(int, now - ago * 60_000))
         reports.write(tallies={_series(load): _tally(chance, load, ago) for load in LOADS})
+    Reports(client, PREFIX).write(ended=_runs(datetime.now(timezone.utc)))
+    report_workers(client)
+
+
+def report_workers(client: redis.Redis) -> None:
+    """Write what three workers report now; call it again after five seconds, or they are silent."""
     reports, at = Reports(client, PREFIX), datetime.now(timezone.utc)
     running = [
         RunningTask("reindex-7", "search.reindex", "search", "worker-1@shop", at - timedelta(minutes=48), "('all',)"),
         RunningTask("mail-900", "mail.digest", "mail", "worker-1@shop", at - timedelta(seconds=3), "(900,)"),
     ]
-    reports.write(_worker("worker-1@shop", at), running, ended=_runs(at))
+    reports.write(_worker("worker-1@shop", at), running)
     reports.write(_worker("worker-2@shop", at))
     reports.write(replace(_worker("worker-3@shop", at), loop_age=900.0, settled_age=912.0, busy=0))
 
@@ -250,6 +256,7 @@ def _worker(name: str, at: datetime) -> WorkerRow:
         loop_age=0.2,
         settled_age=0.4,
         keeper=True,
+        release="2026.11-4f2a91c",
     )
 
 

@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.web.chromium import EXECUTABLE, serving
 from tests.support.web.contents import delayed_of
-from tests.support.web.shop import fill_shop
+from tests.support.web.shop import fill_shop, report_workers
 
 IMAGES = ROOT / "docs" / "images"
 MAX_BYTES = 120_000
@@ -66,10 +66,12 @@ def main() -> None:
         fill_shop(client, app)
         browser = playwright.chromium.launch(executable_path=EXECUTABLE, args=["--no-sandbox", "--disable-lcd-text"])
         for name, path in ONCE.items():
+            report_workers(client)
             write(browser, address + path, name, SIZES[""], "light")
         for name, path in ALL_WAYS.items():
             for size, pixels in SIZES.items():
                 for colours, scheme in SCHEMES.items():
+                    report_workers(client)
                     write(browser, address + path, name + size + colours, pixels, scheme)
         browser.close()
 
