@@ -216,10 +216,10 @@ class CeleryQueues:
     def _rows(self, names: Sequence[str], depths: Sequence[Depth], reported: _Reported) -> list[CeleryQueueRow]:
         rows = [reported.row(name, depth) for name, depth in zip(names, depths, strict=True)]
         now = reported.at.timestamp()
-        return [row if row.put_per_minute is not None else self._with_growth(row, now) for row in rows]
+        return [self._with_growth(row, now) for row in rows]
 
     def _with_growth(self, row: CeleryQueueRow, now: float) -> CeleryQueueRow:
-        """Return *row* with the messages put since an earlier look at its queue."""
+        """Return *row* with its growth since an earlier look at its queue, and the messages that were put."""
         if row.ready is None:
             return row
         size = row.ready + (row.in_flight or 0)
@@ -229,9 +229,12 @@ class CeleryQueues:
             if len(self._looks) >= MAX_CELERY_QUEUES:
                 self._looks.clear()
             self._looks[row.name] = now, size
-        if row.executed_per_minute is None or not MIN_SECONDS <= seconds <= 2 * MAX_SECONDS:
+        if not MIN_SECONDS <= seconds <= 2 * MAX_SECONDS:
             return row
-        return replace(row, put_per_minute=max(0.0, row.executed_per_minute + (size - before) / seconds * 60))
+        growth, put = (size - before) / seconds * 60, row.put_per_minute
+        if put is None and row.executed_per_minute is not None:
+            put = max(0.0, row.executed_per_minute + growth)
+        return replace(row, put_per_minute=put, growth_per_minute=growth)
 
 
 def _check_known(name: str, names: Sequence[str], depth: Depth) -> None:

@@ -35,9 +35,6 @@ _NUMBERS: Final = {
 }
 """Attributes of rows with the numbers of these orders; the others have the same name."""
 
-MIN_GROWTH: Final = 1.0
-"""Messages per minute below which a queue neither grows nor shrinks."""
-
 MAX_FAULTS: Final = 5
 """Maximum number of queues that a text names."""
 
@@ -128,7 +125,8 @@ class CeleryQueueRow:
     *oldest_age* is how many seconds the oldest waiting message has waited since it was sent, or since it was due if it
     was delayed; only messages of producers with the extension tell it. *executed_per_minute* is the mean of the last
     five minutes, by the reports of workers. *put_per_minute* is known if RabbitMQ's management API tells it, or after
-    a second look: then it is *executed_per_minute* plus the growth of the queue.
+    a second look: then it is *executed_per_minute* plus the growth of the queue. *growth_per_minute* is known after
+    a second look, negative for a queue that shrinks.
     """
 
     kind: Literal["celery"] = field(default="celery", init=False)
@@ -141,6 +139,7 @@ class CeleryQueueRow:
     put_per_minute: float | None = None
     error: str = ""
     waiting_for_place: int = 0
+    growth_per_minute: float | None = None
 
     def counted(self, at: datetime) -> QueueRow:
         """Return the counts at the time *at*, as those of any queue: 0 for what is unknown."""
@@ -149,17 +148,9 @@ class CeleryQueueRow:
         return QueueRow("celery", self.name, ready=ready, in_flight=in_flight, oldest_at=oldest_at, error=self.error)
 
     @property
-    def growth_per_minute(self) -> float | None:
-        """How many more messages a minute are put than executed, if both are known; 0 for less than one."""
-        if self.put_per_minute is None or self.executed_per_minute is None:
-            return None
-        growth = self.put_per_minute - self.executed_per_minute
-        return growth if abs(growth) >= MIN_GROWTH else 0.0
-
-    @property
     def urgency(self) -> tuple[float, ...]:
         """Compares rows: cannot be read, nobody reads it, it grows and nothing of it ends; then by age, by size."""
-        grows = bool(self.growth_per_minute and self.growth_per_minute > 0)
+        grows = (self.growth_per_minute or 0) >= 1
         return (
             bool(self.error),
             self.is_unconsumed,

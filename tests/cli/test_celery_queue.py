@@ -63,6 +63,7 @@ class TestQueues:
             "consumers": 0,
             "executed_per_minute": None,
             "put_per_minute": None,
+            "growth_per_minute": None,
             "error": "",
             "waiting_for_place": 0,
         }

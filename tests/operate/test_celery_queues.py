@@ -205,6 +205,9 @@ class TestOnRedis:
         found = queues.overview(order="problem")
         assert [row.name for row in found.rows] == ["z-unread", "d-grows", "c-old", "b-full", "a-idle", "celery"]
         assert [round(row.growth_per_minute or 0) for row in found.rows][:3] == [0, 6, 0]
+        client.delete("b-full")
+        assert [round(row.growth_per_minute or 0) for row in queues.overview(order="growth").rows][::5] == [6, -54]
+        client.lpush("b-full", *"xxxxxxxxx")
         for order, first in (("ready", "b-full"), ("oldest", "c-old"), ("growth", "d-grows"), ("name", "a-idle")):
             assert queues.overview(order=order, limit=1).rows[0].name == first, order
         pages = [queues.overview(order="problem", offset=offset, limit=2) for offset in (0, 2, 4)]
