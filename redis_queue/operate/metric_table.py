@@ -197,7 +197,7 @@ METRICS: Final[Mapping[str, MetricGroup]] = {
     "incidents": MetricGroup(
         _gauge(
             "incident",
-            "1 for each incident: something that is wrong now; at most 200. `redis-queue incidents` says why.",
+            "1 for each incident: something that is wrong now; at most 21 of a kind. `redis-queue incidents` says why.",
             lambda _: 1,
         ),
         labels=("kind", "subject", "severity"),

@@ -6,10 +6,10 @@ import pytest
 import redis
 
 from redis_queue.basics.histogram import Histogram
-from redis_queue.doctor.finding import MAX_FINDINGS
 from redis_queue.monitor.model import RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import OTHER, Reports
 from redis_queue.operate.access import Access
+from redis_queue.operate.incidents.registry import MAX_OF_KIND
 from redis_queue.operate.inspector import Inspector
 from tests.support.clock import Clock, when
 from tests.support.doctor.stage import problems
@@ -63,9 +63,9 @@ class TestFailing:
     def test_many_are_counted(self, access: Access, reports: Reports) -> None:
         reports.write(tallies={OTHER: Tally(100, 100)})
         assert problems(access, FAILING) == []
-        reports.write(tallies={Series(f"t{number}", "q"): Tally(100, 100) for number in range(MAX_FINDINGS + 2)})
+        reports.write(tallies={Series(f"t{number}", "q"): Tally(100, 100) for number in range(MAX_OF_KIND + 2)})
         *rows, last = problems(access, FAILING)
-        assert (len(rows), last.found) == (MAX_FINDINGS, "2 more failing tasks")
+        assert (len(rows), last.found) == (MAX_OF_KIND, "2 more failing tasks")
 
 
 class TestSlow:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -27,7 +28,7 @@ from redis_queue.operate.access import AppAccess, access_to
 from redis_queue.operate.audit import AuditLine
 from redis_queue.operate.incidents import queues
 from redis_queue.operate.incidents.incident import Incident
-from redis_queue.operate.incidents.registry import MAX_INCIDENTS, RULES, current, incidents
+from redis_queue.operate.incidents.registry import MAX_OF_KIND, RULES, current, incidents
 from redis_queue.operate.incidents.situation import MINUTES, Situation, look
 from redis_queue.operate.liveness import WorkerState, state_of
 from redis_queue.operate.metrics import Collector
@@ -306,7 +307,10 @@ def test_a_large_fleet() -> None:
         ended={Series(f"t{number}", f"q{number}"): minutes(before=Tally(10, 9)) for number in range(200)},
         usual=USUAL,
     )
-    assert len(incidents(many)) == MAX_INCIDENTS
+    kinds = Counter(one.kind for one in incidents(many))
+    assert kinds == dict.fromkeys(("stuck queues", "slow queues", "failing tasks"), MAX_OF_KIND + 1)
+    rest = next(one for one in incidents(many) if one.subject == "(other)" and one.kind == "failing tasks")
+    assert (rest.cause, rest.page) == ("180 more failing tasks", "failures")
 
 
 class TestLook:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from redis_queue.doctor.finding import MAX_FINDINGS, Finding
+from redis_queue.doctor.finding import Finding
 from redis_queue.operate.access import Access
 from redis_queue.operate.incidents.incident import Incident, Rule, Severity
 from redis_queue.operate.incidents.queues import (
@@ -20,7 +20,8 @@ from redis_queue.operate.incidents.queues import (
 from redis_queue.operate.incidents.situation import Situation, look
 from redis_queue.operate.incidents.work import broken_workers, failing_tasks, retry_storms, slow_tasks
 
-MAX_INCIDENTS: Final = 200
+MAX_OF_KIND: Final = 20
+"""Maximum number of incidents of one kind that are listed one by one."""
 
 
 def pressure(now: Situation) -> Iterator[Incident]:
@@ -53,6 +54,9 @@ RULES: Final[Mapping[str, Rule]] = {
 }
 """The rule of each kind of incident, what presses most first; their docstrings say what holds without incidents."""
 
+_LIST_OF: Final = {"celery-queue": "queues", "queue": "queues", "flow": "flows"}
+"""The page that lists what a page shows one of."""
+
 OF_DOCTOR: Final = ("unread queues", "flow stops", "failing tasks", "slow tasks", "unreadable")
 """The kinds that are also checks of the doctor, which looks at the others itself, and at the rest of a server."""
 
@@ -65,12 +69,23 @@ def current(access: Access) -> list[Incident]:
 def incidents(now: Situation) -> list[Incident]:
     """Return the incidents: errors first, then by kind in the order of :data:`RULES`, those with most hits first.
 
-    At most :data:`MAX_INCIDENTS`.
+    At most :data:`MAX_OF_KIND` of each kind, so that one cause with many victims hides no other; the last one then
+    counts the rest.
     """
-    found = [replace(one, kind=kind) for kind, rule in RULES.items() for one in rule(now)]
+    found = [incident for kind, rule in RULES.items() for incident in _of_kind(kind, rule(now))]
     order = {kind: number for number, kind in enumerate(RULES)}
-    found.sort(key=lambda one: (one.severity != "error", order[one.kind], -one.hits, one.subject))
-    return found[:MAX_INCIDENTS]
+    return sorted(found, key=lambda one: (one.severity != "error", order[one.kind]))
+
+
+def _of_kind(kind: str, found: Iterable[Incident]) -> list[Incident]:
+    ranked = sorted(found, key=lambda one: (one.severity != "error", -one.hits, one.subject))
+    shown, rest = ranked[:MAX_OF_KIND], ranked[MAX_OF_KIND:]
+    if rest:
+        hits = sum(one.hits for one in rest)
+        path = rest[0].page.partition("?")[0]
+        page = _LIST_OF.get(path, path)
+        shown.append(Incident("(other)", rest[0].severity, f"{len(rest):,} more {kind}", "as above", page, hits=hits))
+    return [replace(one, kind=kind) for one in shown]
 
 
 def findings(now: Situation) -> Iterator[Finding]:
@@ -78,8 +93,6 @@ def findings(now: Situation) -> Iterator[Finding]:
     known = incidents(now)
     for kind in OF_DOCTOR:
         mine = [incident.finding for incident in known if incident.kind == kind]
-        yield from mine[:MAX_FINDINGS]
-        if len(mine) > MAX_FINDINGS:
-            yield Finding(kind, "warning", f"{len(mine) - MAX_FINDINGS:,} more {kind}", "redis-queue incidents")
-        elif not mine and not now.unread:
+        yield from mine
+        if not mine and not now.unread:
             yield Finding(kind, "ok", (RULES[kind].__doc__ or kind).rstrip("."))
