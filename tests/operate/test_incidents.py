@@ -170,16 +170,20 @@ CASES: dict[str, tuple[Situation, list[tuple[str, str, str]]]] = {
     ),
     "failures since a deploy": (
         Situation(
-            NOW, ended=BROKEN, releases=[ReleaseRow("v2", ago(700), NOW), ReleaseRow("v1", ago(90_000), ago(690))]
+            NOW, ended=BROKEN, releases=[ReleaseRow("v2", ago(590), NOW), ReleaseRow("v1", ago(90_000), ago(590))]
         ),
         [
             (
                 "failing tasks",
                 "error",
-                "shop.hang failed 80 of 150 times in the last 15 min, and 0 of 450 times in the 45 min before; "
-                "release v2 began 11 min ago",
+                "shop.hang failed 80 of 100 times since release v2 began 9 min ago, and 0 of 500 times in the 50 min "
+                "before",
             )
         ],
+    ),
+    "a deploy without failures": (
+        Situation(NOW, ended={SERIES: minutes(before=Tally(10))}, releases=[ReleaseRow("v2", ago(590), NOW)]),
+        [],
     ),
     "failures since ten minutes": (
         Situation(NOW, ended=BROKEN),

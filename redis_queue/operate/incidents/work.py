@@ -9,7 +9,7 @@ from typing import Final
 from redis_queue.basics.times import span_text
 from redis_queue.monitor.model import RunningTask, Tally
 from redis_queue.monitor.report import OTHER
-from redis_queue.operate.incidents.incident import Incident, Severity, page_of, tasks_text, usual_seconds
+from redis_queue.operate.incidents.incident import Incident, page_of, tasks_text, usual_seconds
 from redis_queue.operate.incidents.situation import LONG, Situation
 from redis_queue.operate.liveness import HEALTHY
 
@@ -30,9 +30,6 @@ MOST_FAIL: Final = 0.5
 
 ALL_FAIL: Final = 0.9
 """Minimum share of failures within the hour of a task that fails nearly always."""
-
-AFTER_DEPLOY: Final = 1800.0
-"""Seconds after the first report of a release in which the first failures may come from it."""
 
 MIN_ALL: Final = 20
 """Minimum ends of such a task."""
@@ -70,27 +67,17 @@ def broken_workers(now: Situation) -> Iterator[Incident]:
 def failing_tasks(now: Situation) -> Iterator[Incident]:
     """No task fails nearly always, or far more often than before."""
     for task, minutes in _by_task(now).items():
-        before, recent = sum(minutes[:-RECENT], Tally()), sum(minutes[-RECENT:], Tally())
-        hour, since = before + recent, _first(now, minutes, lambda minute: minute.failed)
-        if _rose(before, recent):
-            severity: Severity = "error" if recent.share >= MOST_FAIL else "warning"
-            cause = (
-                f"{task} failed {recent.failed:,} of {recent.ends:,} times in the last {RECENT} min, and "
-                f"{before.failed:,} of {before.ends:,} times in the {len(minutes) - RECENT} min before"
-            )
-        elif hour.ends >= MIN_ALL and hour.share >= ALL_FAIL:
-            severity, cause = "warning", f"{task} failed {hour.failed:,} of {hour.ends:,} times in the last hour"
-        else:
+        hour = sum(minutes, Tally())
+        cause, share = _rise(now, minutes)
+        if not cause and not (hour.ends >= MIN_ALL and hour.share >= ALL_FAIL):
             continue
-        new = next((row for row in now.releases if 0 <= (since - row.first_at).total_seconds() <= AFTER_DEPLOY), None)
-        deploy = "" if new is None else f"; release {new.release} began {span_text(now.age(new.first_at), parts=1)} ago"
         yield Incident(
             task,
-            severity,
-            f"{cause}{deploy}",
+            "error" if share >= MOST_FAIL else "warning",
+            f"{task} failed {cause or f'{hour.failed:,} of {hour.ends:,} times in the last hour'}",
             f"see why: redis-queue failures list --task {task}",
             page_of("failures", task=task),
-            since,
+            _first(now, minutes, lambda minute: minute.failed),
             hour.failed,
         )
 
@@ -144,6 +131,21 @@ def _by_task(now: Situation) -> dict[str, list[Tally]]:
             before = found.get(series.task, [Tally()] * len(minutes))
             found[series.task] = [first + second for first, second in zip(before, minutes, strict=True)]
     return found
+
+
+def _rise(now: Situation, minutes: Sequence[Tally]) -> tuple[str, float]:
+    """Return how often a task fails more often than before, since a release if that tells, and the share; "" if not."""
+    spans = {
+        f"since release {row.release} began {span_text(age, parts=1)} ago": int(age // 60) + 1
+        for row in now.releases
+        for age in (now.age(row.first_at),)
+    }
+    for since, length in {**spans, f"in the last {RECENT} min": RECENT}.items():
+        before, recent = sum(minutes[:-length], Tally()), sum(minutes[-length:], Tally())
+        if _rose(before, recent):
+            earlier = f"{before.failed:,} of {before.ends:,} times in the {len(minutes) - length} min before"
+            return f"{recent.failed:,} of {recent.ends:,} times {since}, and {earlier}", recent.share
+    return "", 0.0
 
 
 def _rose(before: Tally, recent: Tally) -> bool:
