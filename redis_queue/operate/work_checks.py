@@ -9,9 +9,7 @@ from typing import Any, Final
 import redis
 from kombu.exceptions import OperationalError
 
-from redis_queue.admission.backlog import Backlog
 from redis_queue.admission.declarations import Declaration, Declarations
-from redis_queue.admission.flows import OF_QUEUE
 from redis_queue.basics.options import some_of
 from redis_queue.celery.admission.admission import AdmissionKeys, places_without_message
 from redis_queue.celery.brokers.redis import is_same_database
@@ -52,30 +50,6 @@ def flow_limits(access: Access) -> Iterator[Finding]:
         )
 
     return first(sorted(different), finding, "flows have different limits in several apps", "redis-queue flow list")
-
-
-def flow_workers(access: Access) -> Iterator[Finding]:
-    """A worker with redis_queue consumes every queue in which tasks wait for a place."""
-    backlog = Backlog(Scripts(access.catalog.client), access.flows.redis_keys).all()
-    waiting = {flow.removeprefix(OF_QUEUE): count for flow, count in backlog.items() if flow.startswith(OF_QUEUE)}
-    if not waiting:
-        return
-    workers = _leased(access)
-    if workers is None:
-        found = "could not be checked: the reports of workers cannot be read"
-        yield warning(found, "find out which other program writes to their keys")
-        return
-    consumed = {queue for row in workers for queue in row.queues}
-
-    def finding(queue: str) -> Finding:
-        return warning(
-            f"Celery queue {queue}: {_waits(waiting[queue])} for a place in a flow, and no worker that reports leases "
-            "consumes it: other workers do not see them",
-            f"start a worker of an app with DurableTasks(app) and -Q {queue}",
-        )
-
-    others = "queues with tasks that wait for a place are not consumed"
-    yield from first(sorted(waiting.keys() - consumed), finding, others, "redis-queue flow list")
 
 
 def flow_places(access: Access) -> Iterator[Finding]:
@@ -135,10 +109,6 @@ def _text(declaration: Declaration) -> str:
     return " and ".join(filter(None, [f'"{LimitsRow.of(declaration.limits).text}"', kind]))
 
 
-def _waits(count: int) -> str:
-    return "1 task waits" if count == 1 else f"{count:,} tasks wait"
-
-
 def consumed_queues(app: Any) -> frozenset[str]:
     """Return the queues that the workers of *app* consume by their answers: not all workers report."""
     # Errors of the broker, of any type, are not checked here.
@@ -150,7 +120,6 @@ def consumed_queues(app: Any) -> frozenset[str]:
 
 CHECKS: Final[dict[str, Callable[[Access], Iterator[Finding]]]] = {
     "flow limits": flow_limits,
-    "flow workers": flow_workers,
     "flow keys": flow_keys,
 }
 """Checks of any Redis by what workers and producers write into it; the others need an app."""

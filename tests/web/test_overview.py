@@ -50,14 +50,14 @@ class TestNumbers:
             assert fact in text, fact
 
     def test_an_abandoned_queue_is_not_the_oldest(self, reader: Browser, client: redis.Redis) -> None:
-        assert "1 queue without a reader" in reader.get().text
+        assert "1 unread" in reader.get().text
         long_ago = Clock(round(time.time() * 1000) - 3 * 86_400_000)
         RedisQueue("abandoned", client, clock=long_ago).put("x")
         text = reader.get().text
-        assert "2 queues without a reader" in text
+        assert "2 unread" in text
         assert "Oldest 3 d" not in text
         assert RedisQueue("abandoned", client).get(timeout=1) is not None
-        assert "1 queue without a reader" in reader.get().text
+        assert "1 unread" in reader.get().text
 
     def test_each_leads_to_what_it_counts(self, reader: Browser) -> None:
         source = reader.get().source

@@ -74,6 +74,24 @@ def unread_queues(now: Situation) -> Iterator[Incident]:
         )
 
 
+def unread_flows(now: Situation) -> Iterator[Incident]:
+    """A worker with redis_queue consumes every queue in which tasks wait for a place."""
+    read = {name for name, workers in now.readers.items() if any(one.row.keeper is not None for one in workers)}
+    for flow, count in now.backlog.items():
+        queue = flow.removeprefix(OF_QUEUE)
+        if not count or not flow.startswith(OF_QUEUE) or queue in read or _is_paused(now, queue):
+            continue
+        yield Incident(
+            queue,
+            "error",
+            f"Celery queue {queue}: {waits_text(count, 'task')} for a place in a flow, and no worker that reports "
+            "leases consumes it: other workers do not see them",
+            f"start a worker of an app with DurableTasks(app) and -Q {queue}",
+            page_of("flow", name=flow),
+            hits=count,
+        )
+
+
 def slow_queues(now: Situation) -> Iterator[Incident]:
     """Messages wait in no queue for long."""
     for row, workers in _read_queues(now):

@@ -15,6 +15,7 @@ from redis_queue.operate.incidents.queues import (
     slow_queues,
     stopped_flows,
     stuck_queues,
+    unread_flows,
     unread_queues,
 )
 from redis_queue.operate.incidents.situation import Situation, look
@@ -41,6 +42,7 @@ def unreadable(now: Situation) -> Iterator[Incident]:
 RULES: Final[Mapping[str, Rule]] = {
     "stuck queues": stuck_queues,
     "unread queues": unread_queues,
+    "flow workers": unread_flows,
     "workers": broken_workers,
     "servers": pressure,
     "late entries": late_entries,
@@ -57,7 +59,7 @@ RULES: Final[Mapping[str, Rule]] = {
 _LIST_OF: Final = {"celery-queue": "queues", "queue": "queues", "flow": "flows"}
 """The page that lists what a page shows one of."""
 
-OF_DOCTOR: Final = ("unread queues", "flow stops", "failing tasks", "slow tasks", "unreadable")
+OF_DOCTOR: Final = ("unread queues", "flow workers", "flow stops", "failing tasks", "slow tasks", "unreadable")
 """The kinds that are also checks of the doctor, which looks at the others itself, and at the rest of a server."""
 
 

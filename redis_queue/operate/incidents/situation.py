@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 from kombu.exceptions import OperationalError
 
+from redis_queue.admission.backlog import Backlog
 from redis_queue.admission.rules import FlowState
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.delay.model import Dispatched
@@ -24,6 +25,7 @@ from redis_queue.operate.liveness import WorkerState, with_tasks, worker_states
 from redis_queue.operate.queue_row import BROKEN, CeleryQueueRow, QueueRow, fault_text
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.redis_errors import redact
+from redis_queue.store.scripts import Scripts
 
 T = TypeVar("T")
 
@@ -58,7 +60,8 @@ class Situation:
     *celery_queues* and *queues* are rows of queues, at most 100 of the store, *workers* the states of all that reported
     in the last hour, *releases* those of the app, *running* the tasks that have run for a second or more. *ended* are
     the counts of each series in each of the last :data:`MINUTES` minutes, *usual* the runs of the last day of those
-    series that run for long now. *stops* are the flows that start nothing, and *pauses* the last action on each of
+    series that run for long now. *backlog* counts the tasks of each flow
+    that wait for a place, *stops* are the flows that start nothing, and *pauses* the last action on each of
     them. *dead* tells when the first and the last dead letter of a queue died, *dispatchers* how many dispatchers the
     DelayQueue of tasks, and one with late entries, has (None: it never had one). *pressure* is what the doctor finds
     on the servers. *read_elsewhere* are the queues that workers consume by their answers, None if they were not asked.
@@ -73,6 +76,7 @@ class Situation:
     running: Sequence[RunningTask] = ()
     ended: Mapping[Series, Sequence[Tally]] = field(default_factory=dict)
     usual: Mapping[Series, Tally] = field(default_factory=dict)
+    backlog: Mapping[str, int] = field(default_factory=dict)
     stops: Sequence[FlowState] = ()
     pauses: Mapping[str, AuditLine] = field(default_factory=dict)
     dead: Mapping[tuple[str, str], tuple[datetime, datetime]] = field(default_factory=dict)
@@ -205,6 +209,7 @@ _PARTS: Final[Mapping[str, tuple[str, Callable[[Access, Situation], Any]]]] = {
     "running": ("running tasks", lambda access, _: access.monitor.workers.running(limit=MAX_RUNNING)),
     "ended": ("the history", lambda access, _: access.monitor.history.counts(MINUTES)),
     "usual": ("the history", _usual),
+    "backlog": ("flows", lambda access, _: Backlog(Scripts(access.catalog.client), access.flows.redis_keys).all()),
     "stops": ("flows", lambda access, _: [state for state in access.flows.list() if is_stopped(state)]),
     "pauses": ("the audit", _pauses),
     "dead": ("dead letters", lambda access, found: dict(_dead(access, found))),
