@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
-from redis_queue.admission.flows import OF_QUEUE, scored, whole_number
+from redis_queue.admission.flow_keys import scored, whole_number
+from redis_queue.admission.flows import OF_QUEUE
 from redis_queue.store.chunks import chunks, rows_of
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import FlowKeys
@@ -85,9 +86,16 @@ class Backlog:
         """Return the key of the list of *group*."""
         return self._keys.messages("") + group
 
-    def delete(self, group: bytes, found: Sequence[bytes | int]) -> bytes:
-        """Delete messages of *group*; return a flag of each. *found*: see lua/admission/delete.lua."""
-        flags: bytes = self._calls.prepare("admission/delete", now=self._clock(), group=group, more=found)()
+    def remove(self, group: bytes, target: str | None, found: Sequence[bytes | int]) -> bytes:
+        """Delete messages of *group*, or let them wait in the queue *target*; return a flag of each.
+
+        *found*: see lua/admission/remove.lua. Moved ones keep their flows, keys and order, and are behind the others.
+        """
+        step, queue, task, of_task, of_queue = group.split(b"\0")
+        named = {"step": step, "task": task, "of_task": of_task, "of_queue": of_queue}
+        to = queue if target is None else id_bytes(target)
+        call = self._calls.prepare("admission/remove", now=self._clock(), source=group, queue=to, **named, more=found)
+        flags: bytes = call()
         return flags
 
     def purge(self, queue: str, limit: int) -> Iterator[int]:
@@ -127,6 +135,13 @@ class Backlog:
             limit -= count
             if count:
                 yield count, moved
+
+    def groups_of(self, flow: str, key: str) -> Iterator[list[bytes]]:
+        """Yield the groups with messages of one key, some at a time; O(groups of all keys)."""
+        end = literal(key)
+        if flow.startswith(OF_QUEUE):
+            return self._groups(f"?\0{literal(flow.removeprefix(OF_QUEUE))}\0*\0*\0{end}")
+        return self._groups(f"?\0*\0{literal(flow)}\0{end}\0*")
 
     def _groups(self, like: str) -> Iterator[list[bytes]]:
         """Yield the groups with messages that match, some at a time; a deletion meanwhile hides none of the others."""

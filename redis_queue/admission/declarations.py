@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from redis_queue.admission.flow_keys import KeysOfFlows
 from redis_queue.admission.flows import KINDS, OF_QUEUE, flag_of, limits_of
 from redis_queue.admission.rules import Flow, FlowLimits
 from redis_queue.store.chunks import chunks
@@ -92,6 +93,7 @@ class Declarations:
             hashes = (keys.backlog, keys.running, keys.overrides)
             rows = [self._scripts.command("HMGET", key, *map(id_bytes, chunk)) for key in hashes]
             rows.append(self._scripts.command("HMGET", keys.flags, *(id_bytes(flag_of(flow)) for flow in chunk)))
+            rows.append(KeysOfFlows(self._scripts, keys).changes(chunk))
             found |= {flow for flow, *values in zip(chunk, *rows, strict=True) if any(values)}
         return found
 

@@ -6,11 +6,11 @@ import builtins
 import contextlib
 import itertools
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
+from redis_queue.admission.flow_keys import OWN, SAME, KeysOfFlows, place_of, whole_number
 from redis_queue.admission.rules import (
     FAIR,
     KEYED,
@@ -21,22 +21,22 @@ from redis_queue.admission.rules import (
     burst_of,
     check_number,
     interval_ms,
+    read_token,
     token,
 )
+from redis_queue.basics.key_template import check_key
 from redis_queue.basics.options import did_you_mean
 from redis_queue.errors import InvalidValueError
 from redis_queue.store.chunks import CHUNK, check_limit
 from redis_queue.store.connection import Client
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import MAX_NAME, FlowKeys
-from redis_queue.store.scripts import Scripts, literal, pairs
+from redis_queue.store.scripts import Scripts
 
 OF_QUEUE: Final = "queue:"
 """How the name of the flow of a queue begins; the flow of a task has the name of the task."""
 
 MAX_FLOWS: Final = 10_000
-MAX_KEYS_READ: Final = 10_000
-MAX_COUNTED: Final = 2**53
 PAGE: Final = 200
 """Maximum number of members that one call reads or changes."""
 
@@ -104,6 +104,17 @@ class Changes:
                 found |= dict.fromkeys(("burst", "burst_each") if is_fair else (place,), value)
         return {name: token(value) for name, value in found.items()}
 
+    def of_key(self, state: FlowState) -> dict[str, str]:
+        """Return the new values of one key, by the names of :attr:`KeyState.own`. Raises InvalidValueError."""
+        given = self._given()
+        if given.keys() & {"limit_each", "rate_each"}:
+            raise InvalidValueError(f"{state.name}: of one key, use limit= and rate=, not limit_each= and rate_each=")
+        found = {name: token(value) for name, value in given.items() if name != "rate"}
+        if "rate" in given:
+            rate = given["rate"]
+            found = {"rate_ms": token(interval_ms("rate", rate)), "burst": token(burst_of(rate)), **found}
+        return found
+
 
 class Flows:
     """The flows under *prefix*. Creating it does no I/O; all methods raise StoreError.
@@ -125,10 +136,12 @@ class Flows:
     ) -> None:
         self._own = own
         self._scripts = Scripts(client)
-        #: The keys of the flows.
+        #: Their keys in Redis.
         self.redis_keys = FlowKeys(prefix, broker_prefix)
         self._configure = self._scripts.bind("admission/configure", self.redis_keys)
         self._reconsider = self._scripts.bind("admission/reconsider", self.redis_keys)
+        #: The keys of the flows.
+        self.of_keys = KeysOfFlows(self._scripts, self.redis_keys)
 
     def declare(self, flows: Mapping[str, Flow]) -> None:
         """Write the limits and rates of *flows* as they are in the code; those that were set stay in force."""
@@ -145,33 +158,45 @@ class Flows:
         limit_each: Whole = UNCHANGED,
         rate_each: Rate = UNCHANGED,
         burst: int | NoChange = UNCHANGED,
+        key: str | None = None,
     ) -> FlowState:
         """Change limits and rates of the flow *name* for all workers, until :meth:`reset`. None removes a limit.
 
         They have the meaning of :class:`redis_queue.Flow`; limit=0 admits none, and a new rate has its default burst
-        unless *burst* is given. Messages that run go on. Raises InvalidValueError for invalid values and unknown flows.
+        unless *burst* is given. With *key*, limit and rate are those of this key alone, up to 1,000 keys of a flow.
+        Messages that run go on. Raises InvalidValueError for invalid values, unknown flows, and flows without keys.
         """
         changes = Changes(limit, rate, limit_each, rate_each, burst)
         changes.check()
         state = self._known(name)
-        self._change(name, set=" ".join((self._overrides(name) | changes.of(state)).values()))
+        if key is None:
+            self._change(name, set=" ".join((self._overrides(name) | changes.of(state)).values()))
+        else:
+            self._change_key(state, key, changes.of_key(state))
         return self._known(name)
 
-    def pause(self, name: str) -> None:
+    def pause(self, name: str, *, key: str | None = None) -> None:
         """Start no more messages of *name* until :meth:`resume`: not even those that have no flow, if it is a queue.
 
-        What runs goes on. Raises InvalidValueError for an unknown flow of a task.
+        With *key*, only those of this key wait. What runs goes on. Raises InvalidValueError for an unknown flow of a
+        task, and with *key* for a flow without keys.
         """
-        self._flag(name, paused=True)
+        self._flag(name, key, paused=True)
 
-    def resume(self, name: str) -> None:
-        """End a pause; no-op if *name* is not paused."""
-        self._flag(name, paused=False)
+    def resume(self, name: str, *, key: str | None = None) -> None:
+        """End a pause; no-op if *name*, or the *key* of it, is not paused."""
+        self._flag(name, key, paused=False)
 
-    def reset(self, name: str) -> FlowState:
-        """Undo all that :meth:`set` has changed, and forget how far the rate of the whole flow is used up."""
-        self._known(name)
-        self._change(name, set=" ".join(_NOT_SET.values()), forget=1)
+    def reset(self, name: str, *, key: str | None = None) -> FlowState:
+        """Undo all that :meth:`set` has changed, and forget how far the rate of the whole flow is used up.
+
+        What was set for single keys stays. With *key*, only what was set for this one is undone.
+        """
+        state = self._known(name)
+        if key is None:
+            self._change(name, set=" ".join(_NOT_SET.values()), forget=1)
+        else:
+            self._change_key(state, key, dict.fromkeys(OWN, SAME), forget=True)
         return self._known(name)
 
     def count_uncounted(self, counts: Mapping[str, int]) -> None:
@@ -247,26 +272,12 @@ class Flows:
         """Return up to *limit* (1 to 500) keys of the flow *name*, those with most waiting messages first."""
         check_limit(limit, CHUNK)
         check_flow_name(name)
-        rows = self._scripts.command("ZRANGE", self.redis_keys.keys(name), 0, limit - 1, "REV", "WITHSCORES")
-        waiting = {id_text(key): count for key, count in scored(rows)}
+        of_keys = self.of_keys
+        waiting = of_keys.waiting(name, 0, limit)
         # Without room for keys that have no waiting messages, there is no need to look for them.
-        full = len(waiting) == limit
-        running = self._running_of(name, list(waiting)) if full else self._running_keys(name, MAX_KEYS_READ)
-        keys = [*waiting, *sorted(running.keys() - waiting.keys(), key=lambda key: (-running[key], key))][:limit]
-        return [KeyState(key, running.get(key, 0), waiting.get(key, 0)) for key in keys]
-
-    def _running_of(self, name: str, keys: Sequence[str]) -> dict[str, int]:
-        places = [id_bytes(_place(name, key)) for key in keys]
-        counts = self._scripts.command("HMGET", self.redis_keys.running, *places)
-        return {key: whole_number(count) for key, count in zip(keys, counts, strict=True)}
-
-    def _running_keys(self, name: str, most: int) -> dict[str, int]:
-        root = _place(name, "")
-        found: dict[str, int] = {}
-        pages = self._scripts.scan("HSCAN", self.redis_keys.running, match=f"{literal(root)}*", count=PAGE)
-        for page in itertools.islice(pages, most // PAGE):
-            found.update((id_text(place).removeprefix(root), whole_number(count)) for place, count in page)
-        return found
+        running = of_keys.running(name) if len(waiting) < limit else {}
+        others = sorted(running.keys() - set(waiting), key=lambda key: (-running[key], key))
+        return of_keys.states(name, [*waiting, *others][:limit])
 
     def _known(self, name: str) -> FlowState:
         check_flow_name(name)
@@ -278,11 +289,22 @@ class Flows:
     def _overrides(self, name: str) -> dict[str, str]:
         return _tokens(self._scripts.command("HGET", self.redis_keys.overrides, name.encode())) or dict(_NOT_SET)
 
-    def _flag(self, name: str, *, paused: bool) -> None:
+    def _flag(self, name: str, key: str | None, *, paused: bool) -> None:
         check_flow_name(name)
+        if key is not None:
+            self._change_key(self._known(name), key, {}, paused=str(int(paused)))
+            return
         if not name.startswith(OF_QUEUE):
             self._known(name)
         self._change(name, paused=int(paused))
+
+    def _change_key(self, state: FlowState, key: str, texts: Mapping[str, str], **arguments: Any) -> None:
+        check_key(key)
+        if not state.kind:
+            raise InvalidValueError(f"key={key!r}: {state.name} has no keys; give it key= or fair= in the code")
+        self.of_keys.change(state.name, key, texts, **arguments)
+        # As after a change of the flow.
+        self._look_again(state.name, [key], rates=bool(texts))
 
     def _change(self, name: str, **arguments: Any) -> None:
         check_flow_name(name)
@@ -291,14 +313,18 @@ class Flows:
         if self._configure(flow=name, flag=flag_of(name), **given) or not given["declared_now"]:
             self._look_again(name)
 
-    def _look_again(self, name: str) -> None:
-        """Check again what waits for a place or a rate of the flow *name*, 200 at a time."""
-        self._reconsider(limit=0, places=1, more=[name])
-        for page in self._scripts.scan("ZSCAN", self.redis_keys.keys(name), count=PAGE):
-            if page:
-                self._reconsider(limit=0, places=len(page), more=[_place(name, id_text(key)) for key, _ in page])
-        waiting = [id_text(flow) for flow in self._scripts.command("HKEYS", self.redis_keys.backlog)]
-        queues = {flow.removeprefix(OF_QUEUE) for flow in (name, *waiting) if flow.startswith(OF_QUEUE)}
+    def _look_again(self, name: str, keys: Sequence[str] | None = None, *, rates: bool = True) -> None:
+        """Check again what waits for a place or a rate of the flow *name*, or of some *keys*, 200 at a time."""
+        if keys is None:
+            self._reconsider(limit=0, places=1, more=[name])
+            scan = self._scripts.scan("ZSCAN", self.redis_keys.keys(name), count=PAGE)
+            pages: Iterable[Sequence[str]] = ([id_text(key) for key, _ in page] for page in scan)
+        else:
+            pages = [keys]
+        for page in filter(None, pages):
+            self._reconsider(limit=0, places=len(page), more=[place_of(name, key) for key in page])
+        waiting = [id_text(flow) for flow in self._scripts.command("HKEYS", self.redis_keys.backlog)] if rates else []
+        queues = {flow.removeprefix(OF_QUEUE) for flow in (name, *waiting) if rates and flow.startswith(OF_QUEUE)}
         for queue in sorted(queues):
             # As many passes as there are entries: what workers compute again meanwhile need not be looked at again.
             for _ in range(self._scripts.command("ZCARD", self.redis_keys.timers(queue)) // PAGE + 1):
@@ -325,14 +351,10 @@ def flag_of(name: str) -> str:
     return route_of(name.removeprefix(OF_QUEUE)) if name.startswith(OF_QUEUE) else name
 
 
-def _place(name: str, key: str) -> str:
-    return f"{name}\0{key}"
-
-
 def limits_of(text: bytes | None) -> tuple[FlowLimits, str]:
     """Return limits and kind from the text that scripts read; no limits for the text of another program."""
     tokens = _tokens(text)
-    values = {item.name: _read(tokens[item.name]) for item in fields(FlowLimits) if item.name in tokens}
+    values = {item.name: read_token(tokens[item.name]) for item in fields(FlowLimits) if item.name in tokens}
     whole: dict[str, Any] = {
         name: value if value is None or name.endswith("_ms") else int(value) for name, value in values.items()
     }
@@ -342,23 +364,3 @@ def limits_of(text: bytes | None) -> tuple[FlowLimits, str]:
 def _tokens(text: bytes | None) -> dict[str, str]:
     tokens = id_text(text).split() if text else []
     return dict(zip(_NOT_SET, tokens, strict=True)) if len(tokens) == len(_NOT_SET) else {}
-
-
-def _read(text: str) -> float | None:
-    try:
-        found = float(text) if len(text) < 20 else math.nan  # noqa: PLR2004
-    except ValueError:
-        return None
-    return found if math.isfinite(found) else None
-
-
-def scored(reply: Any) -> Iterator[tuple[bytes, int]]:
-    """Yield members with their scores as counts."""
-    for member, score in pairs(reply):
-        yield member, int(min(max(0.0, float(score)), MAX_COUNTED))
-
-
-def whole_number(text: bytes | None) -> int:
-    """Return the count that a field of a hash holds; 0 for none, and for one of another program."""
-    found = _read(id_text(text)) if text else None
-    return 0 if found is None else max(0, int(found))

@@ -70,11 +70,16 @@ class FlowState:
 
 @dataclass(frozen=True, slots=True)
 class KeyState:
-    """One key of a flow: how many of its messages run and wait."""
+    """One key of a flow: how many of its messages run and wait, whether it is paused, and its *own* limits.
+
+    *own* has "limit", "rate_ms" and "burst", as in FlowLimits, if they were set for this key; None means no limit.
+    """
 
     key: str
     running: int
     waiting: int
+    paused: bool = False
+    own: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -188,6 +193,15 @@ def interval_ms(name: str, rate: Any) -> float | None:
 def token(value: float | None) -> str:
     """Return one of the values of :class:`FlowLimits` as scripts read it."""
     return NONE if value is None else f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def read_token(text: str) -> float | None:
+    """Return the value of a text that :func:`token` has written; None for none, and for one of another program."""
+    try:
+        found = float(text) if len(text) < 20 else math.nan  # noqa: PLR2004
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
 
 
 def _check_weights(weights: Any, *, fair: Key | None) -> None:

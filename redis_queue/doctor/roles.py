@@ -66,7 +66,7 @@ ROLES: Final = (
         (_FLOWS,),
         "admission/send admission/configure admission/reconsider admission/take admission/settle admission/restore "
         "admission/acquire admission/confirm admission/extend admission/release admission/revoke",
-        "hget hkeys hmget hscan hset mget time zcard zscan",
+        "hget hkeys hlen hmget hscan hset mget time zcard zscan",
     ),
     Role("holder", (f"~{pattern(PREFIX, 'lock:')}",), "lock/acquire lock/extend lock/release"),
     Role(
@@ -81,7 +81,7 @@ ROLES: Final = (
         (*_QUEUES, _MONITOR, _FLOWS, _REGISTRY),
         "records/dead_letters records/redrive records/delete_dead records/purge monitor/failure_claim "
         "monitor/failure_delete monitor/report admission/configure admission/reconsider admission/purge "
-        "admission/delete admission/cancel admission/release",
+        "admission/remove admission/set_key admission/cancel admission/release",
         "hdel hget hkeys hmget hset llen rpush unlink zcard zrange zscan",
     ),
     Role("operator", (_AUDIT, _OPERATION), "", "get lpush lrange ltrim set"),

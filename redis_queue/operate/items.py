@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any, Final
 
+from redis_queue.admission.backlog import Backlog
+from redis_queue.admission.flows import check_flow_name
+from redis_queue.basics.key_template import check_key
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.options import Conditions
 from redis_queue.basics.times import When
@@ -25,6 +29,7 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.celery_queues import CeleryQueues
 from redis_queue.operate.listing import LOOK_BYTES, Chunk, Listing, items_within_budget
 from redis_queue.operate.queue_row import QueueRow
+from redis_queue.store.scripts import Scripts
 
 Waiting = tuple[Entry, TaskEntry]
 task_of: Final = TaskEntry.of_item
@@ -224,23 +229,27 @@ def point(access: Access, when: When | None) -> datetime | None:
 class Messages(Listing[WaitingMessage, MessageCursor]):
     """The messages that wait in the queue *name*, the next ones for workers first.
 
+    With *key*, those that wait for a place with this key of the flow *name*, in any queue.
+
     None is read beyond the :data:`REACH` oldest of each priority. While workers take messages, a next page may skip
-    some. Raises ConfigurationError without an app, or if the broker is not Redis, OperationalError and StoreError.
+    some. Raises StoreError; without a key OperationalError, and ConfigurationError without an app, or if the broker is
+    not Redis.
     """
 
     noun = "messages"
     reach: Final = REACH
 
-    def __init__(self, access: Access, name: str, conditions: Conditions) -> None:
+    def __init__(self, access: Access, name: str, conditions: Conditions, key: str | None = None) -> None:
         super().__init__(conditions)
-        celery_queues_of(access)
-        self._app, self._name = access.app, name
+        if key is None:
+            celery_queues_of(access)
+        self._access, self._name, self._key = access, name, key
         self._contents: QueueContents
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Open the queue for as long as items are read."""
-        with queue_contents(self._app, self._name) as self._contents:
+        with contents_of(self._access, self._name, self._key) as self._contents:
             yield
 
     def read(self, cursor: MessageCursor | None, size: int, budget: int | None) -> Chunk[WaitingMessage, MessageCursor]:  # noqa: ARG002
@@ -257,6 +266,16 @@ class Messages(Listing[WaitingMessage, MessageCursor]):
         """Return whether the message matches, and count it."""
         self.report.add(item.task)
         return self.conditions.match(item)
+
+
+def contents_of(access: Access, name: str, key: str | None) -> AbstractContextManager[QueueContents]:
+    """Return the messages of the queue *name*, or with *key* those of this key of the flow *name*; see Messages."""
+    if key is None:
+        return queue_contents(access.app, name)
+    catalog = access.catalog
+    backlog = Backlog(Scripts(catalog.client), access.flows.redis_keys, catalog.clock)
+    groups = itertools.chain.from_iterable(backlog.groups_of(check_flow_name(name), check_key(key)))
+    return nullcontext(QueueContents(None, "", backlog, sorted(set(groups))))
 
 
 def celery_queues_of(access: Access) -> CeleryQueues:

@@ -269,6 +269,11 @@ class FlowKeys(KeyGroup):
     blocked = KeyOf("ZSET", "rings and groups that wait for place x -> since when")
     offers = Key("ZSET", "places that were free and that more waits for -> turn")
     weights = KeyOf("HASH", "key of flow x -> turns of this key for one of another")
+    rules = KeyOf(
+        "HASH",
+        'key of flow x -> "<places> <ms between starts> <burst> <1 = paused>" as set at run time; "=" for what was not '
+        'set, "-" = none',
+    )
     keys = KeyOf("ZSET", "key of flow x -> number of messages that wait")
     signal = KeyOf("STRING", "a number that changes when workers of queue x must check for messages", expires="a day")
     slot = _SLOT

@@ -36,7 +36,7 @@ from tests.support.wait import must
 
 MAX_LINES = 150
 FOLDERS = ("admission", "broker", "delay", "lock", "monitor", "queue", "records")
-_FLOW_SCRIPTS = ("configure", "delete", "purge", "reconsider", "restore", "send", "settle", "take")
+_FLOW_SCRIPTS = ("configure", "purge", "reconsider", "remove", "restore", "send", "set_key", "settle", "take")
 OF_FLOWS = tuple(f"admission/{name}" for name in _FLOW_SCRIPTS)
 HOSTILE_NAME = "a{b}:c d*[é]?"
 

@@ -46,6 +46,14 @@ class Rule(NamedTuple):
         return " ".join([*("-" if number is None else str(number) for number in numbers), "-", "f"])
 
 
+class OwnRule(NamedTuple):
+    """What is set for one key: whether it is paused, and its places and ms between two starts; "" as every key."""
+
+    paused: bool = False
+    limit: int | str | None = ""
+    gap: int | str | None = ""
+
+
 @dataclass
 class FlowModel:
     """Waiting and running messages of flows with *rules*, whose clock stands at *now* (ms)."""
@@ -53,6 +61,7 @@ class FlowModel:
     rules: dict[str, Rule]
     now: int
     paused: set[str] = field(default_factory=set)
+    own: dict[tuple[str, str], OwnRule] = field(default_factory=dict)
     waiting: dict[Group, deque[str]] = field(default_factory=dict)
     running: dict[str, tuple[Group, str]] = field(default_factory=dict)
     used: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -88,8 +97,7 @@ class FlowModel:
             if flow in self.paused:
                 return f"{flow} is paused"
         for place in group.places():
-            rule = self.rules[place[0]]
-            most = rule.limit_each if place[1] else rule.limit
+            most = self._limits(place)[0]
             if most is not None and self.used[place] >= most:
                 return f"{place} has no place"
             if self._gap(place) and self.free_at.get(place, 0) > self.now + tolerance:
@@ -101,5 +109,10 @@ class FlowModel:
         return [group for group in self.waiting if group.queue in queues and not self.refusal(group)]
 
     def _gap(self, place: tuple[str, str]) -> int | None:
-        rule = self.rules[place[0]]
-        return rule.gap_each if place[1] else rule.gap
+        return self._limits(place)[1]
+
+    def _limits(self, place: tuple[str, str]) -> tuple[int | None, int | None]:
+        rule, own = self.rules[place[0]], self.own.get(place, OwnRule())
+        limit, gap = (rule.limit_each, rule.gap_each) if place[1] else (rule.limit, rule.gap)
+        limit = limit if isinstance(own.limit, str) else own.limit
+        return 0 if own.paused else limit, gap if isinstance(own.gap, str) else own.gap

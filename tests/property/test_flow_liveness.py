@@ -16,7 +16,7 @@ from redis_queue.store.keys import FlowKeys
 from redis_queue.store.script_files import load
 from redis_queue.store.scripts import Scripts
 from tests.property.harness import PROFILES, profile
-from tests.property.model_flow import HOUR_MS, FlowModel, Group, Rule
+from tests.property.model_flow import HOUR_MS, FlowModel, Group, OwnRule, Rule
 
 KEYS: Final = FlowKeys("redis_queue")
 OF_BROKER: Final = {
@@ -60,11 +60,22 @@ class House:
             assert self._run("admission/send", now=self.model.now, **call)
             self.model.send(group, message)
 
-    def pause(self, flow: str, *, paused: bool) -> None:
+    def pause(self, flow: str, paused: bool) -> None:
         """Pause or resume a flow, as `Flows` does."""
         (self.model.paused.add if paused else self.model.paused.discard)(flow)
         if self._run("admission/configure", **self._change(flow, paused=int(paused))):
             self._run("admission/reconsider", limit=0, places=1, more=[flow])
+
+    def set_key(self, flow: str, key: str, rule: OwnRule) -> None:
+        """Pause a key, or set its limits, as `Flows` does."""
+        self.model.own[flow, key] = rule
+        texts = {None: "-", "": "="}
+        limits = {name: texts.get(value, value) for name, value in (("places", rule.limit), ("spacing", rule.gap))}
+        call = {**limits, "burst": "=" if rule.gap == "" else "1", "paused": int(rule.paused), "forget": 0, "most": 9}
+        self._run("admission/set_key", flow=flow, key=key, **call)
+        self._run("admission/reconsider", limit=0, places=1, more=[f"{flow}\0{key}"])
+        for queue in QUEUES if rule.gap != "" else ():
+            self._run("admission/reconsider", limit=200, places=0, more=[queue])
 
     def take(self, queues: list[str], limit: int, settled: list[str]) -> FlowReply:
         """Let a worker of *queues* settle and take."""
@@ -112,6 +123,9 @@ TENANTS: Final = (1, 1, 2, 60, 120)
 """Of a burst: one, some, or more than one offer of a place reaches."""
 
 
+KEYS_OF_FLOWS: Final = [*((flow, f"tenant{number}") for flow in FLOWS[:2] for number in range(3)), ("sync", "x")]
+
+
 def send_and_take(groups: list[Group]) -> list[Step]:
     """Return the steps that send a message to each group, and take what can be taken."""
     return [("send", groups), ("take", 100, 0)]
@@ -128,6 +142,13 @@ def rules_of(random: Random) -> dict[str, Rule]:
     return {flow: Rule(*(random.choice(of) for of in (seldom, gaps, often, gaps))) for flow in FLOWS}
 
 
+def own_rule(random: Random) -> OwnRule:
+    """Return what an operator sets for a key: a pause, limits, or none of them."""
+    return random.choice(
+        [OwnRule(paused=True), OwnRule(limit=random.choice([None, 0, 2])), OwnRule(gap=1000), OwnRule()]
+    )
+
+
 def script_of(random: Random) -> list[Step]:
     """Return the steps of producers, workers and operators."""
 
@@ -141,6 +162,7 @@ def script_of(random: Random) -> list[Step]:
         lambda: [("take", random.choice([1, 100]), random.randrange(3))],
         *[lambda: [(random.choice(["settle", "settle", "restore"]), random.randrange(5))]] * 2,
         lambda: [("pause", random.choice(FLOWS), random.random() < 0.5)],
+        lambda: [("set_key", *random.choice(KEYS_OF_FLOWS), own_rule(random))],
         lambda: [(random.choice(["visit", "leave"]), random.choice(QUEUES))],
         lambda: [("wait", random.choice([1000, HOUR_MS]))],
     ]
@@ -152,6 +174,10 @@ def live(house: House, script: list[Step]) -> None:
     for action, *arguments in script:
         perform(house, action, arguments)
     house.settle_down()
+    for place, rule in list(house.model.own.items()):
+        if rule.paused or rule.limit == 0:
+            house.set_key(*place, OwnRule())
+            house.settle_down()
     for _ in range(6):
         for tag in list(house.model.running)[:20]:
             house.settle(tag)
@@ -171,8 +197,8 @@ def perform(house: House, action: str, arguments: list[Any]) -> None:
         house.take(sorted(house.present), limit, running[:ends])
     elif action in ("settle", "restore") and running:
         getattr(house, action)(running[arguments[0] % len(running)])
-    elif action == "pause":
-        house.pause(arguments[0], paused=arguments[1])
+    elif action in ("pause", "set_key"):
+        getattr(house, action)(*arguments)
     elif action in ("visit", "leave"):
         (house.present.add if action == "visit" else house.present.discard)(arguments[0])
     elif action == "wait":
@@ -190,8 +216,9 @@ ANOTHER: Final = [*send_and_take([Group(0, "b", "sync", "x", "")]), ("settle", 0
         (Rule(limit_each=1), [*send_and_take(tenants("a", "", "", 270)), ("take", 100, 0), ("take", 100, 0)]),
         (Rule(), [("leave", "a")]),
         (Rule(), [("pause", "queue:a", True)]),
+        (Rule(), [("set_key", "queue:a", f"tenant{number}", OwnRule(paused=True)) for number in range(9)]),
     ],
-    ids=["rates", "places", "no workers", "paused"],
+    ids=["rates", "places", "no workers", "paused", "paused keys"],
 )
 def test_a_place_that_many_cannot_use_goes_to_another_queue(
     client: redis.Redis, rule: Rule, script: list[Step]

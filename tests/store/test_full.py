@@ -94,11 +94,18 @@ def purge_backlog(stage: Stage) -> Any:
 
 def delete_from_gate(stage: Stage) -> Any:
     """Delete the message of a flow that waits, and one that is gone."""
-    arguments = {"now": stage.clock(), "sequence": 101, "group": "0\0mail\0sync\0a\0"}
-    return script(stage, "admission/delete", **arguments, more=[0, 2, "{}", "", 1, 2, "gone", ""])
+    return take_out(stage, "mail", "")
+
+
+def take_out(stage: Stage, queue: str, message: str) -> Any:
+    """Let the message of a flow wait in *queue* as *message*, or delete it, and one that is gone."""
+    group = {"step": 0, "queue": queue, "task": "sync", "of_task": "a", "of_queue": ""}
+    arguments = {"now": stage.clock(), "sequence": 101, "source": "0\0mail\0sync\0a\0", **group}
+    return script(stage, "admission/remove", **arguments, more=[0, 2, "{}", "", message, 1, 2, "gone", "", message])
 
 
 RECORD = '[{}, "", "mail"]'
+KEY_CHANGE = {"flow": "sync", "key": "a", "places": "", "spacing": "", "burst": "", "paused": 1, "forget": 0, "most": 9}
 CHANGE = {"flow": "sync", "flag": "sync", "declared_now": "1 - - - - - - -", "set": "5 = = = = = = ="}
 
 
@@ -198,7 +205,9 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
     ),
     "return a message of a flow": Call(restore, "admission/restore"),
     "purge a gate": Call(purge_backlog, "admission/purge"),
-    "delete from a gate": Call(delete_from_gate, "admission/delete"),
+    "delete from a gate": Call(delete_from_gate, "admission/remove"),
+    "move to another gate": Call(lambda s: take_out(s, "slow", "{}"), "admission/remove"),
+    "pause a key": Call(lambda s: script(s, "admission/set_key", **KEY_CHANGE), "admission/set_key"),
     "own a key": Call(own, "admission/acquire"),
     "confirm a key": Call(
         lambda s: script(s, "admission/confirm", now=s.clock(), field="taken\0", token="cd", gone=0),

@@ -13,7 +13,7 @@ from redis_queue.admission.backlog import Backlog
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import ListNames
-from redis_queue.celery.queues.message import Element, with_route
+from redis_queue.celery.queues.message import Element, queue_of, with_route
 from redis_queue.errors import InvalidValueError
 from redis_queue.store.chunks import CHUNK, MAX_CALL_BYTES, by_size, check_limit, check_offset, rows_of
 from redis_queue.store.ids import id_bytes
@@ -28,6 +28,8 @@ MAX_AT_ONCE: Final = 100
 
 BATCH_BYTES: Final = 512 * 1024
 """Maximum bytes of messages of one call that removes."""
+
+GROUP_PARTS: Final = 5
 
 PASSES: Final = 3
 """How often the queue is searched for messages that workers move nearer to the end meanwhile."""
@@ -49,9 +51,16 @@ class QueueContents:
     Without a channel, those of another broker are not known.
     The lists of its priorities are numbered in the order in which workers take from them: number 0 first. Behind them
     come those of the groups of *backlog*, the one that waits longest first; only numbers of this queue have messages.
+    With *groups*, which may be of several queues, there are only their lists.
     """
 
-    def __init__(self, channel: Any | None, queue: str, backlog: Backlog | None = None) -> None:
+    def __init__(
+        self,
+        channel: Any | None,
+        queue: str,
+        backlog: Backlog | None = None,
+        groups: Sequence[bytes] | None = None,
+    ) -> None:
         self.queue = queue
         self._lists: list[Place] = []
         if channel is not None:
@@ -61,13 +70,16 @@ class QueueContents:
             rows = zip(self._names.steps, self._names.all_of(queue), strict=True)
             self._lists = [Place(step, key.encode(), self._scripts) for step, key in rows]
         self._backlog = backlog
+        self._has_ranks = backlog is not None and groups is None
+        self._lists += [place for group in groups or () if (place := self._place_of(group)) is not None]
         self._pages: dict[int, list[bytes]] = {}
         self._numbers = itertools.count(1)
 
     @LazyProperty
     def lists(self) -> int:
         """The number of lists; of those of flows, the first :data:`REACH`."""
-        return len(self._lists) + (0 if self._backlog is None else min(REACH, self._backlog.groups()))
+        ranks = min(REACH, self._backlog.groups()) if self._has_ranks and self._backlog is not None else 0
+        return len(self._lists) + ranks
 
     def read(self, number: int, offset: int = 0, limit: int = CHUNK) -> list[Element]:
         """Return up to *limit* (1 to 500) messages of list *number*, the oldest first, without the *offset* oldest.
@@ -95,10 +107,13 @@ class QueueContents:
         if page not in self._pages:
             self._pages[page] = self._backlog.oldest_groups(page * CHUNK, CHUNK)
         group = next(iter(self._pages[page][at : at + 1]), b"")
-        step, queue, *_ = [*group.split(b"\0"), b""]
-        if not step.isdigit() or queue != id_bytes(self.queue):
+        return self._place_of(group) if queue_of(group) == id_bytes(self.queue) else None
+
+    def _place_of(self, group: bytes) -> Place | None:
+        """Return the list of *group*; None for one of another program."""
+        if self._backlog is None or not group[:1].isdigit() or group.count(b"\0") != GROUP_PARTS - 1:
             return None
-        return Place(int(step), self._backlog.messages(group), self._backlog.scripts, group)
+        return Place(int(group[:1]), self._backlog.messages(group), self._backlog.scripts, group)
 
     def size(self) -> int:
         """Return how many messages wait."""
@@ -108,8 +123,8 @@ class QueueContents:
         """Delete the messages with these *references*, or move them to the queue *target*, batch by batch.
 
         Yield the messages of each batch that were removed, and the number of those that cannot be moved: messages of
-        other programs, those larger than 1 MiB, and those that wait for a place. Messages that have changed, or are
-        gone, are left out. Moved ones keep their order and their priority.
+        other programs, those of *target* itself, and those larger than 1 MiB. Messages that have changed, or are gone,
+        are left out. Moved ones keep their order and their priority, and those that wait for a place their keys.
         """
         wanted = set(references)
         for number in range(self.lists):
@@ -178,22 +193,20 @@ class QueueContents:
     def _remover(self, place: Place, target: str | None) -> Callable[[list[Any]], bytes]:
         """Return a call of the script that removes messages from *place*, and moves them to the queue *target*."""
         if place.group and self._backlog is not None:
-            return partial(self._backlog.delete, place.group)
+            return partial(self._backlog.remove, place.group, target)
         to = place.key if target is None else self._names.of_queue(target, place.step).encode()
         script = self._scripts.bind("broker/remove", None, list=place.key, target=to, slot=self._slot)
         return lambda more: bytes(script(sequence=next(self._numbers), more=more))
 
     def _moved(self, place: Place, element: Element, target: str | None) -> tuple[bytes, ...]:
         """Return what the script takes beside *element*: the message that the queue *target* gets, or b""."""
-        if place.group:
-            if target is not None:
-                raise InvalidValueError("it waits for a place")
-            return ()
         if target is None:
             return (b"",)
+        if queue_of(place.group) == id_bytes(target):
+            raise InvalidValueError("it is there")
         if element.size > MAX_CALL_BYTES:
             raise InvalidValueError(f"{element.size:,} bytes: must be at most {MAX_CALL_BYTES:,} to be moved")
-        data = element.head if not element.tail else self._scripts.command("LINDEX", place.key, -1 - element.older)
+        data = element.head if not element.tail else place.scripts.command("LINDEX", place.key, -1 - element.older)
         if not data or not data.startswith(element.head) or not data.endswith(element.tail):
             raise InvalidValueError("it has changed")
         return (with_route(data, target),)

@@ -83,22 +83,33 @@ class WaitingMessage:
         return "a place" if self.element.group else "a worker"
 
     @property
+    def queue(self) -> str:
+        """The queue in which it waits for a place; "" if it waits for a worker."""
+        return readable(queue_of(self.element.group).decode(errors="replace"))
+
+    @property
     def since(self) -> datetime | None:
         """When it was sent, or was due if it was delayed."""
         return max((at for at in (self.sent_at, self.due_at) if at is not None), default=None)
 
 
+def queue_of(group: bytes) -> bytes:
+    """Return the name of the queue of *group*; b"" without a group."""
+    return b"".join(group.split(b"\0")[1:2])
+
+
 def with_route(data: bytes, queue: str) -> bytes:
     """Return the message *data* with a route that leads to *queue*: kombu returns a message by its route.
 
-    Raises InvalidValueError for a message of another program.
+    What precedes the message of a unique task stays. Raises InvalidValueError for a message of another program.
     """
-    found = _document(data)
+    message = message_in(data)
+    found = _document(message)
     properties = found.get("properties")
     if "body" not in found or not isinstance(properties, Mapping):
         raise InvalidValueError("not a message of Celery")
     moved = {**properties, "delivery_info": {"exchange": "", "routing_key": queue}}
-    return json.dumps({**found, "properties": moved}).encode()
+    return data[: len(data) - len(message)] + json.dumps({**found, "properties": moved}).encode()
 
 
 def _document(data: bytes) -> Mapping[str, Any]:

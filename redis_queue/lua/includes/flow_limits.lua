@@ -1,16 +1,33 @@
 -- Keep count of the places and rates of flows.
 --
 -- Needs now, config, running, rates, backlog, flags, root, offers, offer. Defines rules: the limits of each flow: places,
--- places of a key, ms between two starts and burst, the same of a key, whether keys have weights (false = none),
--- has_place: whether a place is free, offer_again: offers those places of a list that are still free, place_of: flow and
--- key as one text, admits: tells whether a flow, or a key of it, admits a ring or group now, which waits if not, use:
--- takes a place of a flow and of its key, leave: notes that a message left its list, used, used_until, taken_places,
--- taken_keys: what was used, save: writes that.
+-- places of a key, ms between two starts and burst, the same of a key, whether keys have weights, the key of what is set
+-- for single keys (false = none), limits: places, ms between two starts and burst of each flow or key, has_place: whether
+-- a place is free, offer_again: offers those places of a list that are still free, place_of: flow and key as one text,
+-- admits: tells whether a flow, or a key of it, admits a ring or group now, which waits if not, use: takes a place of a
+-- flow and of its key, leave: notes that a message left its list, used, used_until, taken_places, taken_keys: what was
+-- used, save: writes that.
 local rules = setmetatable({}, {__index = function(known, flow)
   local found = {string.match(redis.call('HGET', config, flow) or '', '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) ')}
   for i = 1, 7 do found[i] = tonumber(string.match(found[i] or '', '^%d+%.?%d*$') or '') or false end
   if redis.call('HEXISTS', flags, flow) == 1 then found[1] = 0 end
+  local of_keys = root .. 'rules:' .. flow
+  found[8] = redis.call('EXISTS', of_keys) == 1 and of_keys
   known[flow] = found
+  return found
+end})
+local limits = setmetatable({}, {__index = function(known, place)
+  local flow, key = string.match(place, '^([^%z]*)%z?(.*)$')
+  local rule, each = rules[flow], key == '' and 0 or 1
+  local found = {rule[1 + each], rule[3 + 2 * each], rule[4 + 2 * each]}
+  local of_keys = each == 1 and rule[8]
+  local set = of_keys and redis.pcall('HGET', of_keys, key) or ''
+  local texts = {string.match(type(set) == 'string' and set or '', '^(%S+) (%S+) (%S+) (%S+)')}
+  for i = 1, 3 do
+    if texts[i] and texts[i] ~= '=' then found[i] = tonumber(string.match(texts[i], '^%d+%.?%d*$') or '') or false end
+  end
+  if texts[4] == '1' then found[1] = 0 end
+  known[place] = found
   return found
 end})
 local used = setmetatable({}, {__index = function(known, place)
@@ -24,8 +41,7 @@ local used_until = setmetatable({}, {__index = function(known, place)
   return known[place]
 end})
 local function has_place(place)
-  local flow, key = string.match(place, '^([^%z]*)%z?(.*)$')
-  local most = rules[flow][key == '' and 1 or 2]
+  local most = limits[place][1]
   return not most or used[place] < most
 end
 local function offer_again(offered)
@@ -38,8 +54,8 @@ local function offer_again(offered)
 end
 local function place_of(flow, key) return key == '' and flow or flow .. '\0' .. key end
 local function admits(flow, key, entry, queue)
-  local rule, place, each = rules[flow], place_of(flow, key), key == '' and 0 or 1
-  local gap, burst = rule[3 + 2 * each], rule[4 + 2 * each]
+  local place = place_of(flow, key)
+  local gap, burst = limits[place][2], limits[place][3]
   if not has_place(place) then
     local blocked = root .. 'blocked:' .. place
     redis.call('ZADD', blocked, string.format('%.0f', now), entry)
@@ -61,7 +77,8 @@ end
 local taken_places, taken_keys = {}, {}
 local function use(flow, key)
   for each = 0, key == '' and 0 or 1 do
-    local place, gap = each == 0 and flow or place_of(flow, key), rules[flow][3 + 2 * each]
+    local place = each == 0 and flow or place_of(flow, key)
+    local gap = limits[place][2]
     used[place] = used[place] + 1
     taken_places[place] = true
     if gap then used_until[place] = used_until[place] + gap end

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from kombu.exceptions import OperationalError
 
+from redis_queue.admission.flows import OF_QUEUE
 from redis_queue.basics.options import Conditions
 from redis_queue.celery.message.destinations import Destinations
 from redis_queue.celery.queues.message import WaitingMessage
-from redis_queue.celery.queues.open import on_redis, queue_contents
+from redis_queue.celery.queues.open import on_redis
 from redis_queue.celery.queues.open import purge as purge_messages
 from redis_queue.errors import ConfigurationError, InvalidNameError, InvalidValueError
 from redis_queue.operate.access import Access
@@ -19,7 +21,7 @@ from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, R
 from redis_queue.operate.actions.queues import One
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows
 from redis_queue.operate.audit import MAX_SUBJECTS, Subject
-from redis_queue.operate.items import Messages, celery_queues_of
+from redis_queue.operate.items import Messages, celery_queues_of, contents_of
 from redis_queue.operate.listing import Selection
 
 _REFERENCE: Final = re.compile(r"\d{1,3}\.[0-9a-f]{32}", re.ASCII)
@@ -41,10 +43,16 @@ class MessageRows(Rows[Message]):
     complete = True
     place = " of {name}"
 
+    def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
+        """Return the plan. Raises InvalidNameError and ForbiddenDestinationError for another queue."""
+        if "to" in choice.arguments:
+            check_target(access, choice.scope["name"], choice.arguments["to"])
+        return super().plan(action, access, choice)
+
     def find(self, access: Access, choice: Choice) -> Selection[Message]:
         """Return the messages with the ids of *choice*, or those that match."""
         wanted = None if choice.ids is None else frozenset(choice.ids)
-        listing = Messages(access, choice.scope["name"], choice.conditions)
+        listing = _listing(access, choice, choice.conditions or Conditions())
         return listing.gather(choice.most, lambda row: row if wanted is None or row.id in wanted else None)
 
     def read(self, access: Access, choice: Choice) -> list[Message]:  # noqa: ARG002
@@ -58,7 +66,7 @@ class MessageRows(Rows[Message]):
         if not choice.references:
             return list(items)
         shown, known = set(choice.references[:MAX_SUBJECTS]), dict[str, WaitingMessage]()
-        for message in Messages(access, choice.scope["name"], Conditions()).all():
+        for message in _listing(access, choice, Conditions()).all():
             if message.element.reference in shown:
                 known[message.element.reference] = message
                 if len(known) == len(shown):
@@ -78,24 +86,28 @@ class MessageRows(Rows[Message]):
         return [choice.scope["name"]]
 
 
-class MoveRows(MessageRows):
-    """Messages to move to another queue."""
+class KeyMessageRows(MessageRows):
+    """Messages with one *key* of the flow *name* of the scope."""
+
+    name = "key-messages"
+    scope: ClassVar = {"name": True, "key": True}
+    place = " of key {key} of {name}"
 
     def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
-        """Return the plan. Raises InvalidNameError and ForbiddenDestinationError for the other queue."""
-        check_target(access, choice.scope["name"], choice.arguments["to"])
-        return super().plan(action, access, choice)
+        """Return the plan, whose detail for the audit begins with the key."""
+        plan = super().plan(action, access, choice)
+        return replace(plan, detail=", ".join(filter(None, [f"key {choice.scope['key']}", plan.detail])))
 
 
 def move(access: Access, found: Sequence[Message], choice: Choice) -> Iterator[Result]:
     """Move messages to another queue, by id, by conditions, or all; they keep order and priority.
 
-    Those that wait for a place in a flow stay. It reaches the 10,000 oldest messages of each priority; run it again for
-    more.
+    Those that wait for a place in a flow keep their keys, and wait for a place in the other queue. It reaches the
+    10,000 oldest messages of each priority; run it again for more.
 
     Example: redis-queue -A shop celery-queue mail move --task shop.remind --to slow
     """
-    return remove(access, choice.scope["name"], map(_messages.reference, found), choice.arguments["to"])
+    return _remove(access, found, choice)
 
 
 def delete(access: Access, found: Sequence[Message], choice: Choice) -> Iterator[Result]:
@@ -105,7 +117,28 @@ def delete(access: Access, found: Sequence[Message], choice: Choice) -> Iterator
 
     Example: redis-queue -A shop celery-queue mail delete --task shop.remind --dry-run
     """
-    return remove(access, choice.scope["name"], map(_messages.reference, found))
+    return _remove(access, found, choice)
+
+
+def move_key(access: Access, found: Sequence[Message], choice: Choice) -> Iterator[Result]:
+    """Move waiting messages of KEY of the flow NAME to another queue, by id, by conditions, or all.
+
+    They keep their order, their priority and their keys. It reaches the 10,000 oldest of each list; run it again for
+    more.
+
+    Example: redis-queue -A shop flow move queue:mail acme --all --to slow
+    """
+    return _remove(access, found, choice)
+
+
+def delete_key(access: Access, found: Sequence[Message], choice: Choice) -> Iterator[Result]:
+    """Delete waiting messages of KEY of the flow NAME, by id, by conditions, or all: their tasks never run.
+
+    It reaches the 10,000 oldest of each list; run it again for more.
+
+    Example: redis-queue flow delete queue:mail acme --all --dry-run
+    """
+    return _remove(access, found, choice)
 
 
 def purge(access: Access, choice: Choice) -> Plan:
@@ -136,25 +169,28 @@ def purge(access: Access, choice: Choice) -> Plan:
 
 
 def check_target(access: Access, name: str, target: str) -> None:
-    """Raise an error unless messages of the queue *name* can be moved to *target*.
+    """Raise an error unless messages of the queue or flow *name* can be moved to *target*.
 
     InvalidNameError for an unknown queue, with a suggestion, or ForbiddenDestinationError.
     """
-    if target == name:
+    if target == name.removeprefix(OF_QUEUE):
         raise InvalidNameError(f"to={target!r}: must be another queue")
     Destinations(access.app).check_queue(celery_queues_of(access).check(target))
 
 
-def remove(access: Access, name: str, references: Iterable[str], target: str | None = None) -> Iterator[Result]:
+def remove(
+    access: Access, name: str, references: Iterable[str], target: str | None = None, key: str | None = None
+) -> Iterator[Result]:
     """Delete the messages with these *references*, or move them to the queue *target*, batch by batch.
 
-    A message that a worker has taken meanwhile is left out, as is one that cannot be moved: messages of other
-    programs, and those larger than 1 MiB.
+    They are those of the queue *name*, or of a *key* of the flow *name*. A message that a worker has taken meanwhile is
+    left out, as is one that cannot be moved: messages of other programs, and those larger than 1 MiB.
     """
-    celery_queues_of(access)
+    if key is None:
+        celery_queues_of(access)
     chosen = list(references)
     left = len(chosen)
-    with queue_contents(access.app, name) as contents:
+    with contents_of(access, name, key) as contents:
         for removed, refused in contents.remove(chosen, target):
             left -= len(removed) + refused
             subjects = [_subject(name, WaitingMessage.of(element)) for element in removed[:MAX_SUBJECTS]]
@@ -163,15 +199,30 @@ def remove(access: Access, name: str, references: Iterable[str], target: str | N
         yield Result(0, tried=left)
 
 
+def _remove(access: Access, found: Sequence[Message], choice: Choice) -> Iterator[Result]:
+    references = map(_messages.reference, found)
+    return remove(access, choice.scope["name"], references, choice.arguments.get("to"), choice.scope.get("key"))
+
+
+def _listing(access: Access, choice: Choice, conditions: Conditions) -> Messages:
+    return Messages(access, choice.scope["name"], conditions, choice.scope.get("key"))
+
+
 def _subject(name: str, message: WaitingMessage) -> Subject:
-    return Subject(message.id, name, message.task, message.since)
+    return Subject(message.id, message.queue or name, message.task, message.since)
 
 
-_messages = MessageRows()
+def _to(given: Mapping[str, Any]) -> str:
+    return f" to {given['to']}"
+
+
+_messages, _of_key = MessageRows(), KeyMessageRows()
 _queue = One("messages", _messages.scope)
 
 ACTIONS: Final = (
-    Action(MoveRows(), "move", "Move", "moved", move, (TO,), phrase=lambda given: f" to {given['to']}"),
+    Action(_messages, "move", "Move", "moved", move, (TO,), phrase=_to),
     Action(_messages, "delete", "Delete", "deleted", delete, destroys=True, takes_all=False),
     Action(_queue, "purge", "Delete all messages", "deleted", purge, destroys=True),
+    Action(_of_key, "move", "Move", "moved", move_key, (TO,), phrase=_to),
+    Action(_of_key, "delete", "Delete", "deleted", delete_key, destroys=True),
 )

@@ -441,11 +441,49 @@ class TestChosen:
             assert counts(client) == {}
             assert client.zcard(KEYS.oldest) == 0
 
-    def test_are_not_moved(self, server: RedisServer) -> None:
-        with flow_app(server, {f"queue:{QUEUE}": {"limit": 1}}) as app:
+    @pytest.mark.parametrize("broker", ["redis", "amqp"])
+    def test_are_moved_to_another_queue(
+        self, server: RedisServer, client: redis.Redis, rabbitmq_url: str, broker: str
+    ) -> None:
+        settings: dict[str, Any] = {"redis_queue_unique": {"work": {"key": "{number}"}}}
+        if broker == "amqp":
+            settings |= {"broker_url": rabbitmq_url, "redis_queue_url": f"unix://{server.socket}"}
+        with flow_app(server, {f"queue:{QUEUE}": {"fair": "{key}", "limit_each": 1}}, **settings) as app:
             access = AppAccess(app)
+            for key in ("a", "b"):
+                for number in range(3):
+                    app.tasks["work"].delay(key, f"{key}{number}")
+            large = app.tasks["sync"].delay("a", "x" * 300_000).id
+            moving = Messages(access, f"queue:{QUEUE}", Conditions(), "a")
+            done = list(remove(access, f"queue:{QUEUE}", references_of(moving.all()), OTHER, "a"))
+            assert sum(each.count for each in done) == 4
+            assert [len(list(messages.all())) for messages in (moving, Messages(access, QUEUE, Conditions()))] == [0, 3]
+            moved = list(Messages(access, OTHER, Conditions()).all())
+            found = [message for message in moved if message.task == "work"]
+            assert [message.args for message in found] == [f"('a', 'a{number}')" for number in range(3)]
+            assert {message.id for message in moved} == {large, *(message.id for message in found)}
+            check(client)
+            # Their unique keys are theirs, and there is no way back but another move.
+            assert app.tasks["work"].delay("a", "a1").id == found[1].id
+            assert [each.count for each in remove(access, OTHER, references_of(moved[:1]), OTHER)] == [0]
+            with connected(server) as connection:
+                taker = Taker(connection, [OTHER], 10, processes=10)
+                assert [call[1] for call in taken(taker) if len(call[1]) == 2] == ["a0", "a1", "a2"]
+                records = [json.loads(record) for record in client.hvals("unacked")]
+                assert {record[2] for record in records} == {OTHER}
+                assert {record[0]["properties"]["delivery_info"]["routing_key"] for record in records} == {OTHER}
+                taker.settle()
+            step = b"9" if broker == "amqp" else b"0"
+            assert check(client) == {b"%b\0%b\0\0\0b" % (step, QUEUE.encode()): 3}
+            assert owned(app) == {("work", f"b{number}"): "waiting" for number in range(3)}
+
+    def test_a_repeated_move_has_one_effect(self, server: RedisServer, client: redis.Redis) -> None:
+        with flow_app(server, LIMITED) as app:
             app.tasks["work"].delay("a", 1)
-            (message,) = Messages(access, QUEUE, Conditions()).all()
-            (done,) = remove(access, QUEUE, references_of([message]), "other")
-            assert (done.count, done.tried) == (0, 1)
-            assert len(list(Messages(access, QUEUE, Conditions()).all())) == 1
+            (group,) = check(client)
+            (element,) = client.lrange(f"{{redis_queue:flow}}:list:{group.decode()}", 0, -1)
+            script = Scripts(client).bind("admission/remove", KEYS, slot=KEYS.slot("caller"))
+            call: dict[str, Any] = {"source": group, "step": 0, "task": "", "of_task": "", "of_queue": ""}
+            more = [0, len(element), element, "", b"moved"]
+            flags = [script(now=0, sequence=1, queue=OTHER, **call, more=more) for _ in range(2)]
+            assert (flags, check(client)) == ([b"1", b"1"], {f"0\0{OTHER}\0\0\0".encode(): 1})
