@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from redis_queue.admission.flow_keys import scored, whole_number
 from redis_queue.admission.flows import OF_QUEUE
+from redis_queue.admission.rules import KeyState
 from redis_queue.store.chunks import chunks, rows_of
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import FlowKeys
@@ -22,6 +25,12 @@ FIELDS: Final = 2000
 
 SCAN: Final = 1000
 """Groups, of any queue, that one command looks at to find those of one queue."""
+
+STEPS: Final = 10
+"""Number of steps of a priority."""
+
+OTHERS: Final = 5
+"""Maximum number of tasks of a queue, or of queues of a task, whose messages are looked for."""
 
 ALL: Final = 1 << 53
 """More messages than there are."""
@@ -72,6 +81,49 @@ class Backlog:
                 for flow in _flows_of(id_text(group)):
                     found[flow] = min(at, found.get(flow, at))
         return found
+
+    def since(self, flow: str, keys: Sequence[KeyState]) -> dict[str, float]:
+        """Return when the first waiting message of each of *keys* was sent, or due: seconds since the epoch.
+
+        It is known for keys all of whose messages have the task and queue with most of those that wait, and no key, or
+        the same, of the other flow. O(keys + flows).
+        """
+        found: dict[str, float] = {}
+        lists, complete = self._likely_lists(flow, keys)
+        for _, key, at in lists:
+            if key in complete and at is not None:
+                found[key] = min(at, found.get(key, at))
+        return found
+
+    def _likely_lists(
+        self, flow: str, keys: Sequence[KeyState]
+    ) -> tuple[list[tuple[bytes, str, float | None]], set[str]]:
+        """Return groups of *keys* with the time of their first message, and the keys that have no other groups."""
+        waiting = {state.key: state.waiting for state in keys}
+        groups = self._likely_groups(flow, [key for key, count in waiting.items() if count])
+        scores: list[Any] = []
+        for chunk in chunks(groups, FIELDS):
+            scores += self.scripts.command("ZMSCORE", self._keys.oldest, *(group for group, _ in chunk))
+        lists = [row for row, score in zip(groups, scores, strict=True) if score is not None]
+        found = []
+        for rows in chunks(lists, MAX_GROUPS):
+            _, *counts = self._depth(limit=-1, more=[self.messages(group) for group, _ in rows])
+            for (group, key), (length, sent, due) in zip(rows, rows_of(counts, 3), strict=True):
+                waiting[key] -= length
+                found.append((group, key, sent_at(sent, due)))
+        return found, {key for key, count in waiting.items() if count <= 0}
+
+    def _likely_groups(self, flow: str, keys: Sequence[str]) -> list[tuple[bytes, str]]:
+        """Return groups in which messages of *keys* may wait, each with its key."""
+        is_queue, counts = flow.startswith(OF_QUEUE), self.all() if keys else {}
+        others = [name for name in counts if name.startswith(OF_QUEUE) != is_queue and name != flow]
+        others = [*([""] if is_queue else []), *heapq.nlargest(OTHERS, others, key=lambda name: counts[name])]
+        found: dict[bytes, str] = {}
+        for step, other, key in itertools.product(range(STEPS), others, keys):
+            for of_other in ("", key) if other else ("",):
+                ends = (flow, other, of_other, key) if is_queue else (other, flow, key, of_other)
+                found[id_bytes("\0".join((str(step), ends[0].removeprefix(OF_QUEUE), *ends[1:])))] = key
+        return list(found.items())
 
     def groups(self) -> int:
         """Return how many groups of messages wait."""
@@ -136,12 +188,14 @@ class Backlog:
             if count:
                 yield count, moved
 
-    def groups_of(self, flow: str, key: str) -> Iterator[list[bytes]]:
-        """Yield the groups with messages of one key, some at a time; O(groups of all keys)."""
-        end = literal(key)
-        if flow.startswith(OF_QUEUE):
-            return self._groups(f"?\0{literal(flow.removeprefix(OF_QUEUE))}\0*\0*\0{end}")
-        return self._groups(f"?\0*\0{literal(flow)}\0{end}\0*")
+    def groups_of(self, flow: str, state: KeyState) -> list[bytes]:
+        """Return the groups with messages of one key; O(groups of all keys) unless all are those that are likely."""
+        lists, complete = self._likely_lists(flow, [state])
+        if complete:
+            return sorted(group for group, _, _ in lists)
+        key, name = literal(state.key), literal(flow.removeprefix(OF_QUEUE))
+        like = f"?\0{name}\0*\0{key}" if flow.startswith(OF_QUEUE) else f"?\0*\0{name}\0{key}\0*"
+        return sorted({group for page in self._groups(like) for group in page})
 
     def _groups(self, like: str) -> Iterator[list[bytes]]:
         """Yield the groups with messages that match, some at a time; a deletion meanwhile hides none of the others."""

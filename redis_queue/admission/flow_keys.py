@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from redis_queue.admission.rules import NONE, KeyState, read_token
@@ -54,7 +54,9 @@ class KeysOfFlows:
 
     def waiting(self, flow: str, first: int, limit: int) -> list[str]:
         """Return up to *limit* keys with waiting messages after the *first* ones, those with the most first."""
-        rows = self._scripts.command("ZRANGE", self._keys.keys(flow), first, first + limit - 1, "REV", "WITHSCORES")
+        rows = self._scripts.command(
+            "ZRANGE", self._named(self._keys.keys, flow), first, first + limit - 1, "REV", "WITHSCORES"
+        )
         return [id_text(key) for key, _ in scored(rows)]
 
     def running(self, flow: str) -> dict[str, int]:
@@ -68,13 +70,15 @@ class KeysOfFlows:
 
     def changed(self, flow: str) -> list[str]:
         """Return the keys that are paused, or have limits of their own, in order."""
-        pages = self._scripts.scan("HSCAN", self._keys.rules(flow), count=MAX_SET)
+        pages = self._scripts.scan("HSCAN", self._named(self._keys.rules, flow), count=MAX_SET)
         found = itertools.chain.from_iterable(itertools.islice(pages, 2))
         return sorted({id_text(key) for key, _ in found})[:MAX_SET]
 
     def changes(self, flows: Sequence[str]) -> list[int]:
         """Return the number of these keys of each of *flows*."""
-        reads = self._scripts.each([self._scripts.read_call("HLEN", self._keys.rules(flow)) for flow in flows])
+        reads = self._scripts.each(
+            [self._scripts.read_call("HLEN", self._named(self._keys.rules, flow)) for flow in flows]
+        )
         return [read() for read in reads]
 
     def states(self, flow: str, keys: Sequence[str]) -> list[KeyState]:
@@ -82,14 +86,19 @@ class KeysOfFlows:
         found: list[KeyState] = []
         for chunk in chunks(keys):
             names, places = list(map(id_bytes, chunk)), [id_bytes(place_of(flow, key)) for key in chunk]
-            waiting = self._scripts.command("ZMSCORE", self._keys.keys(flow), *names)
+            waiting = self._scripts.command("ZMSCORE", self._named(self._keys.keys, flow), *names)
             running = self._scripts.command("HMGET", self._keys.running, *places)
-            rules = self._scripts.command("HMGET", self._keys.rules(flow), *names)
+            rules = self._scripts.command("HMGET", self._named(self._keys.rules, flow), *names)
             for key, score, count, rule in zip(chunk, waiting, running, rules, strict=True):
                 own, paused = _read_rule(rule)
                 waits = next(scored([b"", score]))[1] if score is not None else 0
                 found.append(KeyState(key, whole_number(count), waits, paused, own))
         return found
+
+    @staticmethod
+    def _named(key: Callable[[str], bytes], flow: str) -> bytes:
+        # Other programs may have written a name that is not UTF-8.
+        return key("") + id_bytes(flow)
 
 
 def place_of(flow: str, key: str) -> str:

@@ -279,6 +279,13 @@ class Flows:
         others = sorted(running.keys() - set(waiting), key=lambda key: (-running[key], key))
         return of_keys.states(name, [*waiting, *others][:limit])
 
+    def key(self, name: str, key: str) -> KeyState:
+        """Return one *key* of the flow *name*, also one of which nothing waits.
+
+        Raises InvalidValueError for an unknown flow, one without keys, and a text that is no key.
+        """
+        return self.of_keys.states(check_keyed(self.find(name), key).name, [key])[0]
+
     def _known(self, name: str) -> FlowState:
         check_flow_name(name)
         own = self._own()
@@ -299,10 +306,7 @@ class Flows:
         self._change(name, paused=int(paused))
 
     def _change_key(self, state: FlowState, key: str, texts: Mapping[str, str], **arguments: Any) -> None:
-        check_key(key)
-        if not state.kind:
-            raise InvalidValueError(f"key={key!r}: {state.name} has no keys; give it key= or fair= in the code")
-        self.of_keys.change(state.name, key, texts, **arguments)
+        self.of_keys.change(check_keyed(state, key).name, key, texts, **arguments)
         # As after a change of the flow.
         self._look_again(state.name, [key], rates=bool(texts))
 
@@ -330,6 +334,14 @@ class Flows:
             for _ in range(self._scripts.command("ZCARD", self.redis_keys.timers(queue)) // PAGE + 1):
                 if not self._reconsider(limit=PAGE, places=0, more=[queue]):
                     break
+
+
+def check_keyed(state: FlowState, key: str) -> FlowState:
+    """Return *state* if it can have this *key*. Raises InvalidValueError."""
+    check_key(key)
+    if not state.kind:
+        raise InvalidValueError(f"key={key!r}: {state.name} has no keys; give it key= or fair= in the code")
+    return state
 
 
 def check_flow_name(name: str) -> str:

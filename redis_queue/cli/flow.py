@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from operator import itemgetter
 from typing import Any, Final
 
 import click
 
+from redis_queue.basics.options import Conditions
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, with_access
-from redis_queue.cli.actions import one_command
-from redis_queue.cli.listing import Column, Row, show_rows
+from redis_queue.cli.actions import id_arguments, one_command, rows_command
+from redis_queue.cli.listing import Column, Row, conditions, show_messages, show_rows
 from redis_queue.cli.output import show_fields, show_json, show_location, show_table, wants_json
-from redis_queue.operate import flows
+from redis_queue.operate import flow_keys, flows
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.flows import LABELS
+from redis_queue.operate.items import Messages
 from redis_queue.store.chunks import CHUNK
 
 _name: Final = click.argument("name")
+_key: Final = options.together(_name, click.argument("key"))
 
 LIMITS: Final[dict[str, Callable[[Row], Any]]] = {
     "limit": itemgetter("limit"),
@@ -85,7 +87,8 @@ def show(access: Access, *, name: str, most_keys: int) -> None:
     row = flows.as_row(state)
     if wants_json():
         without = {"running": rest.running, "waiting": rest.waiting} if rest else None
-        show_json({**row, "keys": [asdict(key) for key in keys], "without_key": without})
+        documents = [found.document for found in flow_keys.key_rows(access, name, keys)]
+        show_json({**row, "keys": documents, "without_key": without})
         return
     known: dict[str, Any] = {"name": state.name, "state": _state(row), "kind": flows.KINDS.get(state.kind)}
     known |= {"running": state.running, "waiting": state.waiting, "uncounted": state.uncounted or None}
@@ -105,15 +108,72 @@ def show(access: Access, *, name: str, most_keys: int) -> None:
     show_location(access.catalog, "1 key shown" if len(keys) == 1 else f"{len(keys):,} keys shown", more)
 
 
+@flow.command("keys")
+@_name
+@click.option("--match", "part", default="", help="Only keys that contain this text.")
+@click.option(
+    "--sort",
+    "order",
+    type=click.Choice(flow_keys.ORDERS),
+    default=flow_keys.ORDERS[0],
+    show_default=True,
+    help="Those with most waiting messages first, or by name.",
+)
+@click.option("--changed", is_flag=True, help="Only keys that are paused, or have limits of their own.")
+@options.limit(50)
+@options.output
+def keys_(access: Access, *, name: str, part: str, order: str, changed: bool, limit: int) -> None:
+    """List the keys of the flow NAME: what runs, what waits and since when, and what is set for single keys.
+
+    By name it sorts, of the keys with waiting messages, the 10,000 with the most.
+
+    Example: redis-queue flow keys queue:reports --match acme
+    """
+    listing = flow_keys.Keys(access, access.flows.find(name).name, part, order=order, changed=changed)
+    found, more = listing.first(limit)
+    rows = [row.document for row in flow_keys.key_rows(access, name, found)]
+    columns: dict[str, Column] = {head: head for head in ("key", "running", "waiting", "since")}
+    columns["set"] = lambda row: flow_keys.set_text(row["own"], paused=row["paused"]) or None
+    text, _ = listing.nothing("no keys")
+    show_rows(access, {"keys": rows, "more": more}, columns, keep=("key",), below=("set",), nothing=text)
+
+
+@flow.command("peek")
+@_key
+@options.limit(10)
+@options.body
+@options.output
+@conditions("messages", options.task_part)
+def peek(access: Access, *, name: str, key: str, only: Conditions, limit: int, with_body: bool) -> None:
+    """Show the next messages with KEY that wait for a place in the flow NAME, without taking them.
+
+    With conditions, those that match. Bodies are not shown, but the arguments that a message names.
+
+    Example: redis-queue flow peek queue:reports acme --limit 5
+    """
+    access.flows.key(name, key)
+    show_messages(access, Messages(access, name, only, key), limit=limit, with_body=with_body, heads=("queue",))
+
+
+for _verb in ("move", "delete"):
+    flow.add_command(rows_command(ACTIONS["key-messages", _verb], id_arguments, conditions("messages"), _key))
+
 for _verb in ("set", "pause", "resume", "reset"):
     flow.add_command(
         one_command(
             ACTIONS["flow", f"flow-{_verb}"],
-            _name,
-            document=lambda access, scope: flows.as_row(flows.flow_or_queue(access, scope["name"])),
+            options.together(_name, click.option("--key", help="Only this key of the flow.")),
+            document=lambda access, scope: _document(access, **scope),
             name=_verb,
         )
     )
+
+
+def _document(access: Access, *, name: str, key: str | None) -> Row:
+    if key is None:
+        return flows.as_row(flows.flow_or_queue(access, name))
+    (row,) = flow_keys.key_rows(access, name, [access.flows.key(name, key)])
+    return row.document
 
 
 def _state(row: Row) -> str | None:

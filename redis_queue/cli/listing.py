@@ -23,6 +23,7 @@ from redis_queue.cli.output import (
     wants_json,
 )
 from redis_queue.operate.access import Access
+from redis_queue.operate.items import Messages, message_row
 from redis_queue.operate.listing import Listing
 
 Function = Callable[..., Any]
@@ -162,6 +163,22 @@ def show_listing(
     document = {name: [fields(item) for item in found], "more": more}
     error = listing.report.faults.text()
     show_rows(access, document, columns, nothing=text, hint=hint, error=error, **options)
+
+
+def show_messages(access: Access, messages: Messages, *, limit: int, with_body: bool, heads: Sequence[str]) -> None:
+    """Print the first *limit* of *messages*, with these *heads* besides those of all messages."""
+    columns = ["id", "since", "bytes", "priority", *heads, "task", *(["args", "kwargs"] if with_body else [])]
+    show_listing(
+        access,
+        "messages",
+        messages,
+        lambda message: message_row(message, with_body=with_body, fields=heads),
+        {head: head for head in columns},
+        limit=limit,
+        keep=columns[:2],
+        below=columns[5:],
+        nothing="no messages",
+    )
 
 
 def show_item(fields: Row | None, *missing: str) -> None:

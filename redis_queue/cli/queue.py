@@ -12,12 +12,12 @@ from redis_queue.cli import options
 from redis_queue.cli.access import Group, with_access
 from redis_queue.cli.actions import act, broker_errors, id_arguments, one_command, rows_command
 from redis_queue.cli.actions import purge as delete_all
-from redis_queue.cli.listing import conditions, show_listing, show_rows
+from redis_queue.cli.listing import conditions, show_messages, show_rows
 from redis_queue.cli.output import report
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Choice
 from redis_queue.operate.actions.registry import ACTIONS
-from redis_queue.operate.items import Messages, celery_queues_of, message_row
+from redis_queue.operate.items import Messages, celery_queues_of
 from redis_queue.queue.queue import QueuePlace
 from redis_queue.store.chunks import CHUNK
 
@@ -139,18 +139,7 @@ def peek_celery(access: Access, *, name: str, only: Conditions, limit: int, with
 
     Example: redis-queue -A shop celery-queue mail peek --task remind --body
     """
-    heads = ["id", "since", "bytes", "priority", "waits_for", "task", *(["args", "kwargs"] if with_body else [])]
-    show_listing(
-        access,
-        "messages",
-        Messages(access, name, only),
-        partial(message_row, with_body=with_body),
-        {head: head for head in heads},
-        limit=limit,
-        keep=heads[:2],
-        below=heads[5:],
-        nothing="no messages",
-    )
+    show_messages(access, Messages(access, name, only), limit=limit, with_body=with_body, heads=("waits_for",))
 
 
 for _verb in ("move", "delete"):

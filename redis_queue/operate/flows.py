@@ -203,15 +203,15 @@ def flow_or_queue(access: Access, name: str) -> FlowState:
     return flow_or_bare(access, name)
 
 
-def read_changes(state: FlowState, texts: Mapping[str, str]) -> dict[str, Any]:
+def read_changes(state: FlowState, texts: Mapping[str, str], *, of_key: bool = False) -> dict[str, Any]:
     """Return the arguments of :meth:`Flows.set` that *texts* describe, such as ``{"limit": "10", "rate": "none"}``.
 
-    Raises InvalidValueError if this flow cannot have them.
+    Raises InvalidValueError if this flow, or one key of it, cannot have them.
     """
     given = {name: _read_change(name, text) for name, text in texts.items()}
     changes = Changes(**given)
     changes.check()
-    changes.of(state)
+    _ = changes.of_key(state) if of_key else changes.of(state)
     return given
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -274,8 +273,8 @@ def contents_of(access: Access, name: str, key: str | None) -> AbstractContextMa
         return queue_contents(access.app, name)
     catalog = access.catalog
     backlog = Backlog(Scripts(catalog.client), access.flows.redis_keys, catalog.clock)
-    groups = itertools.chain.from_iterable(backlog.groups_of(check_flow_name(name), check_key(key)))
-    return nullcontext(QueueContents(None, "", backlog, sorted(set(groups))))
+    (state,) = access.flows.of_keys.states(check_flow_name(name), [check_key(key)])
+    return nullcontext(QueueContents(None, "", backlog, backlog.groups_of(name, state)))
 
 
 def celery_queues_of(access: Access) -> CeleryQueues:
@@ -285,8 +284,8 @@ def celery_queues_of(access: Access) -> CeleryQueues:
     return access.celery_queues
 
 
-def message_row(message: WaitingMessage, *, with_body: bool) -> dict[str, Any]:
-    """Return the fields that people see."""
+def message_row(message: WaitingMessage, *, with_body: bool, fields: Sequence[str] = ("waits_for",)) -> dict[str, Any]:
+    """Return what people see of a message, with these *fields* of it besides those of all messages."""
     shown = {
         "id": message.id,
         "task": message.task,
@@ -294,7 +293,7 @@ def message_row(message: WaitingMessage, *, with_body: bool) -> dict[str, Any]:
         "bytes": message.element.size,
         "priority": message.element.step,
         "retries": message.retries,
-        "waits_for": message.waits_for,
+        **{name: getattr(message, name) for name in fields},
     }
     return {**shown, "args": message.args, "kwargs": message.kwargs} if with_body else shown
 

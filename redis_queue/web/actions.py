@@ -17,7 +17,7 @@ from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, R
 from redis_queue.operate.actions.registry import action_of
 from redis_queue.operate.actions.rows import Rows
 from redis_queue.store.chunks import MANY
-from redis_queue.web import celery_queue, dead_letters, entries, failures, request_args
+from redis_queue.web import celery_queue, dead_letters, entries, failures, flows, request_args
 from redis_queue.web.context import context, page
 from redis_queue.web.permissions import require
 
@@ -43,10 +43,10 @@ class Form:
 
 
 def _back_to_flow(scope: Mapping[str, Any]) -> str:
-    """Return the address of the flow; a queue that has none and is not paused has only its own page."""
+    """Return the address of the flow, or of its key; a queue that has none and is not paused has only its own page."""
     access, name = context().access, scope["name"]
     if access.flows.get(name) is not None:
-        return url_for("flows.one", name=name)
+        return url_for("flows.key" if "key" in scope else "flows.one", **scope)
     if name.startswith(OF_QUEUE) and access.celery_queues is not None:
         return url_for("celery_queue.show", name=name.removeprefix(OF_QUEUE))
     return url_for("flows.show")
@@ -57,6 +57,7 @@ FORMS: Final = {
     "dead": Form(lambda scope: url_for("dead_letters.show", **scope), dead_letters.CONDITIONS),
     "failures": Form(lambda scope: url_for("failures.show", **scope), failures.CONDITIONS),
     "messages": Form(lambda scope: url_for("celery_queue.show", **scope), celery_queue.CONDITIONS),
+    "key-messages": Form(lambda scope: url_for("flows.key", **scope), flows.KEY_CONDITIONS),
     "running": Form(lambda _: url_for("workers.running")),
     "queue": Form(lambda scope: url_for("queues.one", kind=scope["kind"], name=scope["name"])),
     "flow": Form(_back_to_flow),

@@ -1,26 +1,39 @@
-"""The pages of flows: a list, and one flow with its limits and its keys; and that of unique tasks."""
+"""The pages of flows: a list, one flow with its limits and its keys, and one key; and that of unique tasks."""
 
 from __future__ import annotations
 
 import contextlib
 from typing import Any, Final
 
-from flask import Blueprint, abort, render_template
+from flask import Blueprint, abort, render_template, request
 
 from redis_queue.admission.flows import OF_QUEUE, check_flow_name
 from redis_queue.admission.owners import Owner
+from redis_queue.admission.rules import FlowState
+from redis_queue.basics.key_template import check_key
 from redis_queue.errors import InvalidNameError, InvalidValueError
+from redis_queue.operate.flow_keys import (
+    MAX_BY_NAME,
+    ORDERS,
+    Keys,
+    key_rows,
+    limits_of_key,
+    own_limits,
+    set_text,
+)
 from redis_queue.operate.flows import KINDS, LABELS, LimitsRow, arguments_of, has_limits, is_changed, without_key
+from redis_queue.operate.items import Messages
+from redis_queue.operate.listing import Page
 from redis_queue.store.ids import is_id
 from redis_queue.store.keys import MAX_NAME
 from redis_queue.web import request_args
 from redis_queue.web.context import context, page
-from redis_queue.web.request_args import ROWS
+from redis_queue.web.request_args import MAX_ROWS, ROWS
 
 pages = Blueprint("flows", __name__)
 
-MAX_KEYS: Final = 100
-"""Maximum number of keys that the page of a flow lists."""
+KEY_CONDITIONS: Final = {"task": "task_part", "id_prefix": "id_prefix", "text": "text"}
+"""Fields of the form of a key, and the conditions that they set."""
 
 
 @pages.get("/flows")
@@ -46,19 +59,17 @@ def show() -> str:
 
 @pages.get("/flow")
 def one() -> str:
-    """Show one flow."""
-    request_args.allow("name")
-    access, name = context().access, request_args.text("name", exact=True)
-    if name is None:
-        raise InvalidNameError("name is missing: choose a flow from the list of all flows")
-    check_flow_name(name)
-    try:
-        state = access.flows.find(name)
-    except InvalidValueError as error:
-        abort(404, f"{error}.")
+    """Show one flow, and a page of its keys."""
+    request_args.allow("name", "part", "order", "changed", "after", "limit")
+    access, state = context().access, _flow()
+    part, order = request_args.text("part") or "", request_args.choice("order", ORDERS, ORDERS[0])
+    only_changed, start = request_args.flag("changed"), request_args.cursor()
+    keys = Keys(access, state.name, part, order=order, changed=only_changed)
+    size = request_args.number("limit", ROWS, 1, MAX_ROWS)
+    found = keys.page(start, size) if state.kind else Page((), None, 0)
+    are_all = not (part or only_changed or start or found.next)
     now, code = LimitsRow.of(state.limits), LimitsRow.of(state.declared)
-    keys = access.flows.keys(name, MAX_KEYS + 1) if state.kind else []
-    return render_template(
+    return page(
         "flow.html",
         state=state,
         changed=is_changed(state),
@@ -66,11 +77,63 @@ def one() -> str:
         kind=KINDS.get(state.kind, ""),
         limits=[row for row in _rows(now, code) if row[1:] != (None, None)],
         arguments=[(argument, *row) for argument, row in arguments_of(state).items()],
-        rows=keys[:MAX_KEYS],
-        more=len(keys) > MAX_KEYS,
-        rest=without_key(state, keys, are_all=len(keys) <= MAX_KEYS),
-        **source_of(name),
+        rows=[
+            (row, set_text(own_limits(row.state), paused=row.state.paused), _is_key(row.state.key))
+            for row in key_rows(access, state.name, found.items)
+        ],
+        rest=without_key(state, found.items, are_all=are_all),
+        nothing="No key matches" if part or only_changed else "No message runs or waits",
+        looked=found.looked,
+        part=part,
+        order=order,
+        orders=ORDERS,
+        only_changed=only_changed,
+        by_name=MAX_BY_NAME,
+        link={name: value for name, value in request.args.items() if name != "after" and value},
+        first=start is None,
+        after=None if found.next is None else request_args.cursor_text(found.next),
+        **source_of(state.name),
     )
+
+
+@pages.get("/flow/key")
+def key() -> str:
+    """Show one key of a flow, and its messages that match the search."""
+    request_args.allow("name", "key", *KEY_CONDITIONS, "after", "limit", "body")
+    access, flow, name = context().access, _flow(), request_args.text("key", exact=True)
+    if name is None:
+        raise InvalidNameError("key is missing: choose a key from the page of the flow")
+    state = access.flows.key(flow.name, name)
+    messages, start = Messages(access, flow.name, request_args.conditions(KEY_CONDITIONS), name), request_args.cursor()
+    found = request_args.searched(messages, KEY_CONDITIONS, start, "no message waits", request_args.cursor_text)
+    return page(
+        "flow_key.html",
+        state=state,
+        own=set_text(own_limits(state), paused=state.paused),
+        arguments=[(argument, *row) for argument, row in limits_of_key(flow, state).items()],
+        scope={"name": flow.name, "key": name},
+        reach=Messages.reach,
+        **found,
+    )
+
+
+def _flow() -> FlowState:
+    """Return the flow that the address names; an unknown one gets status 404."""
+    name = request_args.text("name", exact=True)
+    if name is None:
+        raise InvalidNameError("name is missing: choose a flow from the list of all flows")
+    check_flow_name(name)
+    try:
+        return context().access.flows.find(name)
+    except InvalidValueError as error:
+        abort(404, f"{error}.")
+
+
+def _is_key(key: str) -> bool:
+    """Return whether an address can name this key; other programs may have written others."""
+    with contextlib.suppress(InvalidValueError):
+        return check_key(key).isprintable()
+    return False
 
 
 def source_of(name: str) -> dict[str, str]:

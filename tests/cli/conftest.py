@@ -154,6 +154,8 @@ def flows(client: redis.Redis) -> Flows:
     )
     found.set("queue:mail", limit=5)
     found.pause("queue:reports")
+    found.set("queue:reports", key="ann", limit=1, rate=None)
+    found.pause("queue:reports", key="zoe")
     client.hset(keys.running, mapping={"queue:reports": 3, "queue:reports\0ann": 2, "queue:reports\0bob": 1})
     client.hset(keys.backlog, mapping={"queue:reports": 1205, "queue:mail": 1})
     client.zadd(keys.keys("queue:reports"), {"ann": 5, "eve": 1200})

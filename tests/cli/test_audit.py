@@ -67,7 +67,7 @@ CHANGES = {
 """For each command: a line, and the verb, queue, count, detail and subjects of its action."""
 
 ELSEWHERE = {"celery-queue move", "celery-queue delete", "celery-queue purge", "terminate", "worker shutdown"}
-ELSEWHERE |= {"worker resize", "worker clear", "doctor"}
+ELSEWHERE |= {"worker resize", "worker clear", "doctor", "flow move", "flow delete"}
 """They need a worker, a broker or damage; their own tests look into the audit."""
 
 WITHOUT_QUESTION = {"queue pause", "queue resume", "flow set", "flow pause", "flow resume", "flow reset"}

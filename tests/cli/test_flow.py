@@ -50,6 +50,47 @@ def test_a_change_prints_what_is_in_force(line: str, text: str, run: Run, flows:
     assert (done.exit_code, done.stdout, done.stderr) == (0, f"{text}\n", "")
 
 
+@pytest.mark.parametrize(
+    ("line", "text", "audit"),
+    [
+        ("pause queue:reports --key ann", "paused, limit 1, rate none; 2 running, 5 waiting", ""),
+        ("resume queue:reports --key zoe", "as every key; 0 running, 0 waiting", ""),
+        ("set queue:reports --key eve --limit 3 --rate 5/s", "limit 3, rate 5/s; 0 running, 1,200 waiting", None),
+        ("set shop.sync --key 7 --limit none", "limit none; 0 running, 0 waiting", ", limit none"),
+        ("reset queue:reports --key ann", "as every key; 2 running, 5 waiting", ""),
+        ("reset queue:reports --key zoe", "paused; 0 running, 0 waiting", ""),
+    ],
+)
+@pytest.mark.usefixtures("flows")
+def test_a_change_of_a_key_prints_what_is_in_force(
+    run: Run, client: redis.Redis, line: str, text: str, audit: str | None
+) -> None:
+    _, name, _, key, *_ = line.split()
+
+    done = run("flow", *line.split())
+
+    assert (done.exit_code, done.stdout, done.stderr) == (0, f"key {key} of {name}: {text}\n", "")
+    written = Audit(client, "redis_queue").last()[0]
+    assert (written.queue, written.detail) == (name, f"key {key}{', limit 3, rate 5/s' if audit is None else audit}")
+    assert json.loads(run("flow", *line.split(), "--json").stdout)["key"] == key
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("pause queue:mail --key a", "key='a': queue:mail has no keys; give it key= or fair= in the code"),
+        ("set queue:reports --key a --limit-each 1", "queue:reports: of one key, use limit= and rate="),
+        ("keys nosuch", "unknown flow 'nosuch'"),
+        ("peek queue:mail a", "queue:mail has no keys"),
+        ("delete queue:reports ann", "give ids, or conditions like --task, or --all"),
+    ],
+)
+def test_wrong_uses_of_keys(run: Run, flows: Flows, line: str, text: str) -> None:
+    done = run("flow", *line.split())
+
+    assert (done.exit_code != 0, text in done.stderr) == (True, True), done.stderr
+
+
 def test_a_change_as_json_is_the_flow(run: Run, flows: Flows) -> None:
     done = run("flow", "set", "queue:mail", "--limit", "7", "--burst", "4", "--json")
 
@@ -95,10 +136,11 @@ def test_the_list_as_json_has_all_flows(run: Run, flows: Flows) -> None:
 def test_the_keys_with_most_waiting_messages_come_first(run: Run, flows: Flows) -> None:
     line = ["flow", "show", "queue:reports", "--json"]
 
+    nothing = {"since": None, "paused": False, "own": {}}
     assert json.loads(run(*line).stdout)["keys"] == [
-        {"key": "eve", "running": 0, "waiting": 1200},
-        {"key": "ann", "running": 2, "waiting": 5},
-        {"key": "bob", "running": 1, "waiting": 0},
+        {**nothing, "key": "eve", "running": 0, "waiting": 1200},
+        {**nothing, "key": "ann", "running": 2, "waiting": 5, "own": {"limit": 1, "rate": None}},
+        {**nothing, "key": "bob", "running": 1, "waiting": 0},
     ]
     assert [row["key"] for row in json.loads(run(*line, "--keys", "1").stdout)["keys"]] == ["eve"]
     assert "there may be more: raise --keys" in run(*line[:3], "--keys", "1").stdout

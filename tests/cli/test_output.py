@@ -79,6 +79,8 @@ ACTIONS = {
     "flow pause",
     "flow resume",
     "flow reset",
+    "flow move",
+    "flow delete",
     "scheduled export",
     "scheduled import",
     "validate",

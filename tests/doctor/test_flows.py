@@ -162,6 +162,24 @@ class TestStops:
         [(_, advice)] = found(client, "flow stops")
         assert advice.endswith(f"flow set queue:mail {option} N")
 
+    @pytest.mark.parametrize(
+        ("given", "stop", "verb"),
+        [(None, "is paused", "resume"), ({"limit": 0}, "has a limit of 0", "reset"), ({"limit": 1}, "", "")],
+    )
+    def test_a_key_that_is_stopped(
+        self, sound: RedisServer, client: redis.Redis, given: dict[str, Any] | None, stop: str, verb: str
+    ) -> None:
+        flows = Flows(client, "redis_queue")
+        flow = {"fair": "{key}"}
+        with flow_app(sound, {"queue:mail": flow}) as app:
+            flows.declare({"queue:mail": Flow.of(flow)})
+            for key in ("a b", "nothing waits"):
+                _ = flows.pause("queue:mail", key=key) if given is None else flows.set("queue:mail", key=key, **given)
+            app.tasks["work"].apply_async(("a b", 1), queue="mail")
+            advice = f"if the reason is gone: redis-queue flow {verb} queue:mail --key 'a b'"
+            text = f"key a b of flow queue:mail {stop}, and 1 task waits"
+            assert found(client, "key stops") == ([(text, advice)] if stop else [])
+
 
 class TestPlaces:
     def test_places_of_messages_that_are_not_in_flight(self, app: Celery, client: redis.Redis) -> None:

@@ -17,7 +17,7 @@ import redis
 from click.testing import CliRunner
 
 from redis_queue import RedisQueue
-from redis_queue.admission.rules import FlowLimits, FlowState
+from redis_queue.admission.rules import FlowLimits, FlowState, KeyState
 from redis_queue.basics.histogram import Histogram
 from redis_queue.cli.celery import group
 from redis_queue.cli.output import FAILED
@@ -222,12 +222,16 @@ CASES: dict[str, tuple[Situation, list[tuple[str, str, str]]]] = {
         Situation(
             NOW,
             [queue(consumers=0)],
-            stops=[PAUSED],
+            flows=[PAUSED],
             pauses={"queue:web": AuditLine(ago(7200), "ann", "flow-pause", "queue:web", 1)},
         ),
         [("flow stops", "warning", "flow queue:web is paused, and 1,204 tasks wait; set by ann 2 h ago")],
     ),
-    "a pause of an empty queue": (Situation(NOW, [queue(ready=0)], stops=[PAUSED]), []),
+    "a pause of an empty queue": (Situation(NOW, [queue(ready=0)], flows=[PAUSED]), []),
+    "a paused key": (
+        Situation(NOW, stopped_keys=[("queue:web", KeyState("acme", 1, 714, paused=True)), ("q", KeyState("b", 0, 0))]),
+        [("key stops", "warning", "key acme of flow queue:web is paused, and 714 tasks wait")],
+    ),
     "late entries": (
         Situation(
             NOW,

@@ -17,6 +17,7 @@ from redis_queue.store.script_files import load
 from redis_queue.store.scripts import Scripts
 from tests.property.harness import PROFILES, profile
 from tests.property.model_flow import HOUR_MS, FlowModel, Group, OwnRule, Rule
+from tests.support.recording import commands_run
 
 KEYS: Final = FlowKeys("redis_queue")
 OF_BROKER: Final = {
@@ -238,14 +239,9 @@ def test_a_call_costs_the_same_however_many_wait(client: redis.Redis) -> None:
         perform(house, action, arguments)
     dear = []
     while not house.take(["b"], 20, []).messages:
-        dear.append(commands(client))
+        dear.append(commands_run(client))
     assert len(dear) == 3000 // 50 - 1
     assert max(after - before for before, after in itertools.pairwise(dear)) < 300
-
-
-def commands(client: redis.Redis) -> int:
-    """Return how many commands the server has run, those inside scripts included."""
-    return sum(row["calls"] for row in client.info("commandstats").values())
 
 
 @pytest.mark.parametrize("seed", range(EXAMPLES))

@@ -52,3 +52,8 @@ def record_commands(client: redis.Redis) -> Iterator[list[str]]:
         words = row["command"].split(" ")
         if row["client_type"] != "lua":
             found.append("|".join(words[: 1 + (words[0].upper() in PARTS)]).lower())
+
+
+def commands_run(client: redis.Redis) -> int:
+    """Return how many commands the server has run, those inside scripts included."""
+    return sum(row["calls"] for row in client.info("commandstats").values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -14,6 +15,7 @@ from redis_queue.admission.flows import Flows
 from redis_queue.admission.rules import Flow, FlowLimits, FlowState
 from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import FlowKeys
+from redis_queue.store.scripts import Scripts
 from redis_queue.web import dashboard
 from tests.support.web.browser import Browser, Form, Page
 from tests.support.web.contents import KEY, everything
@@ -52,6 +54,14 @@ def preview(browser: Browser, verb: str, path: str = BULK, **changes: Any) -> Pa
 def audit(client: redis.Redis) -> tuple[str, str, str, int, str]:
     action = Audit(client, "redis_queue").last()[0]
     return action.user, action.verb, action.queue, action.count, action.detail
+
+
+def put(client: redis.Redis, queue: str, key: str, message: str) -> None:
+    """Let *message* wait for a place in the flow of *queue*."""
+    keys = FlowKeys("redis_queue")
+    send = Scripts(client).bind("admission/send", keys, slot=keys.slot(str(client.incr("calls"))))
+    group = {"step": 0, "queue": queue, "task": "", "of_task": "", "of_queue": key}
+    assert send(now=0, sequence=1, **group, is_new=1, message=message)
 
 
 class TestList:
@@ -115,22 +125,38 @@ class TestOne:
         text = reader.get(BULK).text
         assert "Running 2 Waiting 7 State in force" in text
         assert "In this flow, keys take turns." in text
-        assert "Key Running Waiting ann 2 6 ben 0 1" in text
+        assert "Key Running Waiting Oldest Set for it ann 2 6 - ben 0 1 -" in text.replace(NONE, "-")
         assert "In this flow, limits count for each key." in reader.get(SYNC).text
 
     def test_messages_without_a_key_have_a_row(self, reader: Browser, flows: Flows, filled: redis.Redis) -> None:
         filled.hincrby(flows.redis_keys.backlog.decode(), "queue:bulk", 3)
-        assert "ben 0 1 (no key) 0 3" in reader.get(BULK).text
+        assert "ben 0 1 - (no key) 0 3" in reader.get(BULK).text.replace(NONE, "-")
+        assert "(no key)" not in reader.get(f"{BULK}&part=ben").text
 
-    def test_many_keys(self, reader: Browser, flows: Flows, filled: redis.Redis) -> None:
+    def test_keys_have_pages_a_search_and_an_order(self, reader: Browser, flows: Flows, filled: redis.Redis) -> None:
         key = FlowKeys("redis_queue").keys("queue:bulk")
         filled.zadd(key, {f"tenant-{number:03}": 1000 - number for number in range(98)})
-        assert "There are more keys" not in reader.get(BULK).text
-        filled.zadd(key, {"tenant-last": 0.5})
-        page = reader.get(BULK)
-        assert "There are more keys" in page.text
-        assert "ann 2 6 ben 0 1" in page.text
-        assert "tenant-last" not in page.text
+        flows.pause("queue:bulk", key="zoe")
+        expected = [*(f"tenant-{number:03}" for number in range(98)), "ann", "ben", "zoe"]
+        for query, names in {
+            "": expected,
+            "&order=name": sorted(expected),
+            "&part=ten": expected[:98],
+            "&part=en": ["tenant-000"],
+            "&part=ben": ["ben"],
+            "&changed=1": ["zoe"],
+            "&part=x": [],
+        }.items():
+            page, seen = reader.get(BULK + query), list[str]()
+            while True:
+                seen += [link.rpartition("=")[2] for link in page.links if link.startswith("/flow/key?")]
+                following = [link for link in page.links if "after=" in link]
+                if not following:
+                    break
+                page = reader.get(following[-1])
+            assert (seen[: len(names)], bool(seen)) == (names, bool(names)), query
+        assert "zoe 0 0 - paused" in page.text.replace(NONE, "-") or "No key matches." in page.text
+        assert "1,000 keys looked at" not in page.text
 
     def test_links_to_its_queue_or_its_task(self, reader: Browser, flows: Flows, filled: redis.Redis) -> None:
         assert reader.get(BULK).link("celery-queue").endswith("/celery-queue?name=bulk")
@@ -160,6 +186,86 @@ class TestOne:
         ],
     )
     def test_parameters_are_checked(self, path: str, status: int, text: str, reader: Browser, flows: Flows) -> None:
+        page = reader.open(path)
+        assert (page.status, text in page.text) == (status, True), page.text
+
+
+class TestKey:
+    """The page of one key: what waits, a pause, limits of its own; move and delete."""
+
+    ANN = "/flow/key?name=queue:mail&key=ann"
+
+    @pytest.fixture
+    def mail(self, app: Celery, flows: Flows, filled: redis.Redis) -> Flows:
+        """A flow "queue:mail" in which three messages of "ann" and one of "ben" wait."""
+        app.conf.redis_queue_flow = {"queue:mail": {"fair": "{tenant}"}}
+        flows.declare({"queue:mail": Flow(fair="{tenant}")})
+        for number, tenant in enumerate(("ann", "ann", "ben", "ann")):
+            headers = {"id": f"mail-{number}", "task": "shop.mail", "argsrepr": f"({number},)", "kwargsrepr": "{}"}
+            message = {"body": "", "headers": headers, "properties": {"delivery_info": {}}}
+            put(filled, "mail", tenant, json.dumps(message))
+        return flows
+
+    def test_shows_its_messages(self, reader: Browser, mail: Flows) -> None:
+        page = reader.get(self.ANN)
+        assert "Key ann of queue:mail" in page.text
+        assert "Running 0 Waiting 3 State in force" in page.text
+        assert [f"mail-{number}" in page.text for number in range(4)] == [True, True, False, True]
+        assert "(1,)" not in page.text
+        assert "(1,)" in reader.get(f"{self.ANN}&body=1").text
+        assert "mail-3" not in reader.get(f"{self.ANN}&id_prefix=mail-1").text
+        assert not [button for found in page.forms if found.method == "post" for button in found.buttons]
+        assert reader.get("/flow?name=queue:mail").link("/flow/key?").endswith("key=ann")
+
+    def test_pause_limit_and_reset(self, writer: Browser, mail: Flows, filled: redis.Redis) -> None:
+        page = preview(writer, "flow-pause", self.ANN)
+        assert "Pause the key 'ann' of queue:mail?" in page.text
+        assert "neither the 3 that wait with this key, nor later ones" in page.text
+        assert not mail.key("queue:mail", "ann").paused
+        done = writer.send(page.confirmation)
+        assert "key ann of queue:mail: paused; 0 running, 3 waiting." in done.text
+        assert "Paused: no message of this key starts" in done.text
+        assert audit(filled) == ("local", "flow-pause", "queue:mail", 1, "key ann")
+        page = preview(writer, "flow-set", self.ANN, limit="2", rate="100/m")
+        assert "Limit none 2 Rate none 100/m" in page.text
+        assert "paused, limit 2, rate 100/m" in writer.send(page.confirmation).text
+        assert "ann 0 3" in writer.get("/flow?name=queue:mail&changed=1").text
+        page = preview(writer, "flow-reset", self.ANN)
+        assert "The key stays paused." in page.text
+        writer.send(page.confirmation)
+        assert mail.key("queue:mail", "ann").own == {}
+        writer.send(preview(writer, "flow-resume", self.ANN).confirmation)
+        assert not mail.key("queue:mail", "ann").paused
+
+    @pytest.mark.parametrize(("verb", "count"), [("delete", 3), ("move", 3)])
+    def test_all_its_messages(self, writer: Browser, mail: Flows, filled: redis.Redis, verb: str, count: int) -> None:
+        page = preview(writer, verb, self.ANN, matching="1", to="slow")
+        place = " to slow" if verb == "move" else ""
+        assert f"{verb.capitalize()} 3 messages of key ann of queue:mail{place}?" in page.text
+        put(filled, "mail", "ann", "{}")
+        done = writer.send(page.confirmation)
+        assert f"{count} {verb}d." in done.text
+        assert audit(filled)[1:] == (verb, "queue:mail", 3, f"key ann{', slow' if verb == 'move' else ''}")
+        waiting = {key: mail.key("queue:mail", key).waiting for key in ("ann", "ben")}
+        assert waiting == {"ann": 1, "ben": 1}
+        moved = filled.llen(FlowKeys("redis_queue").messages("0\0slow\0\0\0ann"))
+        assert moved == (3 if verb == "move" else 0)
+
+    @pytest.mark.parametrize(
+        ("path", "status", "text"),
+        [
+            ("/flow/key?name=queue:mail", 404, "key is missing"),
+            ("/flow/key?name=queue:blk&key=a", 404, "did you mean"),
+            ("/flow/key?name=queue:slow&key=a", 400, "queue:slow has no keys"),
+            (f"/flow/key?name=queue:mail&key={'x' * 256}", 400, "must be 1 to 255"),
+            ("/flow/key?name=queue:mail&key=a%0Ab", 400, "must be printable"),
+            (f"{ANN}&after=x", 400, "invalid place"),
+            (f"{BULK}&order=size", 400, "must be one of waiting, name"),
+            (f"{BULK}&changed=2", 400, "must be one of 0, 1"),
+            (f"{BULK}&after=x", 400, "invalid place"),
+        ],
+    )
+    def test_parameters_are_checked(self, path: str, status: int, text: str, reader: Browser, mail: Flows) -> None:
         page = reader.open(path)
         assert (page.status, text in page.text) == (status, True), page.text
 

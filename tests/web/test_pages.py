@@ -37,6 +37,7 @@ class TestReading:
             "/queue",
             "/celery-queue",
             "/flow",
+            "/flow/key",
             "/entry",
             "/task",
             "/search",

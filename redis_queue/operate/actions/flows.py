@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from redis_queue.admission.rules import FlowState
+from redis_queue.admission.rules import FlowState, KeyState
 from redis_queue.errors import InvalidValueError
-from redis_queue.operate import flows
+from redis_queue.operate import flow_keys, flows
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Result
 from redis_queue.operate.actions.queues import One, one_step
@@ -30,77 +31,118 @@ LIMITS: Final = (
 def pause(access: Access, choice: Choice) -> Plan:
     """Start no more messages of NAME until flow resume; what runs goes on.
 
-    NAME is a flow, or any queue: queue:<name>.
+    NAME is a flow, or any queue: queue:<name>. With --key, only the messages of this key wait.
 
     Example: redis-queue flow pause queue:mail
+
+    Example: redis-queue flow pause queue:reports --key acme
     """
-    state = flows.flow_or_queue(access, choice.scope["name"])
+    state = _found(access, choice, flows.flow_or_queue)
     text = (
-        f"No message starts until it is resumed: neither the {state.waiting:,} that wait in this flow, nor later ones. "
-        f"The {state.running:,} that run go on."
+        f"No message starts until it is resumed: neither the {state.waiting:,} that wait {state.within}, nor later "
+        f"ones. The {state.running:,} that run go on."
     )
     nothing = "It is paused already" if state.paused else ""
-    return _step(access, "Pause", state, lambda: access.flows.pause(state.name), text, nothing=nothing)
+    return state.step(access, "Pause", access.flows.pause, text, nothing=nothing)
 
 
 def resume(access: Access, choice: Choice) -> Plan:
-    """Start messages of NAME again.
+    """Start messages of NAME again, or of one key of it.
 
     Example: redis-queue flow resume queue:mail
     """
-    state = flows.flow_or_queue(access, choice.scope["name"])
-    text = f"Messages start again, as the limits admit. {state.waiting:,} wait in this flow."
+    state = _found(access, choice, flows.flow_or_queue)
+    text = f"Messages start again, as the limits admit. {state.waiting:,} wait {state.within}."
     nothing = "" if state.paused else "It is not paused"
-    return _step(access, "Resume", state, lambda: access.flows.resume(state.name), text, nothing=nothing)
+    return state.step(access, "Resume", access.flows.resume, text, nothing=nothing)
 
 
 def set_limits(access: Access, choice: Choice) -> Plan:
     """Change limits of the flow NAME in all workers, until flow reset: what runs goes on.
 
     "none" removes a limit. In a flow with key=, --limit and --rate count for each key. Values that are not given stay.
+    With --key, --limit, --rate and --burst are those of this key alone: up to 1,000 keys of a flow.
 
     Example: redis-queue flow set queue:mail --limit 10 --rate 100/m
 
+    Example: redis-queue flow set queue:reports --key acme --limit 1
+
     Example: redis-queue flow set queue:mail --rate none
     """
-    state = _with_limits(access, choice)
+    state = _found(access, choice, _with_limits)
     texts = {name: text for name, text in choice.arguments.items() if text is not None}
     if not texts:
         raise InvalidValueError("change what? Give a limit, a rate or a burst")
-    changes, before = flows.read_changes(state, texts), flows.arguments_of(state)
+    changes, before = flows.read_changes(state.flow, texts, of_key=state.key is not None), state.limits
     text = (
         "The new limits are in force in all workers at once, until they are reset. "
         f"The {state.running:,} messages that run go on."
     )
     rows = [(*before[name], value) for name, value in changes.items()]
-    change, detail = partial(access.flows.set, state.name, **changes), flows.changes_text(changes)
-    return _step(access, "Change the limits of", state, change, text, detail=detail, changes=rows)
+    change, detail = partial(access.flows.set, **changes), flows.changes_text(changes)
+    return state.step(access, "Change the limits of", change, text, detail=detail, changes=rows)
 
 
 def reset(access: Access, choice: Choice) -> Plan:
     """Undo all that flow set has changed: the limits in the code are in force again. A pause stays.
 
-    It also forgets how far the rate of the whole flow is used up.
+    It also forgets how far the rate of the whole flow is used up. What was set for single keys stays: reset them one by
+    one with --key.
 
     Example: redis-queue flow reset queue:mail
     """
-    state = _with_limits(access, choice)
-    stays = " The flow stays paused." if state.paused else ""
-    text = (
-        f"The limits in the code are in force again in all workers: {LimitsRow.of(state.declared).text}. "
-        f"Now: {LimitsRow.of(state.limits).text}. How far the rate of the whole flow is used up is forgotten.{stays}"
-    )
-    return _step(access, "Reset the limits of", state, lambda: access.flows.reset(state.name), text)
+    state = _found(access, choice, _with_limits)
+    stays = f" The {'flow' if state.key is None else 'key'} stays paused." if state.paused else ""
+    if state.key is not None:
+        text = f"The limits of every key are in force for it again. How far its rate is used up is forgotten.{stays}"
+    else:
+        text = (
+            "The limits in the code are in force again in all workers: "
+            f"{LimitsRow.of(state.flow.declared).text}. Now: {LimitsRow.of(state.flow.limits).text}. "
+            f"How far the rate of the whole flow is used up is forgotten.{stays}"
+        )
+    return state.step(access, "Reset the limits of", access.flows.reset, text)
 
 
-def _step(access: Access, verb: str, state: FlowState, change: Callable[[], object], text: str, **known: Any) -> Plan:
-    """Return the plan of one *change* of a flow; its result in words is what is in force then."""
+@dataclass(frozen=True, slots=True)
+class _FlowOrKey:
+    """What an action acts on: a flow, or one *key* of it."""
 
-    def step() -> str:
-        change()
-        return flows.in_force(flows.flow_or_bare(access, state.name))
+    flow: FlowState
+    key: KeyState | None
 
-    return one_step(f"{verb} {state.name}", state.name, step, text, **known)
+    running = property(lambda self: (self.key or self.flow).running)
+    waiting = property(lambda self: (self.key or self.flow).waiting)
+    paused = property(lambda self: (self.key or self.flow).paused)
+    within = property(lambda self: "in this flow" if self.key is None else "with this key")
+
+    @property
+    def limits(self) -> dict[str, tuple[str, int | str | None]]:
+        """The label and the value in force of each argument of flow set."""
+        return flows.arguments_of(self.flow) if self.key is None else flow_keys.limits_of_key(self.flow, self.key)
+
+    def step(self, access: Access, verb: str, change: Callable[..., object], text: str, **known: Any) -> Plan:
+        """Return the plan of one *change*; its result in words is what is in force then."""
+        name, key = self.flow.name, None if self.key is None else self.key.key
+
+        def step() -> str:
+            if key is None:
+                change(name)
+                return flows.in_force(flows.flow_or_bare(access, name))
+            change(name, key=key)
+            return flow_keys.key_in_force(name, access.flows.key(name, key))
+
+        if key is not None:
+            known["detail"] = ", ".join(filter(None, [f"key {key}", known.get("detail", "")]))
+        if self.key is not None and not flow_keys.is_known(self.key):
+            known["warnings"] = ["No message of this key runs or waits"]
+        return one_step(f"{verb} {name}" if key is None else f"{verb} {name_of(name, key)}", name, step, text, **known)
+
+
+def _found(access: Access, choice: Choice, find: Callable[[Access, str], FlowState]) -> _FlowOrKey:
+    """Return what *choice* names. Raises InvalidValueError for a key of a flow that has none."""
+    state, key = find(access, choice.scope["name"]), choice.scope.get("key")
+    return _FlowOrKey(state, None if key is None else access.flows.key(state.name, key))
 
 
 def release(access: Access, choice: Choice) -> Plan:
@@ -140,8 +182,8 @@ def name_of(task: str, key: str) -> str:
     return f"the key {key!r} of {task}" if key else f"the key of {task}"
 
 
-def _with_limits(access: Access, choice: Choice) -> FlowState:
-    state = flows.flow_or_queue(access, choice.scope["name"])
+def _with_limits(access: Access, name: str) -> FlowState:
+    state = flows.flow_or_queue(access, name)
     if not flows.has_limits(state):
         if access.celery_queues is None:
             access.flows.find(state.name)
@@ -149,7 +191,7 @@ def _with_limits(access: Access, choice: Choice) -> FlowState:
     return state
 
 
-_flow = One("flow", {"name": True})
+_flow = One("flow", {"name": True, "key": False})
 _key = One("unique", {"task": True, "key": False, "id": False})
 
 ACTIONS: Final = (

@@ -126,7 +126,7 @@ def move_key(access: Access, found: Sequence[Message], choice: Choice) -> Iterat
     They keep their order, their priority and their keys. It reaches the 10,000 oldest of each list; run it again for
     more.
 
-    Example: redis-queue -A shop flow move queue:mail acme --all --to slow
+    Example: redis-queue -A shop flow move queue:reports acme --all --to slow
     """
     return _remove(access, found, choice)
 
@@ -136,7 +136,7 @@ def delete_key(access: Access, found: Sequence[Message], choice: Choice) -> Iter
 
     It reaches the 10,000 oldest of each list; run it again for more.
 
-    Example: redis-queue flow delete queue:mail acme --all --dry-run
+    Example: redis-queue flow delete queue:reports acme --all --dry-run
     """
     return _remove(access, found, choice)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Final
 
 from redis_queue.admission.flows import OF_QUEUE
-from redis_queue.admission.rules import FlowState
+from redis_queue.admission.rules import FlowState, KeyState
 from redis_queue.basics.options import nearest, some_of
 from redis_queue.basics.times import span_text
 from redis_queue.operate.incidents.incident import Incident, page_of, tasks_text, waits_text
@@ -145,18 +146,31 @@ def stopped_flows(now: Situation) -> Iterator[Incident]:
             continue
         line = now.pauses.get(state.name)
         ages = [now.at - timedelta(seconds=row.oldest_age) for row in rows if row.oldest_age is not None]
-        since = line.at if line else min(ages, default=None)
-        what = "is paused" if state.paused else "has a limit of 0"
-        paused = f"; set by {line.user} {span_text(now.age(line.at), parts=1)} ago" if line else ""
+        who = f"; set by {line.user} {span_text(now.age(line.at), parts=1)} ago" if line else ""
         yield Incident(
             state.name,
             "warning",
-            f"flow {state.name} {what}, and {waits_text(waiting, 'task')}{paused}",
+            f"flow {state.name} {_stop(state)}, and {waits_text(waiting, 'task')}{who}",
             _advice(state),
             page_of("flow", name=state.name),
-            since,
+            line.at if line else min(ages, default=None),
             waiting,
         )
+
+
+def stopped_keys(now: Situation) -> Iterator[Incident]:
+    """No key of a flow with waiting tasks is paused, or has a limit of 0."""
+    for flow, state in now.stopped_keys:
+        if state.waiting:
+            verb = "resume" if state.paused else "reset"
+            yield Incident(
+                f"{state.key} of {flow}",
+                "warning",
+                f"key {state.key} of flow {flow} {_stop(state)}, and {waits_text(state.waiting, 'task')}",
+                f"if the reason is gone: redis-queue flow {verb} {flow} --key {shlex.quote(state.key)}",
+                page_of("flow", name=flow),
+                hits=state.waiting,
+            )
 
 
 def dead_letters(now: Situation) -> Iterator[Incident]:
@@ -227,6 +241,10 @@ def _holders(now: Situation, workers: Sequence[WorkerState]) -> str:
         return f"{busy:,} of {places:,} processes of {where} are busy{held}"
     who = {1: "the only process", 2: "both processes"}.get(places, f"all {places:,} processes")
     return f"{who} of {where} {'is' if places == 1 else 'are'} busy{': ' if runs else ''}{tasks_text(now, runs)}"
+
+
+def _stop(state: FlowState | KeyState) -> str:
+    return "is paused" if state.paused else "has a limit of 0"
 
 
 def _advice(state: FlowState) -> str:

@@ -14,6 +14,7 @@ from redis_queue.operate.incidents.queues import (
     late_entries,
     slow_queues,
     stopped_flows,
+    stopped_keys,
     stuck_queues,
     unread_flows,
     unread_queues,
@@ -51,6 +52,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "retry storms": retry_storms,
     "slow tasks": slow_tasks,
     "flow stops": stopped_flows,
+    "key stops": stopped_keys,
     "dead letters": dead_letters,
     "unreadable": unreadable,
 }
@@ -59,7 +61,15 @@ RULES: Final[Mapping[str, Rule]] = {
 _LIST_OF: Final = {"celery-queue": "queues", "queue": "queues", "flow": "flows"}
 """The page that lists what a page shows one of."""
 
-OF_DOCTOR: Final = ("unread queues", "flow workers", "flow stops", "failing tasks", "slow tasks", "unreadable")
+OF_DOCTOR: Final = (
+    "unread queues",
+    "flow workers",
+    "flow stops",
+    "key stops",
+    "failing tasks",
+    "slow tasks",
+    "unreadable",
+)
 """The kinds that are also checks of the doctor, which looks at the others itself, and at the rest of a server."""
 
 

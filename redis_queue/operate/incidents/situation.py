@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from kombu.exceptions import OperationalError
 
 from redis_queue.admission.backlog import Backlog
-from redis_queue.admission.rules import FlowState
+from redis_queue.admission.rules import FlowState, KeyState
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.delay.model import Dispatched
 from redis_queue.doctor.finding import Finding, run_all
@@ -60,12 +60,12 @@ class Situation:
     *celery_queues* and *queues* are rows of queues, at most 100 of the store, *workers* the states of all that reported
     in the last hour, *releases* those of the app, *running* the tasks that have run for a second or more. *ended* are
     the counts of each series in each of the last :data:`MINUTES` minutes, *usual* the runs of the last day of those
-    series that run for long now. *backlog* counts the tasks of each flow
-    that wait for a place, *stops* are the flows that start nothing, and *pauses* the last action on each of
-    them. *dead* tells when the first and the last dead letter of a queue died, *dispatchers* how many dispatchers the
-    DelayQueue of tasks, and one with late entries, has (None: it never had one). *pressure* is what the doctor finds
-    on the servers. *read_elsewhere* are the queues that workers consume by their answers, None if they were not asked.
-    *unread* says of each part that cannot be read why.
+    series that run for long now. *backlog* counts the tasks of each flow that wait for a place, *flows* are all flows,
+    *stopped_keys* the keys that start nothing, with their flows, *pauses* the last action on each flow that starts
+    nothing. *dead* tells when the first and the last dead letter of a queue died, *dispatchers* how many dispatchers
+    the DelayQueue of tasks, and one with late entries, has (None: it never had one). *pressure* is what the doctor
+    finds on the servers. *read_elsewhere* are the queues that workers consume by their answers, None if they were not
+    asked. *unread* says of each part that cannot be read why.
     """
 
     at: datetime
@@ -77,7 +77,8 @@ class Situation:
     ended: Mapping[Series, Sequence[Tally]] = field(default_factory=dict)
     usual: Mapping[Series, Tally] = field(default_factory=dict)
     backlog: Mapping[str, int] = field(default_factory=dict)
-    stops: Sequence[FlowState] = ()
+    flows: Sequence[FlowState] = ()
+    stopped_keys: Sequence[tuple[str, KeyState]] = ()
     pauses: Mapping[str, AuditLine] = field(default_factory=dict)
     dead: Mapping[tuple[str, str], tuple[datetime, datetime]] = field(default_factory=dict)
     dispatchers: Mapping[str, int | None] = field(default_factory=dict)
@@ -90,6 +91,11 @@ class Situation:
         """The workers that consume each Celery queue, without lost ones."""
         living = [worker for worker in self.workers if worker.state != "lost"]
         return _grouped((queue, worker) for worker in living for queue in dict.fromkeys(worker.row.queues))
+
+    @LazyProperty
+    def stops(self) -> list[FlowState]:
+        """The flows that start nothing: paused ones, and those with a limit of 0."""
+        return [state for state in self.flows if state.paused or 0 in (state.limits.limit, state.limits.limit_each)]
 
     @LazyProperty
     def runs(self) -> dict[str, list[RunningTask]]:
@@ -117,11 +123,6 @@ def look(access: Access, read_elsewhere: frozenset[str] | None = None) -> Situat
         except BROKEN as error:
             unread[what] = fault_text(error)
     return replace(found, unread=unread)
-
-
-def is_stopped(state: FlowState) -> bool:
-    """Return whether a flow starts nothing: it is paused, or has a limit of 0."""
-    return state.paused or 0 in (state.limits.limit, state.limits.limit_each)
 
 
 def _grouped(pairs: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
@@ -159,6 +160,15 @@ def _usual(access: Access, found: Situation) -> dict[Series, Tally]:
         series: sum((hour.tally for hour in history.hours(USUAL_HOURS, [series])), Tally())
         for series, _ in since.most_common(MAX_USUAL)
     }
+
+
+def _stopped_keys(access: Access, found: Situation) -> Iterator[tuple[str, KeyState]]:
+    """Yield the keys that start nothing, with their flows."""
+    of_keys, names = access.flows.of_keys, [state.name for state in found.flows if state.kind]
+    for name, count in zip(names, of_keys.changes(names), strict=True):
+        for state in of_keys.states(name, of_keys.changed(name) if count else []):
+            if state.paused or state.own.get("limit") == 0:
+                yield name, state
 
 
 def _pauses(access: Access, found: Situation) -> dict[str, AuditLine]:
@@ -210,7 +220,8 @@ _PARTS: Final[Mapping[str, tuple[str, Callable[[Access, Situation], Any]]]] = {
     "ended": ("the history", lambda access, _: access.monitor.history.counts(MINUTES)),
     "usual": ("the history", _usual),
     "backlog": ("flows", lambda access, _: Backlog(Scripts(access.catalog.client), access.flows.redis_keys).all()),
-    "stops": ("flows", lambda access, _: [state for state in access.flows.list() if is_stopped(state)]),
+    "flows": ("flows", lambda access, _: access.flows.list()),
+    "stopped_keys": ("keys of flows", lambda access, found: list(_stopped_keys(access, found))),
     "pauses": ("the audit", _pauses),
     "dead": ("dead letters", lambda access, found: dict(_dead(access, found))),
     "dispatchers": ("the counts of dispatchers", lambda access, found: dict(_dispatchers(access, found))),
