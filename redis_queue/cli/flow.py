@@ -156,7 +156,9 @@ def peek(access: Access, *, name: str, key: str, only: Conditions, limit: int, w
 
 
 for _verb in ("move", "delete"):
-    flow.add_command(rows_command(ACTIONS["key-messages", _verb], id_arguments, conditions("messages"), _key))
+    flow.add_command(
+        rows_command(ACTIONS["key-messages", _verb], options.together(_key, id_arguments), conditions("messages"))
+    )
 
 for _verb in ("set", "pause", "resume", "reset"):
     flow.add_command(

@@ -246,3 +246,31 @@ class TestText:
         done = runner().invoke(celery_cli.group, ["scheduled", "list", "--stamp", "t0"], obj=SimpleNamespace(app=app))
         assert done.exit_code == 2
         assert "'t0': must be NAME=VALUE" in done.output
+
+
+def test_the_messages_of_a_key(run: Run, redis_server: RedisServer, client: redis.Redis) -> None:
+    with flow_app(redis_server, {f"queue:{QUEUE}": {"fair": "{key}"}}) as app:
+        app.conf.task_queues = [Queue(QUEUE), Queue("slow")]
+        sent = [app.tasks["work"].delay(key, number).id for number, key in enumerate("abaab")]
+
+        def flow(*line: str) -> Any:
+            command = ["flow", line[0], f"queue:{QUEUE}", *line[1:], "--json"]
+            return answer(runner().invoke(celery_cli.group, command, obj=SimpleNamespace(app=app)))
+
+        rows = flow("peek", "a", "--body")["messages"]
+        assert [(row["id"], row["queue"], row["args"]) for row in rows] == [
+            (sent[number], QUEUE, f"('a', {number})") for number in (0, 2, 3)
+        ]
+        assert flow("peek", "a", "--text", "2")["messages"][0]["id"] == sent[2]
+        assert flow("delete", "a", "--all", "--dry-run")["to_be_deleted"] == 3
+        assert flow("move", "a", sent[0], "--to", "slow")["moved"] == 1
+        assert flow("delete", "a", "--all", "--yes")["deleted"] == 2
+        left = [(row["key"], row["waiting"]) for row in flow("keys")["keys"]]
+        assert left == [("b", 2)]
+        written = [(line.verb, line.queue, line.count, line.detail) for line in Audit(client, "redis_queue").last()[:2]]
+        assert written == [
+            ("delete", f"queue:{QUEUE}", 2, "key a"),
+            ("move", f"queue:{QUEUE}", 1, "key a, slow"),
+        ]
+        # Without an app, what waits in the store can be read and deleted as well.
+        assert answer(run("flow", "delete", f"queue:{QUEUE}", "b", "--all", "--yes", "--json"))["deleted"] == 2
