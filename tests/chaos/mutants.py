@@ -127,7 +127,7 @@ FOUND_BY_TESTS: Final = {
     },
     "tests/celery/admission/test_purge.py": {
         "delete a message of a flow and count it as waiting": lua(
-            "admission/remove", "shrunk(group, removed)\n", "", "found_and_deleted"
+            "admission/remove", "shrunk(source, removed)\n", "", "found_and_deleted"
         ),
     },
     "tests/doctor/test_in_flight.py": {
