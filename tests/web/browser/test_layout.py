@@ -54,7 +54,13 @@ BROKEN = """
 # The forecast is a heat map.
 LISTS = [path for path in SCREENS if path != "/forecast"]
 
-SINGLE = ("/task?id=task-1", "/search?q=shop", "/entry?id=task-1", "/flow?name=queue:bulk")
+SINGLE = (
+    "/task?id=task-1",
+    "/search?q=shop",
+    "/entry?id=task-1",
+    "/flow?name=queue:bulk",
+    "/flow/key?name=queue:bulk&key=ann",
+)
 """Pages of one thing, and of the search."""
 
 
