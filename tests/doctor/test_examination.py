@@ -107,7 +107,7 @@ def test_a_queue_with_messages_that_nobody_consumes_is_named(fleet: Fleet) -> No
     delayed.app.send_task("any", queue="mails")
     delayed.app.send_task("any", queue="mails")
     (said,) = unread(delayed)
-    assert said.severity == "error"
+    assert said.severity == "warning"
     assert said.found == "Celery queue mails: 2 messages wait, and no worker consumes it"
     assert said.advice.startswith("start a worker with -Q mails, or move them:")
     # Workers without the extension may take them in a moment.

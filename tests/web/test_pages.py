@@ -14,8 +14,10 @@ from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.delay.model import Dispatched
+from redis_queue.operate.incidents.incident import Incident
 from redis_queue.store.keys import Keys, PrefixKeys
 from redis_queue.web import dashboard
+from redis_queue.web.context import CHECK_EVERY, EXTENSION, Watch
 from tests.support.web.browser import SCREENS, Browser, Page, crawl
 from tests.support.web.contents import KEY, TASK, Open, everything, fill_delayed
 
@@ -84,10 +86,17 @@ class TestReading:
             assert [attributes["id"] for tag, attributes in page.tags if tag == "main"] == ["main"]
             assert sum(tag == "h1" for tag, _ in page.tags) == 1
 
-    def test_incidents_are_counted_in_title_and_icon(self, app: Celery, reader: Browser) -> None:
-        made = dashboard(app, secret_key=KEY)
-        made.context_processor(lambda: {"incident_count": 3})
-        calm, page = reader.get(), Browser(made).get()
+    def test_incidents_are_counted_in_title_and_icon(self, app: Celery) -> None:
+        incident = Incident(
+            "mail", "error", "Celery queue mail is stuck", "restart its workers", "celery-queue?name=mail"
+        )
+
+        def show(*found: Incident) -> Page:
+            made = dashboard(app, secret_key=KEY)
+            made.extensions[EXTENSION].incidents = Watch(lambda: found, CHECK_EVERY)
+            return Browser(made).get()
+
+        calm, page = show(), show(incident, incident, incident)
         icons = [found["href"] for seen in (calm, page) for tag, found in seen.tags if found.get("rel") == "icon"]
         assert ["icon.svg" in icons[0], "alert.svg" in icons[1]] == [True, True]
         assert (calm.text.startswith("Overview"), page.text.startswith("(3) Overview")) == (True, True)

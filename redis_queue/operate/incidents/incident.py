@@ -38,8 +38,8 @@ class Incident:
 
     @property
     def finding(self) -> Finding:
-        """The incident as a finding of the doctor."""
-        return Finding(self.kind, self.severity, self.cause, self.advice)
+        """The incident as a finding of the doctor, whose errors are faults of settings and stored data."""
+        return Finding(self.kind, "warning", self.cause, self.advice)
 
 
 Rule = Callable[[Situation], Iterator[Incident]]
