@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from redis_queue.model import Entry
 from redis_queue.store.chunks import chunks
 from redis_queue.store.codec import read_document
 from redis_queue.store.connection import connect
-from redis_queue.store.ids import is_id
+from redis_queue.store.ids import is_id, readable
 from redis_queue.store.scripts import Scripts
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ MAX_BYTES: Final = 64 * 1024
 MAX_LINKS: Final = 200
 
 MAX_STATE: Final = 40
+
+MAX_VALUE: Final = 1024
+"""Maximum characters of the text of a result or an error."""
 
 _ROUND: Final = 20
 """Records of one round trip."""
@@ -63,7 +67,8 @@ class TaskLink(NamedTuple):
 class ResultRecord:
     """What the result backend keeps of the task *id*. *state* is one of Celery's, such as "SUCCESS".
 
-    *task*, *queue* and *worker* are "" without ``result_extended``. If *is_cut*, only the state could be read.
+    *task*, *queue* and *worker* are "" without ``result_extended``. *value* is the result as JSON, *error* the
+    exception of a task that failed; both are cut. If *is_cut*, only the state could be read.
     """
 
     id: str
@@ -76,6 +81,8 @@ class ResultRecord:
     group: str = ""
     links: tuple[TaskLink, ...] = ()
     is_cut: bool = False
+    value: str = ""
+    error: str = ""
 
 
 class ResultRecords:
@@ -130,8 +137,21 @@ def _record(id_: str, text: bytes) -> ResultRecord | None:
         return None
     names: dict[str, Any] = {ours: _name(found.get(name)) for ours, name in _NAMES.items()}
     children = found.get("children")
-    links = tuple(_links(id_, children)) if isinstance(children, list) else ()
-    return ResultRecord(id_, found["status"][:MAX_STATE], _time(found.get("date_done")), links=links, **names)
+    names["links"] = tuple(_links(id_, children)) if isinstance(children, list) else ()
+    if "result" in found:
+        names |= _outcome(found["result"], failed=found["status"] in states.EXCEPTION_STATES)
+    return ResultRecord(id_, found["status"][:MAX_STATE], _time(found.get("date_done")), **names)
+
+
+def _outcome(result: Any, *, failed: bool) -> dict[str, str]:
+    """Return the text of a result, or of an exception as Celery stores it: its class, and its arguments."""
+    if not failed:
+        return {"value": readable(json.dumps(result, ensure_ascii=False)[:MAX_VALUE])}
+    if not isinstance(result, Mapping):
+        return {}
+    text = result.get("exc_message")
+    message = ", ".join(map(str, text)) if isinstance(text, list) else str(text or "")
+    return {"error": readable(": ".join(filter(None, (str(result.get("exc_type") or ""), message)))[:MAX_VALUE])}
 
 
 def _document(text: bytes) -> Mapping[str, Any] | None:

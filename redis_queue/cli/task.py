@@ -7,14 +7,19 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.basics.times import span_text
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.output import harmless, report, show_fields, show_json, show_table, wants_json
 from redis_queue.operate.access import Access
 from redis_queue.operate.canvas import Canvas, canvas
+from redis_queue.operate.phases import phases
 from redis_queue.operate.task_life import TaskLife, task_life
 
 INDENT: Final = "  "
+
+MAX_FAILED: Final = 3
+"""Maximum number of failed tasks that are told first."""
 
 
 @click.command(cls=StoreCommand)
@@ -24,7 +29,9 @@ INDENT: Final = "  "
 @options.as_json
 @with_access
 def task(access: Access, *, id: str, with_body: bool) -> None:
-    """Show what is known of one task: where it is, what happened to it, and the tasks around it.
+    """Show what is known of one task: where it is, what happened to it, what comes next, and the tasks around it.
+
+    If a task before or after it failed, it begins with that: any id of a chain leads to the step at which it stopped.
 
     Exits with code 1 if no source knows the task. With a Celery app, it also reads the result backend and Celery's
     queues, if they are Redis.
@@ -41,14 +48,20 @@ def task(access: Access, *, id: str, with_body: bool) -> None:
     if wants_json():
         show_json(_document(life, tree, fields))
         return
+    for node in tree.failed[:MAX_FAILED] if tree is not None else ():
+        text = f"the {node.stopped} stopped at step" if node.stopped else "failed:"
+        click.echo(harmless(f"{text} {node.task or 'task'} {node.id}{': ' if node.error else ''}{node.error}"))
     show_fields({name: value for name, value in fields.items() if value != ""})
     click.echo()
     show_table(
-        ("time", "event", "detail"),
-        [(event.at, event.what, event.detail) for event in life.events],
+        ("time", "after", "event", "detail"),
+        [(event.at, _span(event.after), event.what, event.detail) for event in life.events],
         keep=("time",),
         below=("detail",),
     )
+    if life.next:
+        click.echo()
+        show_table(("comes next", "task", "id"), [(step.link, step.task, step.id) for step in life.next], keep=("id",))
     if tree is not None:
         click.echo()
         _show_tree(tree)
@@ -62,22 +75,34 @@ def _fields(life: TaskLife, *, with_body: bool) -> dict[str, Any]:
         "id": life.id,
         "task": life.task,
         "state": life.state,
+        "error": life.error,
         "queue": life.queue,
         "worker": life.worker,
         "root": root,
         "parent": parent,
         "group": group,
+        "times": ", ".join(phase.text for phase in phases(life)),
     }
-    return {**known, **(dict(zip(("args", "kwargs"), life.arguments, strict=True)) if with_body else {})}
+    if not with_body:
+        return known
+    args, kwargs = life.arguments
+    return {**known, "args": args, "kwargs": kwargs, "result": "" if life.result is None else life.result.value}
 
 
 def _document(life: TaskLife, tree: Canvas | None, fields: dict[str, Any]) -> dict[str, Any]:
     return {
-        **{name: value or None for name, value in fields.items()},
+        **{name: value or None for name, value in fields.items() if name != "times"},
+        "phases": [dataclasses.asdict(phase) for phase in phases(life)],
+        "next": None if life.next is None else [dataclasses.asdict(step) for step in life.next],
+        "failed": [] if tree is None else [dataclasses.asdict(node) for node in tree.failed],
         "events": [dataclasses.asdict(event) for event in life.events],
         "sources": [dataclasses.asdict(source) for source in life.sources],
         "canvas": None if tree is None else dataclasses.asdict(tree),
     }
+
+
+def _span(seconds: float | None) -> str:
+    return "" if seconds is None else f"+{span_text(seconds, parts=1)}"
 
 
 def _show_tree(tree: Canvas) -> None:

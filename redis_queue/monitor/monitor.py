@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
-from redis_queue.basics.times import from_ms
+from redis_queue.basics.times import from_ms, to_ms
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.history import RunHistory
 from redis_queue.monitor.model import ReleaseRow, Run, RunningTask, WorkerRow
@@ -146,6 +146,14 @@ class Runs:
         check_limit(limit, CHUNK)
         ids: list[bytes] = self._scripts.command("ZREVRANGE", self._keys.runs_order, 0, limit - 1)
         return self._read((id_.decode(errors="replace") for id_ in ids), last=True)
+
+    def near(self, at: datetime, limit: int = 50) -> list[Run]:
+        """Return the last run of each of *limit* (1 to 500) tasks that ended next to *at*: half before, half after."""
+        check_limit(limit, CHUNK)
+        half, score = (limit + 1) // 2, to_ms(at)
+        before = self._scripts.command("ZREVRANGEBYSCORE", self._keys.runs_order, score, "-inf", "LIMIT", 0, half)
+        after = self._scripts.command("ZRANGEBYSCORE", self._keys.runs_order, f"({score}", "+inf", "LIMIT", 0, half)
+        return self._read((id_.decode(errors="replace") for id_ in [*before, *after]), last=True)
 
     def tree(self, root: str) -> list[Run]:
         """Return the last runs of up to :data:`MAX_OF_TREE` tasks that a task *root* has led to, itself among them."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final, TypeVar
 
 from kombu.exceptions import OperationalError
 
 from redis_queue.basics.options import Conditions
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.next_steps import NextStep
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.queues.message import WaitingMessage
 from redis_queue.celery.results import ResultRecord
@@ -20,6 +22,7 @@ from redis_queue.model import Item
 from redis_queue.monitor.model import Failure, Run, RunningTask
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit, AuditLine
+from redis_queue.operate.chain import MAX_LOOKS, Stop, message_of, next_of, stop_before
 from redis_queue.operate.items import Messages, task_of
 from redis_queue.operate.queue_row import BROKEN
 from redis_queue.store.chunks import CHUNK
@@ -44,6 +47,7 @@ NO_RUNS: Final = "kept are the latest 20,000 tasks of two days; above 20 a secon
 DISPATCHED: Final = "dispatched between then and the fetch"
 """The dispatcher keeps no time for each task."""
 
+NO_STOP: Final = f"not after any of {MAX_LOOKS} failures: the last ones, or those near the time of its result"
 NO_AUDIT: Final = "looked at the last 500 actions, of which the first ten tasks are kept"
 
 WORDS: Final = {"delayed": "delayed", "in_flight": "being sent", "dead": "dead letter", "ready": "ready"}
@@ -60,11 +64,15 @@ RESULT_STATES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class LifeEvent:
-    """Something that happened to a task, or will happen. *at* is None if the time is unknown."""
+    """Something that happened to a task, or will happen. *at* is None if the time is unknown.
+
+    *after*: seconds since the event before it.
+    """
 
     at: datetime | None
     what: str
     detail: str = ""
+    after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +88,8 @@ class Source:
 class TaskLife:
     """All that is known of the task *id*. *state* is "unknown" if no source knows it.
 
-    *stored* is its entry in a DelayQueue, *runs* the last run first. *events* are in order, unknown times first.
+    *stored* is its entry in a DelayQueue, *runs* the last run first. *message* is None if no source has it. *stop* is
+    the failed task because of which this one was never sent. *events* are in order, unknown times first.
     """
 
     id: str
@@ -92,6 +101,8 @@ class TaskLife:
     failure: Failure | None = None
     result: ResultRecord | None = None
     actions: Sequence[AuditLine] = ()
+    message: Envelope | None = None
+    stop: Stop | None = None
     sources: list[Source] = field(default_factory=list)
 
     @property
@@ -103,7 +114,8 @@ class TaskLife:
     def task(self) -> str:
         """The name of the task; "" if it is unknown."""
         subjects = (subject.task for action in self.actions for subject in action.subjects if subject.id == self.id)
-        return self._known("task") or next(filter(None, subjects), "")
+        steps = [step.task for step in self.stop.next if step.id == self.id] if self.stop else []
+        return self._known("task") or next(filter(None, (*subjects, *steps)), "")
 
     @property
     def queue(self) -> str:
@@ -126,7 +138,9 @@ class TaskLife:
     @property
     def lineage(self) -> tuple[str, str, str]:
         """The ids of root, parent and group; "" for each that is unknown."""
-        headers = self.stored[2].headers if self.stored else {}
+        headers = self.stored[2].headers if self.stored else self.message.headers if self.message else {}
+        if self.stop is not None:
+            return self.stop.lineage_of(self.id)
         kept: list[Run | RunningTask] = [*([self.running] if self.running else []), *self.runs]
         record = self.result
         roots = [*(row.root for row in kept), headers.get("root_id")]
@@ -141,16 +155,42 @@ class TaskLife:
         return root, parent if parent != self.id else "", group
 
     @property
+    def next(self) -> tuple[NextStep, ...] | None:
+        """The tasks that its message names to come after it; None if they are unknown."""
+        return next_of(self.message)
+
+    @property
+    def error(self) -> str:
+        """The exception with which it failed last; "" if it did not, or if that is unknown."""
+        if self.state not in ("failed", "revoked", "not sent"):
+            return ""
+        texts = (
+            Stop(self.failure).error if self.failure is not None else "",
+            self.runs[0].error if self.runs else "",
+            self.result.error if self.result is not None else "",
+        )
+        return next(filter(None, texts), "")
+
+    @property
     def state(self) -> str:
-        """What it does now: running, waiting, delayed, being sent, dead letter, or how it ended; else "unknown"."""
+        """What it does now: running, waiting, delayed, being sent, dead letter, or how it ended; else "unknown".
+
+        "not sent": a task before it failed.
+        """
         return next(self._states())
 
     @property
     def events(self) -> list[LifeEvent]:
         """The timeline."""
         found = [*self._of_runs(), *self._of_now(), *self._of_records()]
-        unknown = [event for event in found if event.at is None]
-        return [*unknown, *sorted((event for event in found if event.at is not None), key=lambda event: event.at or 0)]
+        known = sorted((event.at, number) for number, event in enumerate(found) if event.at is not None)
+        ordered = [event for event in found if event.at is None]
+        before: datetime | None = None
+        for at, number in known:
+            after = None if before is None else (at - before).total_seconds()
+            ordered.append(replace(found[number], after=after))
+            before = at
+        return ordered
 
     def _states(self) -> Iterator[str]:
         """Yield states, the most certain one first."""
@@ -165,8 +205,8 @@ class TaskLife:
             yield "waiting"
         if last is not None:
             yield last.outcome
-        if self.failure is not None:
-            yield "failed"
+        if self.failure is not None or self.stop is not None:
+            yield "failed" if self.failure is not None else "not sent"
         if self.result is not None:
             yield RESULT_STATES.get(self.result.state, self.result.state.lower())
         yield "unknown"
@@ -235,10 +275,14 @@ def task_life(access: Access, id_: str) -> TaskLife:
     if access.app is None:
         for name in ("result backend", "Celery queues"):
             life.sources.append(Source(name, known=False, note="needs the Celery app"))
-        return life
-    life.result = look.at("result backend", lambda: _result(access, id_), "it keeps no result")
-    if life.running is None and not (life.runs and life.runs[0].outcome != "retried"):
-        life.waiting = _waiting(access, life)
+    else:
+        life.result = look.at("result backend", lambda: _result(access, id_), "it keeps no result")
+        if life.running is None and not (life.runs and life.runs[0].outcome != "retried"):
+            life.waiting = _waiting(access, life)
+    life.message = message_of(life.stored and life.stored[1], life.waiting and life.waiting[1], life.failure)
+    if life.state == "unknown" or (life.state == "failed" and life.failure is None and not life.runs):
+        ended_at = None if life.result is None else life.result.done_at
+        life.stop = look.at("steps after failures", lambda: stop_before(monitor.failures, id_, ended_at), NO_STOP)
     return life
 
 

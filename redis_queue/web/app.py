@@ -182,7 +182,7 @@ def dashboard(
     app.add_template_filter(span_text, "span")
     for name in ("machine", "until", "redacted", "body", "unread_text"):
         app.add_template_filter(getattr(formatting, name), name)
-    for name in ("lines", "chart_data", "spark_points"):
+    for name in ("lines", "chart_data", "shares", "spark_points"):
         app.add_template_filter(getattr(charts, name), name)
     app.jinja_env.globals["rate_minutes"] = RATE_MINUTES
     app.add_template_global(may)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import accumulate, pairwise
 from typing import Final
 
 from redis_queue.basics.times import span_text
@@ -93,6 +94,14 @@ def spark_points(values: Sequence[float], width: int = 100, height: int = 24) ->
     return " ".join(
         f"{step * number:.1f},{height - 1 - (height - 2) * value / top:.1f}" for number, value in enumerate(values)
     )
+
+
+def shares(values: Iterable[float], width: int = 1000, least: int = 8) -> list[tuple[int, int]]:
+    """Return the begin and the width of the part of each of *values* in a bar of this *width*; none is invisible."""
+    known = list(values)
+    widths = [max(least, width * value / (sum(known) or 1)) for value in known]
+    ends = [round(width * end / sum(widths)) for end in accumulate(widths)]
+    return [(start, end - start) for start, end in pairwise([0, *ends])]
 
 
 def level(count: int, most: int) -> int:

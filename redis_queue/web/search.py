@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from flask import Blueprint, redirect, render_template, request, url_for
@@ -11,10 +11,12 @@ from werkzeug.wrappers import Response
 from redis_queue.catalog import kind_of
 from redis_queue.monitor.model import Series
 from redis_queue.monitor.report import OTHER
+from redis_queue.operate.actions import entries, failures, workers
 from redis_queue.operate.canvas import canvas
+from redis_queue.operate.phases import Doing, phases
 from redis_queue.operate.queue_row import BROKEN
 from redis_queue.operate.search import search
-from redis_queue.operate.task_life import task_life
+from redis_queue.operate.task_life import TaskLife, task_life
 from redis_queue.store.ids import is_id
 from redis_queue.web import request_args
 from redis_queue.web.context import context
@@ -24,6 +26,8 @@ pages = Blueprint("search", __name__)
 
 MAX_SUGGESTIONS: Final = 100
 """Maximum number of names of one field."""
+
+TONES_OF_PHASES: Final[Mapping[Doing, str]] = {"delayed": "soft", "waited": "warn", "prefetched": "late", "ran": "main"}
 
 
 @pages.get("/search")
@@ -80,8 +84,21 @@ def show_task() -> str | tuple[str, int]:
         "task.html",
         life=life,
         tree=canvas(access, life) if life.is_known else None,
+        phases=phases(life),
+        tones_of_phases=TONES_OF_PHASES,
         kind=kind_of(life.stored[0]) if life.stored else "",
+        rows=_references(life),
+        waits=life.failure is not None and not failures.is_dispatched(access),
         with_body=request_args.flag("body"),
         now=life.at,
     )
     return page if life.is_known else (page, 404)
+
+
+def _references(life: TaskLife) -> dict[str, str]:
+    """Return references to what the forms of the page act on."""
+    return {
+        "running": "" if life.running is None else workers.reference(life.running),
+        "stored": "" if life.stored is None else entries.reference(life.stored[0], life.stored[1].id),
+        "failure": "" if life.failure is None else failures.reference(life.failure),
+    }

@@ -17,6 +17,7 @@ from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import Access, AppAccess
 from redis_queue.operate.audit import Audit, AuditLine, Subject
 from redis_queue.operate.inspector import Inspector
+from redis_queue.operate.phases import phases
 from redis_queue.operate.task_life import TaskLife, task_life
 from redis_queue.store.keys import MonitorKeys
 from tests.support.clock import Clock, when
@@ -57,6 +58,7 @@ def test_an_unknown_task_tells_where_it_was_looked_for(access: Access) -> None:
         "audit",
         "result backend",
         "Celery queues",
+        "steps after failures",
     ]
     assert "20,000" in unknown(life)["runs"]
 
@@ -83,6 +85,21 @@ def test_runs_become_events_in_order(access: Access, reports: Reports) -> None:
         "started on one@host, retry 2",
         "succeeded",
     ]
+
+
+def test_its_time_is_split_into_phases(access: Access, reports: Reports) -> None:
+    first = replace(RUN, outcome="retried", fetched_at=when(-13))
+    again = replace(RUN, ended_at=when(-1), started_at=when(-3), sent_at=when(-10), due_at=None, fetched_at=when(-11))
+    reports.write(ended=[first])
+    reports.write(ended=[again])
+    life = task_life(access, "a")
+    # By its producer's clock, the second message was sent after it was fetched.
+    expected = ["delayed 25 s", "waited 2 s", "prefetched 1 s", "ran 2 s", "prefetched 8 s", "ran 2 s"]
+    assert [phase.text for phase in phases(life)] == expected
+    assert [event.after for event in life.events] == [None, 25, 2, 1, 1, 1, 0, 7, 2]
+    task = RunningTask("a", "shop.mail", "mail", "one@host", when(-0.5))
+    reports.write(WorkerRow("one@host", when(0), when(-60)), [task])
+    assert [phase.text for phase in phases(task_life(access, "a"))] == [*expected, "ran 500 ms so far"]
 
 
 @pytest.mark.parametrize(("since", "state"), [(-5, "running"), (-20, "failed")])
@@ -126,6 +143,8 @@ def test_a_waiting_message_and_a_result_are_found(app_access: AppAccess, client:
     client.delete("mail")
     client.set("celery-task-meta-a", '{"status": "SUCCESS", "result": 3, "date_done": "2030-01-01T00:00:00+00:00"}')
     life = task_life(app_access, "a")
+    assert life.result is not None
+    assert (life.result.value, life.error) == ("3", "")
     assert (life.state, [event.what for event in life.events]) == ("succeeded", ["result SUCCESS"])
     assert "not among the next" in unknown(life)["Celery queues"]
 
@@ -139,12 +158,16 @@ def test_a_waiting_message_and_a_result_are_found(app_access: AppAccess, client:
         b'{"status": 1}',
         b'{"status": "X"',
         b'{"status": "SUCCESS", "x": "' + b"y" * 10_000_000,
+        b'{"status": "FAILURE", "result": {"exc_type": [1], "exc_message": {"a": "\\ud800"}}}',
+        b'{"status": "FAILURE", "result": "' + b"y" * 50_000 + b'"}',
+        b'{"status": "FAILURE", "result": {"exc_message": ["' + b"y" * 50_000 + b'"]}}',
     ],
 )
 def test_a_hostile_result_is_never_unpickled(app_access: AppAccess, client: redis.Redis, value: bytes) -> None:
     client.set("celery-task-meta-a", value)
     life = task_life(app_access, "a")
-    assert life.state == ("succeeded" if len(value) > 10_000 else "unknown")
+    assert life.state == ("failed" if b"FAILURE" in value else "succeeded" if len(value) > 10_000 else "unknown")
+    assert len(life.error.encode()) <= 1024
 
 
 def test_a_broken_source_does_not_hide_the_others(access: Access, reports: Reports, client: redis.Redis) -> None:

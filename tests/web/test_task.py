@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import json
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from celery import Celery
 
 from redis_queue import RedisQueue
 from redis_queue.basics.times import from_ms
-from redis_queue.monitor.model import Run, Series, Tally
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.monitor.failures import Failures
+from redis_queue.monitor.model import Failure, Run, Series, Tally
 from redis_queue.monitor.report import Reports
 from redis_queue.web import dashboard
 from tests.support.web.browser import Browser
@@ -70,6 +73,62 @@ class TestTask:
         assert "succeeded shop.mail first" in page.text
         assert "failed shop.mail third group both" in page.text
         assert {"/task?id=first", "/task?id=third"} <= set(page.links)
+
+    def test_shows_where_its_time_went(self, reader: Browser, filled: redis.Redis) -> None:
+        ended(filled, "mail-1", outcome="failed", error="ValueError: <b>")
+        page = reader.get("/task?id=mail-1")
+        assert "waited 3 s ran 2 s" in page.text
+        assert "Error ValueError: <b>" in page.text
+        assert "<b>ValueError" not in page.source
+        rects = [(found["x"], found["width"]) for tag, found in page.tags if tag == "rect"]
+        assert rects == [("0", "600"), ("600", "400")]
+        assert "+3 s" in page.text
+
+    def test_begins_with_the_step_at_which_its_chain_stopped(self, reader: Browser, filled: redis.Redis) -> None:
+        ended(filled, "first")
+        steps = [{"task": "shop.<i>", "options": {"task_id": "never"}}]
+        body = json.dumps([[], {}, {"chain": steps, "errbacks": [{"task": "shop.tell"}]}]).encode()
+        headers = {"lang": "py", "task": "shop.pay", "id": "pay", "root_id": "first", "parent_id": "first"}
+        message = Envelope(body, "application/json", "utf-8", headers, {}, "", "celery").pack("")
+        failed = Failure(
+            "pay", "shop.pay", "celery", "w", datetime.now(timezone.utc), exception="ValueError", body=message
+        )
+        Failures(filled, "redis_queue").keep([failed], 1000, 7)
+        page = reader.get("/task?id=never")
+        assert "The chain stopped at step shop.pay pay ValueError" in page.text
+        assert page.text.index("The chain stopped") < page.text.index("State not sent")
+        assert "/task?id=pay" in page.links
+        page = reader.get("/task?id=pay")
+        assert "Not sent, because it failed chain shop.<i> never if it fails shop.tell" in page.text
+
+    @pytest.mark.parametrize(
+        ("id_", "verb", "question"),
+        [
+            ("runs", "terminate", "Terminate"),
+            (TASK, "cancel", "Cancel 1"),
+            ("failed", "retry", "Retry 1 failure"),
+            ("dead", "redrive", "Redrive 1 dead letter"),
+            ("waits", "delete", "Delete 1 message of slow"),
+        ],
+    )
+    def test_can_be_acted_on(self, id_: str, verb: str, question: str, writer: Browser, app: Celery) -> None:
+        app.send_task("shop.mail", task_id="waits", queue="slow")
+        page = writer.get(f"/task?id={id_}")
+        preview = writer.send(page.form("/preview"), ("verb", verb))
+        assert question in preview.text
+        assert id_ in preview.text
+
+    @pytest.mark.parametrize("id_", ["runs", TASK, "failed", "dead"])
+    def test_without_permission_it_has_no_forms(self, id_: str, reader: Browser) -> None:
+        assert "/preview" not in reader.get(f"/task?id={id_}").source
+
+    def test_shows_its_result_on_request(self, reader: Browser, filled: redis.Redis) -> None:
+        filled.set("celery-task-meta-done", json.dumps({"status": "SUCCESS", "result": {"sum": 7, "token": "hunter2"}}))
+        page = reader.get("/task?id=done")
+        assert "sum" not in page.text
+        shown = reader.get(page.link("body=1"))
+        assert '"sum": 7' in shown.text
+        assert "hunter2" not in shown.source
 
     @pytest.mark.parametrize("path", ["/running", "/failure?id=failed", f"/entry?id={TASK}"])
     def test_is_linked(self, path: str, reader: Browser) -> None:

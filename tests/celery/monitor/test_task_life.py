@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from celery import chord
 
-from redis_queue.operate.access import Access
+from redis_queue.operate.access import Access, AppAccess
 from redis_queue.operate.canvas import Canvas, canvas
 from redis_queue.operate.task_life import TaskLife, task_life
 from tests.support.celery.observed_names import AGAIN, CANVAS, FAIL, GATE, OK, SEEN
-from tests.support.celery.observing import Observed
+from tests.support.celery.observing import Observed, observed_on_one_redis
 from tests.support.wait import wait_until
 
 RESULTS = True
@@ -56,8 +57,8 @@ def test_all_that_a_task_led_to(observed: Observed, access: Access) -> None:
     def all_known() -> Canvas | None:
         found = canvas(access, task_life(access, id_))
         states = [node.state for node in found.nodes] if found else []
-        # The last task of the chain is never sent.
-        return found if len(states) == 6 and "unknown" not in states else None
+        # The last task of the chain is never sent; the message of the failed one tells of it.
+        return found if len(states) == 7 and "unknown" not in states else None
 
     with observed.worker():
         found = wait_until(all_known, description="the tree")
@@ -68,5 +69,41 @@ def test_all_that_a_task_led_to(observed: Observed, access: Access) -> None:
         (1, OK, "succeeded"),
         (2, FAIL, "failed"),
         (2, OK, "succeeded"),
+        (3, OK, "not sent"),
     ]
     assert len({node.group for node in found.nodes if node.group}) == 1
+
+
+@pytest.mark.parametrize("results", [True, False])
+def test_the_last_id_of_a_chain_leads_to_the_step_that_failed(results: bool) -> None:
+    with observed_on_one_redis(results=results) as observed, observed.worker():
+        first, failing, second, last = (observed.app.signature(name, immutable=True) for name in (OK, FAIL, OK, OK))
+        sent = (first | failing | second | last).apply_async()
+        access = AppAccess(observed.app)
+
+        def stopped() -> Canvas | None:
+            life = task_life(access, sent.id)
+            found = canvas(access, life) if life.is_known else None
+            return found if found is not None and len(found.nodes) == 4 else None
+
+        found = wait_until(stopped, description="the failure and the runs before it")
+        ids = [sent.parent.parent.parent.id, sent.parent.parent.id, sent.parent.id, sent.id]
+        assert [node.id for node in found.nodes] == ids
+        assert [node.state for node in found.nodes] == ["succeeded", "failed", "not sent", "not sent"]
+        assert [(node.id, node.stopped, node.error) for node in found.failed] == [
+            (ids[1], "chain", "ValueError: broken")
+        ]
+
+
+def test_a_chord_whose_member_failed_is_found_by_its_body(observed: Observed, access: Access) -> None:
+    members = [observed.app.signature(name, immutable=True) for name in (OK, FAIL, OK)]
+    with observed.worker():
+        sent = chord(members, app=observed.app)(observed.app.signature(OK, immutable=True))
+
+        def known() -> Canvas | None:
+            found = canvas(access, task_life(access, sent.id))
+            return found if found is not None and len(found.nodes) == 4 else None
+
+        found = wait_until(known, description="the members")
+    assert sorted(node.state for node in found.nodes) == ["failed", "not sent", "succeeded", "succeeded"]
+    assert [node.stopped for node in found.failed] == ["chord"]
