@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.actions import one_command, only_ids, rows_command
 from redis_queue.cli.listing import Column, show_rows
+from redis_queue.cli.output import wants_json
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.items import RunningRow
@@ -37,6 +39,9 @@ def workers(access: Access, *, name: str, limit: int) -> None:
     now = access.inspector.now()
     found = worker_states(access.monitor.workers, name)
     shown = with_tasks(access.monitor.workers, found[:limit])
+    by_release = Counter(one.row.release for one in found if one.state != "lost")
+    known = access.monitor.releases() if wants_json() else []
+    releases = {"releases": [{**asdict(row), "workers": by_release[row.release]} for row in known]}
     columns: dict[str, Column] = {
         "worker": "name",
         "state": "state",
@@ -51,7 +56,7 @@ def workers(access: Access, *, name: str, limit: int) -> None:
     }
     show_rows(
         access,
-        {"at": now, "workers": [_worker_document(one) for one in shown]},
+        {"at": now, "workers": [_worker_document(one) for one in shown], **releases},
         columns,
         keep=("worker", "state"),
         below=("reason",),

@@ -14,11 +14,13 @@ from redis_queue.basics.times import span_text
 from redis_queue.catalog import open_as
 from redis_queue.delay.model import Dispatched
 from redis_queue.delay.queue import DelayQueue
+from redis_queue.monitor.model import ReleaseRow
 from redis_queue.operate.history import Quantiles
 from redis_queue.operate.queue_row import BROKEN
 from redis_queue.store.registry import RegistryRow
 from redis_queue.store.settings import Settings
 from redis_queue.web.context import context
+from redis_queue.web.formatting import harmless
 
 LEVELS: Final = 8
 
@@ -74,12 +76,19 @@ def lines(series: Iterable[tuple[str, Sequence[_Value]] | Quantiles]) -> list[Li
     ]
 
 
-def chart_data(found: Iterable[Line], unit: str, times: Iterable[datetime], bars: bool = False) -> str:
-    """Return the data that static/chart.js draws, as JSON."""
+def chart_data(
+    found: Iterable[Line],
+    unit: str,
+    times: Iterable[datetime],
+    bars: bool = False,
+    marks: Iterable[ReleaseRow] = (),
+) -> str:
+    """Return the data that static/chart.js draws, as JSON; *marks* are lines at the first reports of releases."""
     return json.dumps(
         {
             "unit": unit,
             "bars": bars,
+            "marks": [[round(row.first_at.timestamp()), harmless(row.release)] for row in marks],
             "times": [round(at.timestamp()) for at in times],
             "series": [{"name": line.name, "tone": line.tone, "values": _short(line.values)} for line in found],
         },

@@ -26,6 +26,9 @@ MAX_OFFSET: Final = 10_000
 
 MAX_RUNNING: Final = 200
 
+MAX_RELEASES: Final = 10
+"""Maximum number of releases that the page of workers lists, the last ones."""
+
 
 @pages.get("/workers")
 def show() -> str:
@@ -65,6 +68,8 @@ def _page(workers: list[dict[str, Any]] | None) -> str:
         "workers.html",
         reports=with_tasks(access.monitor.workers, states[offset : offset + ROWS]),
         counts=Counter(one.state for one in states),
+        releases=[] if name else access.monitor.releases()[:MAX_RELEASES],
+        by_release=Counter(one.row.release for one in states if one.state != "lost"),
         next=offset + ROWS if offset + ROWS < len(states) else None,
         offset=offset,
         name=name,

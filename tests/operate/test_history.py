@@ -9,12 +9,13 @@ import redis
 
 from redis_queue.basics.histogram import Histogram
 from redis_queue.errors import InvalidValueError
-from redis_queue.monitor.model import Series, Tally
+from redis_queue.monitor.model import Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import Access
-from redis_queue.operate.history import SPANS, curves, table
+from redis_queue.operate.history import MAX_MARKS, SPANS, Comparison, compare, curves, table
 from redis_queue.operate.inspector import Inspector
-from tests.support.clock import Clock
+from redis_queue.store.keys import MonitorKeys
+from tests.support.clock import Clock, when
 
 MAIL, BILL = Series("shop.mail", "mail"), Series("shop.bill", "default")
 
@@ -86,3 +87,109 @@ def test_an_unknown_span_is_refused(access: Access, span: Any) -> None:
         table(access, span)
     with pytest.raises(InvalidValueError, match="must be one of"):
         curves(access, span)
+
+
+PACK, SHIP = Series("shop.pack", "default"), Series("shop.ship", "default")
+
+
+def deploy(reports: Reports, release: str, tallies: dict[Series, Tally] | None = None) -> None:
+    reports.write(WorkerRow("w", when(0), when(0), release=release), tallies=tallies)
+
+
+def timed(ms: int, failed: int = 0) -> Tally:
+    return Tally(100, failed, duration=Histogram.of([ms] * 100))
+
+
+def changes(found: Comparison) -> list[tuple[str, int, int, str]]:
+    rows = found.rows
+    return [(row.series.task, (row.before or Tally()).executed, row.tally.executed, row.verdict) for row in rows]
+
+
+def test_what_got_worse_with_a_release_comes_first(access: Access, reports: Reports, clock: Clock) -> None:
+    old = {MAIL: timed(30, 1), BILL: timed(30), PACK: timed(30), SHIP: timed(30)}
+    deploy(reports, "v1", old)
+    clock.forward(600)
+    new = {MAIL: timed(30, 20), BILL: timed(60), PACK: timed(31), Series("shop.new", "default"): timed(5)}
+    deploy(reports, "v2", new)
+    clock.forward(570)
+    found = compare(access, "1h", "v2")
+    assert changes(found) == [
+        ("shop.mail", 100, 100, "fails more often"),
+        ("shop.bill", 100, 100, "slower"),
+        ("shop.new", 0, 100, "new"),
+        ("shop.pack", 100, 100, ""),
+        ("shop.ship", 100, 0, "no runs"),
+    ]
+    assert (found.minutes, found.known_before, found.release.release) == (10, True, "v2")
+    assert changes(compare(access, "1h", "v2", task="mail")) == [("shop.mail", 100, 100, "fails more often")]
+    assert changes(compare(access, "1h", "v2", queue="mail")) == [("shop.mail", 100, 100, "fails more often")]
+
+
+@pytest.mark.parametrize(
+    ("span", "later", "minutes"),
+    [("15m", 3600, 15), ("1h", 3600, 60), ("6h", 5 * 3600, 300), ("2d", 30 * 3600, 1800), ("30d", 5 * 86400, 5 * 1440)],
+)
+def test_both_sides_of_a_release_have_one_length(  # noqa: PLR0917 - fixtures and parameters
+    access: Access, reports: Reports, clock: Clock, span: str, later: int, minutes: int
+) -> None:
+    # Each side has its runs near the deploy, and others beyond the span or in the hour or day of the deploy.
+    step = 60 if minutes <= 120 else 3600 if minutes <= 2880 else 86400
+    deploy(reports, "v1", {MAIL: tally(7)})
+    clock.forward(minutes * 60 + step)
+    reports.write(tallies={MAIL: tally(30)})
+    clock.forward(step)
+    deploy(reports, "v2", {} if step > 60 else {MAIL: tally(5)})
+    if step > 60:
+        reports.write(tallies={MAIL: tally(1000)})
+        clock.forward(step)
+        reports.write(tallies={MAIL: tally(5)})
+    clock.forward(later)
+    found = compare(access, span, "v2")
+    assert changes(found) == [("shop.mail", 30, 5, "")]
+    assert found.minutes in (minutes, minutes + step // 60)
+
+
+def test_a_release_without_data_from_before_says_so(access: Access, reports: Reports, clock: Clock) -> None:
+    deploy(reports, "v1", {MAIL: tally(100, 50)})
+    clock.forward(60)
+    found = compare(access, "1h", "v1")
+    assert (found.known_before, changes(found)) == (False, [("shop.mail", 0, 100, "")])
+    assert found.rows[0].before is None
+
+
+def test_a_release_of_the_future_and_one_of_long_ago_are_compared(
+    access: Access, reports: Reports, clock: Clock, client: redis.Redis
+) -> None:
+    reports.write(tallies={MAIL: tally(3)})
+    keys = MonitorKeys("redis_queue")
+    for name, at in (
+        ("future", clock.now + 10**9),
+        ("far", 10**15 - 1),
+        ("old", clock.now - 100 * 86_400_000),
+        ("zero", 0),
+    ):
+        client.hset(keys.releases, name, f"{at} {at}")
+    for span in SPANS:
+        assert {len(compare(access, span, name).rows) for name in ("future", "far")} == {1}
+        assert {len(compare(access, span, name).rows) for name in ("old", "zero")} == {0}
+
+
+@pytest.mark.parametrize("release", ["", "v3", "x" * 10_000, "\x1b[2J", "<b>"])
+def test_an_unknown_release_is_refused(access: Access, reports: Reports, release: str) -> None:
+    with pytest.raises(InvalidValueError, match=r"release=.*: no worker has reported one"):
+        compare(access, "1h", release)
+    deploy(reports, "v2")
+    with pytest.raises(InvalidValueError, match=r"release=.*: (did you mean|known are) 'v2'") as caught:
+        compare(access, "1h", release)
+    assert len(str(caught.value)) < 400
+
+
+def test_curves_mark_the_last_releases_of_their_span(access: Access, reports: Reports, clock: Clock) -> None:
+    deploy(reports, "long ago")
+    clock.forward(7200)
+    for number in range(MAX_MARKS + 5):
+        deploy(reports, f"v{number}")
+        clock.forward(1)
+    marks = [row.release for row in curves(access, "1h").marks]
+    assert marks == [f"v{number}" for number in reversed(range(5, MAX_MARKS + 5))]
+    assert "long ago" not in [row.release for row in curves(access, "15m").marks]

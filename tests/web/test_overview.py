@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import time
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from celery import Celery
 from kombu.entity import Queue
 
 from redis_queue import RedisQueue
+from redis_queue.basics.histogram import Histogram
 from redis_queue.doctor.finding import Finding
 from redis_queue.errors import StoreUnavailableError
-from redis_queue.monitor.model import Series, Tally
+from redis_queue.monitor.model import Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import Access
 from redis_queue.operate.inspector import Inspector
@@ -119,12 +121,49 @@ class TestCurves:
         assert sum(count or 0 for count in values(charts(page)["plot-runs"])["succeeded"]) == succeeded
         assert f"Curves of {of}." in page.text
 
+    @pytest.mark.parametrize("path", ["/", "/history", "/history?span=2d"])
+    def test_changes_of_the_release_are_marked(self, path: str, reader: Browser, filled: redis.Redis) -> None:
+        now = datetime.now(timezone.utc)
+        Reports(filled, "redis_queue").write(WorkerRow("w", now, now, release="2.0<b>"))
+        page = reader.get(path)
+        for name in ("runs", "duration", "waiting", "lateness"):
+            marks = charts(page)[f"plot-{name}"]["marks"]
+            assert [release for _, release in marks] == ["2.0<b>", "release"]
+            assert all(abs(at - now.timestamp()) < 60 for at, _ in marks)
+        assert "Releases in this time: 2.0<b>" in page.text
+        assert "release=2.0%3Cb%3E" in page.link("release=2.0")
+
     def test_the_legend_has_the_quantiles_of_the_whole_span(self, reader: Browser) -> None:
         source = reader.get("/history?span=15m").source
         figure = source[source.index('id="chart-duration"') :]
         legend = figure[: figure.index("</ul>")]
         assert "whole span" in legend
         assert re.findall(r"(p\d\d) <b>(.*?)</b>", legend) == [("p50", "20 ms"), ("p95", "3 s"), ("p99", "3 s")]
+
+    def test_a_release_is_compared_with_the_time_before_it(self, client: redis.Redis, app: Celery) -> None:
+        now = datetime.now(timezone.utc)
+        past = round(time.time() * 1000) - 600_000
+        before = {Series("shop.pay", "slow"): Tally(1000, 1, duration=Histogram.of([100] * 1000))}
+        Reports(client, "redis_queue", lambda: past).write(WorkerRow("w", now, now, release="1.0"), tallies=before)
+        after = {
+            Series("shop.pay", "slow"): Tally(200, 50, duration=Histogram.of([400] * 200)),
+            Series("shop.a", "slow"): Tally(300),
+        }
+        Reports(client, "redis_queue", lambda: past + 60_000).write(
+            WorkerRow("w", now, now, release="2.0"), tallies=after
+        )
+        reader = Browser(dashboard(app, secret_key=KEY))
+        page = reader.get(reader.get("/history").link("release=2.0"))
+        row = "shop.pay slow 1,000 → 200 0.1 % → 25.0 % 100 ms → 400 ms 100 ms → 400 ms fails more often"
+        assert row in page.text
+        assert re.search(r"shop\.a slow 0 → 300 . → 0\.0 % . → . . → . new", page.text)
+        assert page.text.index("shop.pay slow") < page.text.index("shop.a slow")
+        assert "no data from before" not in page.text
+        assert "There is no data from before this release." in reader.get("/history?release=1.0").text
+        assert "shop.pay slow" not in reader.get("/history?release=2.0&task=shop.a").text
+        refused = reader.open("/history?release=9%3Cb%3E")
+        assert refused.status == 400
+        assert "release='9<b>'" in refused.text
 
     def test_an_unknown_span_is_refused(self, reader: Browser) -> None:
         page = reader.open("/?span=1y")

@@ -42,11 +42,34 @@
     return sums;
   };
 
+  // A vertical line with the name of a release for each mark within the chart.
+  const drawMarks = (self, marks, host) => {
+    const { ctx, bbox } = self, ratio = devicePixelRatio;
+    ctx.save();
+    ctx.strokeStyle = ctx.fillStyle = colour(host, "tone-late");
+    ctx.font = `${11 * ratio}px system-ui, sans-serif`;
+    ctx.textBaseline = "top";
+    ctx.setLineDash([4 * ratio, 3 * ratio]);
+    for (const [at, name] of marks) {
+      const x = Math.round(self.valToPos(at, "x", true));
+      if (x < bbox.left || x > bbox.left + bbox.width) continue;
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+      const text = name.length > 12 ? `${name.slice(0, 11)}…` : name;
+      const fits = x + ctx.measureText(text).width + 4 * ratio < bbox.left + bbox.width;
+      ctx.textAlign = fits ? "left" : "right";
+      ctx.fillText(text, x + (fits ? 4 : -4) * ratio, bbox.top);
+    }
+    ctx.restore();
+  };
+
   const draw = (host) => {
     const text = host.dataset.chart;
     const old = drawn.get(host);
     if (old) old.plot.destroy();
-    const { unit, bars, times, series } = JSON.parse(text);
+    const { unit, bars, times, series, marks } = JSON.parse(text);
     const format = FORMATS[unit] || FORMATS.count;
     const figure = host.closest("figure");
     const legend = [...figure.querySelectorAll(".legend b")];
@@ -89,13 +112,16 @@
           }),
         ],
         hooks: {
+          draw: [(self) => drawMarks(self, marks, host)],
           setCursor: [(self) => {
             const index = self.cursor.idx;
             series.forEach((one, number) => {
               const value = index == null ? null : one.values[index];
               legend[number].textContent = index == null ? totals[number] : value == null ? "-" : format.value(value);
             });
-            at.textContent = index == null ? span : clock(times[index]);
+            const step = times.length > 1 ? times[1] - times[0] : 60;
+            const since = index == null ? [] : marks.filter(([at]) => at >= times[index] && at < times[index] + step);
+            at.textContent = index == null ? span : [clock(times[index]), ...since.map(([, name]) => name)].join(" · ");
           }],
         },
       },
