@@ -1,11 +1,26 @@
-"""Loggers that escape values: stored ids, names and errors could forge log lines."""
+"""Loggers that escape values, which could forge log lines; texts without control characters, or likely secrets."""
 
 from __future__ import annotations
 
 import logging
+import re
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+
+HIDDEN: Final = "•••"
+
+_KEYWORD = r"passw(?:or)?d|passphrase|secret|token|api[_-]?key|private[_-]?key|authorization|cookie|credential"
+_QUOTE = r"""\\{0,8}["']"""
+# Each part is bounded or runs to the end of the text, so that no text makes the search slow.
+_SECRET = re.compile(
+    rf"""(?P<name>(?:{_KEYWORD})[\w.-]{{0,60}}(?:{_QUOTE})?\s{{0,8}}[:=]\s{{0,8}})"""
+    r"""(?P<value>[bu]?"(?:[^"\\]|\\.)*(?:"|$)|[bu]?'(?:[^'\\]|\\.)*(?:'|$)|\[[^\]]*(?:\]|$)"""
+    r"""|(?:(?:Bearer|Basic)\s{1,8})?[^\s,;&)}\]]+)""",
+    re.IGNORECASE | re.DOTALL,
+)
+_IN_URL = re.compile(r"(?<=://)[^/\s:@]{0,200}:[^/\s@]{0,1000}(?=@)")
+_BEARER = re.compile(r"\b(Bearer|Basic)\s{1,8}[\w.~+/-]{6,}=*", re.IGNORECASE)
 
 
 def logger_of(name: str) -> logging.Logger:
@@ -52,6 +67,12 @@ def escape(text: str, *, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in keep else ascii(char)[1:-1] for char in text)
+
+
+def hide_secrets(text: str) -> str:
+    """Hide likely secrets in *text*. Best effort."""
+    text = _SECRET.sub(lambda found: f"{found['name']}{HIDDEN}", text)
+    return _IN_URL.sub(HIDDEN, _BEARER.sub(rf"\1 {HIDDEN}", text))
 
 
 def _one_line(record: logging.LogRecord) -> bool:

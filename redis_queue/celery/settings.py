@@ -151,6 +151,10 @@ class CelerySettings:
     #: Tasks that failed for good, which workers keep to be looked at and retried: True (the last 1,000 for 7 days),
     #: False, or a mapping such as ``{"tasks": 1000, "days": 7}``, up to 100,000 tasks and 90 days. Needs ``monitor``.
     keep_failures: bool | Mapping[str, Any] = True
+    #: Whether the start of the arguments, as Celery writes them for logs, is kept with running tasks, runs that ended,
+    #: and failures. Without ``keep_failures``, runs have none either. The message of a failure, for its retry, contains
+    #: them in any case.
+    keep_arguments: bool = True
     #: URL of RabbitMQ's management API, such as ``http://user:password@host:15672``, for the counts that only it tells:
     #: messages in flight, and rates.
     management_url: str | None = None
@@ -183,7 +187,7 @@ class CelerySettings:
         _check_seconds("dispatch_interval", self.dispatch_interval, 0.1, 60)
         _check_seconds("dispatch_lease", self.dispatch_lease, 2, 3600)
         _check_seconds("task_lease", self.task_lease, 2, 3600)
-        for name in ("dispatch", "atomic_fetch", "monitor"):
+        for name in ("dispatch", "atomic_fetch", "monitor", "keep_arguments"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: must be True or False")
         if self.management_url is not None:

@@ -154,7 +154,8 @@ class Run:
 
     *sent_at* and *due_at* are None if the message does not tell. *fetched_at* is when its worker got the message.
     *started_at* is None if it never started. *error* is the exception with which it failed, or for which it retries,
-    shortened. *release* is that of the app in its worker.
+    shortened. *release* is that of the app in its worker. *args* and *kwargs* are the start of its arguments, with
+    likely secrets hidden; "" if its worker does not keep them.
     """
 
     id: str
@@ -173,6 +174,8 @@ class Run:
     fetched_at: datetime | None = None
     error: str = ""
     release: str = ""
+    args: str = ""
+    kwargs: str = ""
 
 
 FailureKind = Literal["failed", "unregistered", "unreadable"]

@@ -108,7 +108,7 @@ OTHER: Final = Series("(other)", "(other)")
 
 def _root(run: Run) -> str:
     # The script ends a root at the separator.
-    return (run.root or run.id).replace(SEPARATOR, "")
+    return (run.root or run.id)[:MAX_TEXT].replace(SEPARATOR, "")
 
 
 def _encoded(parts: Iterable[str]) -> list[bytes]:

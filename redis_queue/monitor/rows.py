@@ -22,7 +22,7 @@ MAX_RELEASE: Final = 64
 """Maximum characters of the release of an app."""
 
 MAX_ARGUMENTS: Final = 200
-"""Maximum characters of the arguments of a running task."""
+"""Maximum characters of the arguments of a running task, and bytes of those of a kept run."""
 
 MAX_KEY: Final = 300
 """Maximum characters of a key."""
@@ -92,14 +92,15 @@ def read_running(worker: str, text: bytes, most: int) -> list[RunningTask]:
 def write_run(run: Run) -> str:
     """Return the JSON of *run*, without its id; one line."""
     times = {"ended": run.ended_at, **{name: getattr(run, f"{name}_at") for name in _RUN_TIMES}}
-    texts = {name: getattr(run, name)[:MAX_TEXT] for name in _RUN_TEXTS}
+    texts = {name: getattr(run, name)[:most] for name, most in _RUN_TEXTS.items()}
     return json.dumps(
         {
             "outcome": run.outcome,
             "retries": run.retries,
             **{name: text for name, text in texts.items() if text},
             **{name: ms_of(at) for name, at in times.items() if at is not None},
-        }
+        },
+        ensure_ascii=False,
     )
 
 
@@ -110,7 +111,7 @@ def read_run(id_: str, text: bytes) -> Run | None:
         if row["outcome"] not in get_args(Outcome):
             return None
         found: dict[str, Any] = {f"{name}_at": _time(row[name]) for name in _RUN_TIMES if name in row}
-        found |= {name: text_of(row.get(name, "")) for name in _RUN_TEXTS}
+        found |= {name: text_of(row.get(name, ""), most) for name, most in _RUN_TEXTS.items()}
         return Run(
             id_,
             outcome=row["outcome"],
@@ -123,7 +124,11 @@ def read_run(id_: str, text: bytes) -> Run | None:
 
 
 _RUN_TIMES: Final = ("sent", "due", "fetched", "started")
-_RUN_TEXTS: Final = ("task", "queue", "worker", "parent", "root", "group", "error", "release")
+_RUN_TEXTS: Final = {
+    **dict.fromkeys(("task", "queue", "worker", "parent", "root", "group", "error", "release"), MAX_TEXT),
+    **dict.fromkeys(("args", "kwargs"), MAX_ARGUMENTS),
+}
+"""The texts of a run, and their maximum lengths."""
 
 
 def _running(worker: str, row: Any) -> RunningTask | None:

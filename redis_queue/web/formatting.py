@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any, Final
 
 from markupsafe import Markup
 
-from redis_queue.basics.logs import escape
+from redis_queue.basics.logs import escape, hide_secrets
 from redis_queue.basics.times import span_text
 from redis_queue.model import Unread
 
@@ -17,22 +16,6 @@ MAX_BODY: Final = 20_000
 """Maximum characters of a body that are shown."""
 
 _JSON: Final = json.JSONEncoder(ensure_ascii=False, default=repr, indent=2)
-
-HIDDEN: Final = "•••"
-
-_KEYWORD = r"passw(?:or)?d|passphrase|secret|token|api[_-]?key|private[_-]?key|authorization|cookie|credential"
-_QUOTE = r"""\\{0,8}["']"""
-# Each part is bounded or runs to the end of the text, so that no text makes the search slow.
-_SECRET = re.compile(
-    rf"""(?P<name>(?:{_KEYWORD})[\w.-]{{0,60}}(?:{_QUOTE})?\s{{0,8}}[:=]\s{{0,8}})"""
-    r"""(?P<value>[bu]?"(?:[^"\\]|\\.)*(?:"|$)|[bu]?'(?:[^'\\]|\\.)*(?:'|$)|\[[^\]]*(?:\]|$)"""
-    r"""|(?:(?:Bearer|Basic)\s{1,8})?[^\s,;&)}\]]+)""",
-    re.IGNORECASE | re.DOTALL,
-)
-_IN_URL = re.compile(r"(?<=://)[^/\s:@]{0,200}:[^/\s@]{0,1000}(?=@)")
-_BEARER = re.compile(r"\b(Bearer|Basic)\s{1,8}[\w.~+/-]{6,}=*", re.IGNORECASE)
-
-
 FORMS: Final = {"second": "%Y-%m-%d %H:%M:%S", "minute": "%d %b %H:%M", "day": "%a %d %b %H:%M", "clock": "%H:%M"}
 """Formats of times, as in static/zone.js."""
 
@@ -103,5 +86,4 @@ def redacted(text: str) -> str:
     """Hide likely secrets in *text*. Best effort: so bodies are hidden unless requested."""
     if len(text) > MAX_BODY:
         text = f"{text[:MAX_BODY]}… (only the first {MAX_BODY:,} characters)"
-    text = _SECRET.sub(lambda found: f"{found['name']}{HIDDEN}", text)
-    return _IN_URL.sub(HIDDEN, _BEARER.sub(rf"\1 {HIDDEN}", text))
+    return hide_secrets(text)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import redis
@@ -11,6 +13,7 @@ import redis
 from redis_queue.monitor.model import Run
 from redis_queue.monitor.monitor import Runs
 from redis_queue.monitor.report import MAX_ENDED, Reports
+from redis_queue.monitor.rows import MAX_ARGUMENTS
 from redis_queue.store.keys import MonitorKeys
 from tests.support.clock import Clock, when
 
@@ -30,6 +33,8 @@ RUN = Run(
     parent="id0",
     root="id0",
     group="g",
+    args="('ORD-55555', 'é')",
+    kwargs="{'token': •••}",
 )
 
 
@@ -42,6 +47,24 @@ def test_a_run_is_read_as_it_was_written(reports: Reports, runs: Runs) -> None:
     reports.write(ended=[RUN])
     assert runs.get("id1") == [RUN]
     assert runs.get("nobody") == []
+
+
+def test_runs_of_other_versions_are_read(reports: Reports, runs: Runs, client: redis.Redis) -> None:
+    reports.write(ended=[RUN])
+    root, line = client.hget(KEYS.runs, "id1").split(b"\0")
+    row = json.loads(line)
+    earlier = {name: value for name, value in row.items() if name not in ("args", "kwargs", "release")}
+    for stored, expected in ((earlier, replace(RUN, args="", kwargs="")), ({**row, "newer": ["field"]}, RUN)):
+        client.hset(KEYS.runs, "id1", root + b"\0" + json.dumps(stored).encode())
+        assert runs.get("id1") == [expected]
+
+
+def test_the_bytes_of_a_run_are_bounded(reports: Reports, runs: Runs, client: redis.Redis) -> None:
+    texts = ("task", "queue", "worker", "parent", "root", "group", "error", "args", "kwargs", "release")
+    long: dict[str, Any] = dict.fromkeys(texts, "\U0001f600" * 10_000)
+    reports.write(ended=[replace(RUN, **long)] * 20)
+    assert client.hstrlen(KEYS.runs, "id1") <= 102_000
+    assert len(runs.get("id1")[0].args) == MAX_ARGUMENTS
 
 
 def test_a_run_that_never_started_has_no_times(reports: Reports, runs: Runs) -> None:

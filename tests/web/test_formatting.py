@@ -13,11 +13,11 @@ from zoneinfo import ZoneInfo
 import pytest
 from markupsafe import Markup
 
+from redis_queue.basics.logs import HIDDEN
 from redis_queue.errors import ConfigurationError
 from redis_queue.operate.history import Quantiles
 from redis_queue.web import WebSettings, formatting
 from redis_queue.web.charts import LEVELS, chart_data, level, lines, spark_points
-from redis_queue.web.formatting import HIDDEN
 from tests.support.web.browser import Browser
 from tests.support.web.contents import Open
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final
 
 from billiard.einfo import ExceptionWithTraceback
@@ -17,21 +18,36 @@ from celery.exceptions import Retry
 from celery.utils.serialization import UnpickleableExceptionWrapper
 
 from redis_queue.basics.histogram import Durations
-from redis_queue.basics.logs import logger_of
+from redis_queue.basics.logs import hide_secrets, logger_of
 from redis_queue.basics.times import from_ms
 from redis_queue.celery.message.body import retries_in
 from redis_queue.celery.message.headers import ETA, SENT
 from redis_queue.monitor.failure_rows import MAX_FAILURE_TEXT, cut, name_of
 from redis_queue.monitor.model import Outcome, Run, Series, Tally
 from redis_queue.monitor.report import MAX_ENDED, OTHER
-from redis_queue.monitor.rows import MAX_TEXT
+from redis_queue.monitor.rows import MAX_ARGUMENTS, MAX_TEXT
 
 logger = logger_of(__name__)
 
-_UNUSUAL: Final = 1e12
-"""Seconds by which a run counts more if it did not succeed."""
+SLOWEST: Final = 3
+"""Slowest runs of a task that one report shows, besides the first one."""
 
-_Ranked = tuple[float, int, Run]
+MAX_TASKS: Final = 100
+"""Maximum number of tasks whose runs are compared for one report; successes of others are not kept."""
+
+_FURTHER, _FIRST, _SLOWEST, _UNUSUAL = range(4)
+"""What decides which runs are kept if there are too many: first those that did not succeed."""
+
+_Fields = dict[str, Any]
+"""A run whose times are seconds."""
+
+_Timed = tuple[float, int, _Fields]
+"""Seconds, number, and run."""
+
+_Ranked = tuple[int, float, int, _Fields]
+
+_OWN_TIMES: Final = ("ended_at", "started_at", "fetched_at")
+"""The times of a run by the clock of its worker."""
 
 MAX_SERIES: Final = 400
 """Maximum number of series that are added up until they are written; runs of others are counted as "(other)"."""
@@ -46,34 +62,45 @@ QueueOf = Callable[[Mapping[str, Any]], str]
 
 
 class Sample:
-    """Holds up to :data:`MAX_ENDED` runs: first those that did not succeed, then the slowest ones.
+    """Holds up to :data:`MAX_ENDED` runs of a report: those that did not succeed first, then some of each task.
 
-    Safe for threads.
+    Of each task it holds the first run that succeeded and the :data:`SLOWEST` slowest ones: a task that runs often, or
+    slowly, leaves room for the others. Safe for threads.
     """
 
     def __init__(self) -> None:
-        self._runs: list[_Ranked] = []
-        self._taken: list[_Ranked] = []
-        self._numbers = itertools.count()
-        self._least = -1.0
         # As that of Activity.
         self._lock = threading.RLock()
+        self._numbers = itertools.count()
+        self._taken: list[_Ranked] = []
+        self._reset()
 
-    def wants(self, outcome: Outcome, seconds: float | None) -> bool:
+    def _reset(self) -> None:
+        self._unusual: list[_Timed] = []
+        self._first: dict[Any, _Timed] = {}
+        self._slowest: dict[Any, list[_Timed]] = {}
+        # What a run must take longer than to belong to the sample, for each task; and for tasks without runs.
+        self._least: dict[Any, float] = {}
+        self._least_of_others = -1.0
+
+    def wants(self, task: Any, outcome: Outcome, seconds: float | None) -> bool:
         """Return whether a run belongs to the sample."""
-        return outcome != "succeeded" or (seconds or 0.0) > self._least
+        return outcome != "succeeded" or (seconds or 0.0) > self._least.get(task, self._least_of_others)
 
-    def add(self, run: Run, seconds: float | None) -> None:
-        """Add a run, in the place of one that matters less."""
-        rank = (seconds or 0.0) + (_UNUSUAL if run.outcome != "succeeded" else 0.0)
+    def add(self, task: Any, run: _Fields, seconds: float | None) -> None:
+        """Add a *run* of *task*, in the place of one that matters less."""
         with self._lock:
-            found = rank, next(self._numbers), run
-            if len(self._runs) < MAX_ENDED:
-                heapq.heappush(self._runs, found)
-            elif rank > self._runs[0][0]:
-                heapq.heapreplace(self._runs, found)
-            if len(self._runs) == MAX_ENDED:
-                self._least = self._runs[0][0]
+            found = seconds or 0.0, next(self._numbers), run
+            if run["outcome"] != "succeeded":
+                _push(self._unusual, found, MAX_ENDED)
+            elif task in self._first:
+                slowest = self._slowest.setdefault(task, [])
+                _push(slowest, found, SLOWEST)
+                self._least[task] = slowest[0][0] if len(slowest) == SLOWEST else -1.0
+            elif len(self._first) < MAX_TASKS:
+                self._first[task], self._least[task] = found, -1.0
+                if len(self._first) == MAX_TASKS:
+                    self._least_of_others = math.inf
 
     def take(self, skew: float) -> list[Run]:
         """Return the runs that are not :meth:`written`, in the order of their ends.
@@ -81,27 +108,45 @@ class Sample:
         *skew* is how many seconds the clock of Redis is ahead.
         """
         with self._lock:
-            runs, self._runs, self._least = self._runs, [], -1.0
-        self._taken = heapq.nlargest(MAX_ENDED, [*self._taken, *runs])
-        return [_shifted(run, timedelta(seconds=skew)) for _, _, run in sorted(self._taken, key=_number)]
+            unusual, first, slowest = self._unusual, self._first, self._slowest
+            self._reset()
+        ranked: list[_Ranked] = [(_UNUSUAL, *found) for found in unusual]
+        for task, found in first.items():
+            runs = sorted([found, *slowest.get(task, ())], reverse=True)
+            ranks = (_SLOWEST if run is runs[0] else _FIRST if run is found else _FURTHER for run in runs)
+            ranked += ((rank, *run) for rank, run in zip(ranks, runs, strict=True))
+        self._taken = heapq.nlargest(MAX_ENDED, [*self._taken, *ranked])
+        return [_made(run, skew) for *_, run in sorted(self._taken, key=_number)]
 
     def written(self) -> None:
         """Forget what the last :meth:`take` returned."""
         self._taken.clear()
 
 
+def _push(heap: list[_Timed], found: _Timed, most: int) -> None:
+    if len(heap) < most:
+        heapq.heappush(heap, found)
+    else:
+        heapq.heappushpop(heap, found)
+
+
 def _number(found: _Ranked) -> int:
-    return found[1]
+    return found[2]
 
 
-def _shifted(run: Run, skew: timedelta) -> Run:
-    started = None if run.started_at is None else run.started_at + skew
-    fetched = None if run.fetched_at is None else run.fetched_at + skew
-    return replace(run, ended_at=run.ended_at + skew, started_at=started, fetched_at=fetched)
+def _made(found: _Fields, skew: float) -> Run:
+    """Return a run as it is kept: with times of Redis, and with short arguments, without likely secrets."""
+    args, kwargs = (cut(hide_secrets(found.get(name, "")), MAX_ARGUMENTS) for name in ("args", "kwargs"))
+    seconds = {name: found[name] + skew for name in _OWN_TIMES if found[name] is not None}
+    seconds |= {"sent_at": found["sent_at"], "due_at": _seconds_of(found["due_at"])}
+    times = {name: None if at is None else from_ms(at * 1000) for name, at in seconds.items()}
+    return Run(**{**found, **times, "args": args, "kwargs": kwargs})
 
 
 class Activity:
     """Adds up how the runs of *worker* end, by *release* of the app; *failed* is called with each failed run first.
+
+    With *arguments*, the runs that the next report shows have theirs.
 
     *failed* takes the request, its exception as billiard passes it, and its seconds. Both it and :meth:`ended` are
     called from the threads of the worker: they must be fast and never raise. The size of this object does not depend
@@ -109,7 +154,13 @@ class Activity:
     """
 
     def __init__(
-        self, worker: str, queue_of: QueueOf, failed: Callable[[Any, Any, float | None], None], release: str = ""
+        self,
+        worker: str,
+        queue_of: QueueOf,
+        failed: Callable[[Any, Any, float | None], None],
+        release: str = "",
+        *,
+        arguments: bool = True,
     ) -> None:
         self.queue_of = queue_of
         #: The release of the app.
@@ -124,6 +175,7 @@ class Activity:
         #: Runs that ended, and failed, in the last minute before the last :meth:`look`.
         self.last_minute = (0, 0)
         self._worker = worker
+        self._texts = {**_TEXTS, **(_ARGUMENTS if arguments else {})}
         self._sums: dict[tuple[Any, Any, Any], _Sum] = {}
         self._looks: deque[tuple[float, int, int]] = deque([(time.monotonic(), 0, 0)])
         # A handler of a signal may interrupt a thread that holds it, and end a run.
@@ -136,8 +188,9 @@ class Activity:
         """
         try:
             self._count(request, outcome, seconds)
-            if kept and self.sample.wants(outcome, seconds):
-                self.sample.add(self._run(request, outcome), seconds)
+            task = request._request_dict.get("task")
+            if kept and self.sample.wants(task, outcome, seconds):
+                self.sample.add(task, self._run(request, outcome), seconds)
         except Exception as error:  # noqa: BLE001 - as the docstring says
             logger.warning("cannot count a run: %s", type(error).__name__, extra={"action": "run_not_counted"})
 
@@ -194,28 +247,40 @@ class Activity:
         self._sums[route] = found
         return found
 
-    def _run(self, request: Any, outcome: Outcome) -> Run:
-        headers, started, message = request._request_dict, request.time_start, request._message
-        sent, fetched = getattr(message, SENT, None), getattr(message, FETCHED, None)
-        due = _seconds_of(headers.get(ETA))
-        texts = {name: _text(headers.get(key)) for name, key in _TEXTS.items()}
-        return Run(
-            queue=self.queue_of(headers["delivery_info"])[:MAX_TEXT],
-            worker=self._worker,
-            outcome=outcome,
-            ended_at=_time(time.time()),
-            started_at=None if started is None else _time(started),
-            sent_at=None if sent is None else _time(sent / 1000),
-            due_at=None if due is None else _time(due),
-            retries=retries_in(headers),
-            fetched_at=None if fetched is None else _time(fetched),
-            error="" if outcome == "succeeded" else error_of(request)[:MAX_TEXT],
-            release=self.release,
-            **texts,
-        )
+    def _run(self, request: Any, outcome: Outcome) -> _Fields:
+        # As little as possible: a better run may take its place before it is written.
+        headers, message = request._request_dict, request._message
+        sent = getattr(message, SENT, None)
+        return {
+            "queue": self.queue_of(headers["delivery_info"])[:MAX_TEXT],
+            "worker": self._worker,
+            "outcome": outcome,
+            "ended_at": time.time(),
+            "started_at": request.time_start,
+            "sent_at": None if sent is None else sent / 1000,
+            "due_at": _text(headers.get(ETA), MAX_TEXT + 1),
+            "retries": retries_in(headers),
+            "fetched_at": getattr(message, FETCHED, None),
+            "error": "" if outcome == "succeeded" else error_of(request)[:MAX_TEXT],
+            "release": self.release,
+            **{name: _text(headers.get(key), most) for name, (key, most) in self._texts.items()},
+        }
 
 
-_TEXTS: Final = {"id": "id", "task": "task", "parent": "parent_id", "root": "root_id", "group": "group"}
+_TEXTS: Final = {
+    name: (key, MAX_TEXT)
+    for name, key in {
+        "id": "id",
+        "task": "task",
+        "parent": "parent_id",
+        "root": "root_id",
+        "group": "group",
+    }.items()
+}
+"""The texts of a run: the header of each, and its maximum length."""
+
+_ARGUMENTS: Final = {"args": ("argsrepr", MAX_FAILURE_TEXT), "kwargs": ("kwargsrepr", MAX_FAILURE_TEXT)}
+"""Its arguments, longer than they are kept: a secret is recognized by its whole text."""
 
 _OTHER: Final = ("", "", "")
 """Key of the runs that are counted together."""
@@ -257,12 +322,8 @@ def _seconds_of(eta: Any) -> float | None:
         return None
 
 
-def _time(seconds: float) -> datetime:
-    return from_ms(seconds * 1000)
-
-
-def _text(found: Any) -> str:
-    return found[:MAX_TEXT] if isinstance(found, str) else ""
+def _text(found: Any, most: int) -> str:
+    return found[:most] if isinstance(found, str) else ""
 
 
 def exception_name(error: object) -> str:

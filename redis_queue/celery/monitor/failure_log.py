@@ -39,12 +39,15 @@ TRIM: Final = 600.0
 class FailureLog:
     """Notes failed runs and discarded messages in the main process of a worker; *limits* says how many are kept.
 
-    Without *limits* it notes none. It holds up to 100; more are only counted. Notes never raise: a failure that cannot
-    be noted must not disturb the worker. Safe for threads.
+    Without *limits* it notes none, without *arguments* not their texts. It holds up to 100; more are only counted.
+    Notes never raise: a failure that cannot be noted must not disturb the worker. Safe for threads.
     """
 
-    def __init__(self, worker: str, queue_of: QueueOf, limits: KeepFailures | None, release: str = "") -> None:
+    def __init__(
+        self, worker: str, queue_of: QueueOf, limits: KeepFailures | None, release: str = "", *, arguments: bool = True
+    ) -> None:
         self._worker = worker
+        self._arguments = arguments
         self._release = release
         self._queue_of = queue_of
         self._limits = limits
@@ -142,14 +145,16 @@ class FailureLog:
 
     def _failure(self, source: Any, headers: Mapping[str, Any], **fields: Any) -> Failure:
         id_ = headers.get("id")
+        names = ("argsrepr", "kwargsrepr") if self._arguments else ()
+        args, kwargs = (cut(_text(headers.get(name)), MAX_FAILURE_TEXT) for name in names) if names else ("", "")
         return Failure(
             id=failure_id(id_) if isinstance(id_, str) and id_ else uuid4().hex,
             task=name_of(_text(headers.get("task"))),
             queue=name_of(self._queue_of(source.delivery_info)),
             worker=name_of(self._worker),
             failed_at=from_ms(time.time() * 1000),
-            args=cut(_text(headers.get("argsrepr")), MAX_FAILURE_TEXT),
-            kwargs=cut(_text(headers.get("kwargsrepr")), MAX_FAILURE_TEXT),
+            args=args,
+            kwargs=kwargs,
             body=packed(source),
             release=self._release,
             **fields,

@@ -49,9 +49,10 @@ _TRIES: Final = 10
 
 
 class Snapshots:
-    """Describes the worker of *consumer*, whose runs *activity* notes."""
+    """Describes the worker of *consumer*, whose runs *activity* notes, and running tasks, with their *arguments*."""
 
-    def __init__(self, consumer: Any, activity: Activity) -> None:
+    def __init__(self, consumer: Any, activity: Activity, *, arguments: bool = True) -> None:
+        self._arguments = MAX_ARGUMENTS if arguments else 0
         self._consumer = consumer
         self._activity = activity
         self._began = time.time()
@@ -132,8 +133,8 @@ class Snapshots:
                 self._activity.queue_of(request.delivery_info)[:MAX_TEXT],
                 self._consumer.hostname,
                 from_ms((request.time_start + skew) * 1000),
-                str(headers.get("argsrepr") or "")[:MAX_ARGUMENTS],
-                str(headers.get("kwargsrepr") or "")[:MAX_ARGUMENTS],
+                str(headers.get("argsrepr") or "")[: self._arguments],
+                str(headers.get("kwargsrepr") or "")[: self._arguments],
                 2 if request.delivery_info.get("redelivered") else 1,
                 retries_in(headers),
                 lease,

@@ -146,11 +146,14 @@ class MonitorStep(bootsteps.StartStopStep):  # type: ignore[misc]
         queue_of = QueueNames(consumer.app).of
         settings = Store.of(consumer.app).settings
         release = release_of(settings.release)
-        self._failures = FailureLog(consumer.hostname, queue_of, settings.failures_kept, release)
+        kept, arguments = settings.failures_kept, settings.keep_arguments
+        self._failures = FailureLog(consumer.hostname, queue_of, kept, release, arguments=arguments)
         _note_discards(consumer, self._failures)
-        self._activity = Activity(consumer.hostname, queue_of, self._failures.note, release)
+        self._activity = Activity(
+            consumer.hostname, queue_of, self._failures.note, release, arguments=arguments and kept is not None
+        )
         consumer.redis_queue_activity = self._activity
-        self._snapshots = Snapshots(consumer, self._activity)
+        self._snapshots = Snapshots(consumer, self._activity, arguments=arguments)
         around(consumer, "update_strategies", partial(self._update_strategies, consumer.app))
 
     def _update_strategies(self, app: Celery, update: Callable[[], None]) -> None:

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from redis_queue.celery.monitor.activity import MAX_SERIES, Activity
+from redis_queue.celery.monitor.activity import MAX_SERIES, MAX_TASKS, SLOWEST, Activity
 from redis_queue.celery.monitor.step import MonitorStep
 from redis_queue.celery.queues.names import QueueNames
 from redis_queue.monitor.model import Outcome, Tally
 from redis_queue.monitor.report import MAX_ENDED, OTHER
+from redis_queue.monitor.rows import MAX_ARGUMENTS
 
 
 def request(task: Any = "shop.mail", id_: Any = "id1", started: float | None = None, **changes: Any) -> Any:
@@ -119,10 +120,52 @@ def test_failed_and_slow_runs_are_preferred(activity: Activity) -> None:
         failed = number % 100 == 50
         activity.ended(request(id_=str(number)), "failed" if failed else "succeeded", (number * 7 % 1000) / 1000)
     runs = activity.sample.take(0.0)
-    assert len(runs) == MAX_ENDED
     assert [run.id for run in runs if run.outcome == "failed"] == [str(number) for number in range(50, 1000, 100)]
-    slowest = sorted(range(1000), key=lambda number: number * 7 % 1000 * (number % 100 != 50))[-10:]
-    assert {run.id for run in runs if run.outcome == "succeeded"} == {str(number) for number in slowest}
+    slowest = sorted(range(1000), key=lambda number: number * 7 % 1000 * (number % 100 != 50))[-SLOWEST:]
+    assert {run.id for run in runs if run.outcome == "succeeded"} == {"0", *map(str, slowest)}
+
+
+def test_a_slow_task_leaves_room_for_others(activity: Activity) -> None:
+    for number in range(1000):
+        activity.ended(request(f"task{number % 15}", id_=str(number)), "succeeded", float(number % 15 * 100))
+    runs = activity.sample.take(0.0)
+    assert len(runs) == MAX_ENDED
+    assert {run.task for run in runs} == {f"task{number}" for number in range(15)}
+
+
+@pytest.mark.parametrize("outcome", ["succeeded", "failed"])
+def test_a_bounded_number_of_runs_is_written(activity: Activity, outcome: Outcome) -> None:
+    for number in range(3 * MAX_TASKS):
+        activity.ended(request(f"task{number}", id_=str(number)), outcome, float(number))
+    kept = MAX_TASKS if outcome == "succeeded" else 3 * MAX_TASKS
+    assert [run.id for run in activity.sample.take(0.0)] == [str(kept - MAX_ENDED + number) for number in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("args", "kept"),
+    [
+        ("('ORD-55555',)", "('ORD-55555',)"),
+        ("{'token': 'abc', 'a': 1}", "{'token': •••, 'a': 1}"),
+        ("('x" + "x" * 190 + "', 'redis://user:hunter2@host')", "('" + "x" * 191 + "', 'red"),
+        ("'" + "é" * 500, "'" + "é" * 99),
+        ("{'password': '" + "x" * 5000, "{'password': •••"),
+        ("a\0b\nc", "a?b\nc"),
+        (["no text"], ""),
+        (None, ""),
+    ],
+)
+def test_arguments_are_cut_and_their_secrets_hidden(activity: Activity, args: Any, kept: str) -> None:
+    activity.ended(request(argsrepr=args, kwargsrepr=args), "succeeded", 0.1)
+    (run,) = activity.sample.take(0.0)
+    assert (run.args, run.kwargs) == (kept, kept)
+    assert len(kept.encode()) <= MAX_ARGUMENTS
+
+
+def test_arguments_are_left_out_if_the_setting_says_so() -> None:
+    app: Any = SimpleNamespace(amqp=SimpleNamespace(queues={}))
+    activity = Activity("one@host", QueueNames(app).of, lambda *_: None, arguments=False)
+    activity.ended(request(argsrepr="('x',)", kwargsrepr="{}"), "failed", 0.1)
+    assert [(run.args, run.kwargs) for run in activity.sample.take(0.0)] == [("", "")]
 
 
 def test_runs_are_kept_until_they_are_written(activity: Activity) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from datetime import datetime, timedelta, timezone
+from functools import partial
 
 import pytest
 
@@ -15,6 +16,7 @@ from redis_queue.monitor.monitor import Monitor, Workers
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.liveness import worker_states
 from redis_queue.operate.task_life import task_life
+from redis_queue.store.keys import MonitorKeys
 from tests.support.celery.observed_names import (
     AGAIN,
     CRASH,
@@ -179,6 +181,27 @@ def test_runs_failures_and_workers_name_the_release_of_the_app(setting: str | No
         assert (run.release, failure.release) == (release, release)
         assert [row.release for row in monitor.workers.rows()] == [release]
         assert [row.release for row in monitor.releases()] == [release]
+
+
+@pytest.mark.parametrize(
+    ("settings", "args", "kwargs"),
+    [
+        ({}, "('ORD-55555',)", "{'token': •••}"),
+        ({"redis_queue_keep_arguments": False}, "", ""),
+        ({"redis_queue_keep_failures": False}, "", ""),
+    ],
+)
+def test_kept_runs_have_their_arguments(settings: dict[str, bool], args: str, kwargs: str) -> None:
+    with observed_on_one_redis(**settings) as observed, observed.worker():
+        sent = [observed.send(name, "ORD-55555", kwargs={"token": "hunter2"}) for name in (OK, FAIL)]
+        for id_ in sent:
+            (run,) = wait_until(partial(observed.runs.get, id_), timeout=60, description="a run")
+            assert (run.args, run.kwargs) == (args, kwargs)
+        failures = Failures(observed.client, PREFIX)
+        if settings.get("redis_queue_keep_failures", True):
+            (failure,) = wait_until(lambda: failures.list()[0], description="a failure")
+            assert (failure.args == "") == (args == "")
+        assert "hunter2" not in str(observed.client.hgetall(MonitorKeys(PREFIX).runs))
 
 
 def test_nothing_is_reported_if_the_setting_says_so() -> None:

@@ -47,7 +47,7 @@ delayed = DurableTasks(app)
 
 
 @app.task(name=OK, shared=False)  # type: ignore[untyped-decorator]
-def succeed() -> int:
+def succeed(*_: Any, **__: Any) -> int:
     """Succeed."""
     return 1
 
