@@ -77,6 +77,7 @@ class Conditions:
     reason: str | None = None
     exception: str | None = None
     worker: str | None = None
+    release: str | None = None
 
     def __bool__(self) -> bool:
         return self.has(*(item.name for item in fields(self)))
@@ -111,6 +112,7 @@ _MEETS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "id_prefix": lambda found, prefix: found.id.startswith(prefix),
     "reason": lambda found, part: part in found.reason,
     "worker": lambda found, name: found.worker == name,
+    "release": lambda found, name: found.release == name,
     "exception": lambda found, name: name in (found.exception, found.exception.rpartition(".")[2]),
     "queue": lambda found, name: found.queue == name,
     "task": lambda found, name: found.task == name,

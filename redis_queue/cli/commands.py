@@ -28,6 +28,7 @@ MODULES: Final = {
     "terminate": "workers",
     "worker": "workers",
     "history": "history",
+    "tasks": "task",
     "task": "task",
     "alive": "alive",
     "validate": "validate",

@@ -52,18 +52,20 @@ def _stamps(_: click.Context, parameter: click.Parameter, values: tuple[str, ...
 _id_prefix: Final = click.option("--id-prefix", help="Only ids with this prefix.")
 _text: Final = click.option("--text", help="Only tasks whose arguments contain this text.")
 
+_stamp: Final = click.option(
+    "--stamp",
+    multiple=True,
+    callback=_stamps,
+    metavar="NAME=VALUE",
+    help="Only tasks with this stamp. Several values of one name: any of them; several names: all.",
+)
+
 OPTIONS: Final[dict[str, tuple[Callable[[Any], Any], ...]]] = {
     "entries": (
         click.option("--queue", help="Only entries for this Celery queue."),
         _id_prefix,
         _text,
-        click.option(
-            "--stamp",
-            multiple=True,
-            callback=_stamps,
-            metavar="NAME=VALUE",
-            help="Only tasks with this stamp. Several values of one name: any of them; several names: all.",
-        ),
+        _stamp,
         click.option(
             "--due-before",
             type=options.when,
@@ -73,6 +75,18 @@ OPTIONS: Final[dict[str, tuple[Callable[[Any], Any], ...]]] = {
     ),
     "dead letters": (_id_prefix, click.option("--reason", help="Only reasons that contain this text.")),
     "messages": (_id_prefix, _text),
+    "tasks": (
+        click.option("--text", help="Only if the arguments, the error or the id contain this text."),
+        click.option("--queue", help="Only tasks of this Celery queue."),
+        click.option("--worker", help="Only tasks of this worker."),
+        click.option("--release", help="Only tasks that ended in this release of the app."),
+        _id_prefix,
+        _stamp,
+        click.option(
+            "--since", "due_after", type=options.when, help="Only later tasks: 2h ago, or since 2030-01-01T00:00Z."
+        ),
+        click.option("--until", "due_before", type=options.when, help="Only earlier tasks, as with --since."),
+    ),
     "failures": (
         click.option("--exception", help="Only this exception: ValueError, or with its module."),
         click.option("--text", help="Only if the exception or the arguments contain this text."),

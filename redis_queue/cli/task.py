@@ -1,4 +1,4 @@
-"""``redis-queue task``: the life of one task."""
+"""``redis-queue tasks`` and ``task``: find tasks, and the life of one."""
 
 from __future__ import annotations
 
@@ -7,19 +7,73 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.basics.options import Conditions
 from redis_queue.basics.times import span_text
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
+from redis_queue.cli.listing import Column, conditions, show_rows
 from redis_queue.cli.output import harmless, report, show_fields, show_json, show_table, wants_json
 from redis_queue.operate.access import Access
 from redis_queue.operate.canvas import Canvas, canvas
 from redis_queue.operate.phases import phases
 from redis_queue.operate.task_life import TaskLife, task_life
+from redis_queue.operate.task_rows import TaskRow
+from redis_queue.operate.tasks import STATES, TaskSearch
 
 INDENT: Final = "  "
 
 MAX_FAILED: Final = 3
 """Maximum number of failed tasks that are told first."""
+
+
+COLUMNS: Final[dict[str, Column]] = {
+    "state": "state",
+    "id": "id",
+    "at": "at",
+    "took": lambda row: None if row["seconds"] is None else span_text(row["seconds"]),
+    "task": lambda row: row["task"] or None,
+    "queue": "queue",
+    "worker": lambda row: row["worker"] or None,
+    "error": lambda row: row["error"] or None,
+}
+
+
+@click.command(cls=StoreCommand)
+@click.option(
+    "--state", "states", type=click.Choice(STATES), multiple=True, help="Only tasks in this state; can be repeated."
+)
+@options.limit()
+@options.body
+@options.output
+@conditions("tasks", options.task_part)
+def tasks(access: Access, *, only: Conditions, states: tuple[str, ...], limit: int, with_body: bool) -> None:
+    """List tasks wherever they are: running, failed, dead, waiting, delayed, and runs that have ended.
+
+    It looks at up to 100,000 tasks of each place, and tells how far it looked.
+
+    Example: redis-queue tasks --text ORD-55555
+    """
+    search = TaskSearch(access, only, states)
+    rows, more, looks = search.first(limit)
+    nothing, hint = search.nothing("no task waits or runs, and no run is kept")
+    places = {look.place: {"looked": look.looked, "total": look.total, "note": look.text} for look in looks}
+    show_rows(
+        access,
+        {"tasks": [_row(row, with_body=with_body) for row in rows], "more": more, "places": places},
+        {**COLUMNS, **({"arguments": lambda row: f"{row['args']} {row['kwargs']}"} if with_body else {})},
+        keep=("state", "id", "at"),
+        below=("task", "error", "arguments"),
+        nothing=nothing,
+        hint=hint,
+    )
+    for look in looks if not wants_json() else ():
+        if look.text and (search.searches or look.note):
+            click.echo(harmless(look.text))
+
+
+def _row(row: TaskRow, *, with_body: bool) -> dict[str, Any]:
+    hidden = {"is_task", "stamps", *(() if with_body else ("args", "kwargs"))}
+    return {name: value for name, value in dataclasses.asdict(row).items() if name not in hidden}
 
 
 @click.command(cls=StoreCommand)

@@ -110,11 +110,8 @@ class Failures:
         left out, so that a page may be short. Raises InvalidValueError for an invalid cursor.
         """
         check_limit(limit, CHUNK)
-        start = self._start(after, until)
         low = max(self._oldest(), 0 if since is None else to_ms(since))
-        reply = self._scripts.command("ZREVRANGE", self._keys.failed_at, start, start + limit - 1, "WITHSCORES")
-        times = [(id_, at) for id_, score in pairs(reply) if (at := _score(score)) >= low]
-        following = f"{times[-1][1]}.{id_text(times[-1][0])}" if len(times) == limit else None
+        times, following = ids_by_time(self._scripts, self._keys.failed_at, after, limit, low=low, until=until)
         return self._rows(times), following
 
     def get(self, id_: str) -> Failure | None:
@@ -188,26 +185,37 @@ class Failures:
         ]
         return [row for row in rows if row is not None]
 
-    def _start(self, after: str | None, until: datetime | None) -> int:
-        """Return how many failures a page skips."""
-        start = 0
-        if until is not None:
-            start = int(self._scripts.command("ZCOUNT", self._keys.failed_at, to_ms(until), "+inf"))
-        if after is None:
-            return start
-        parts = _CURSOR.fullmatch(after)
-        if parts is None:
-            raise InvalidValueError(f"after={after[:60]!r}: must be the cursor of a failure")
-        rank = self._scripts.command("ZREVRANK", self._keys.failed_at, id_bytes(parts[2]))
-        if rank is None:
-            # It is gone: continue with those of its millisecond.
-            rank = int(self._scripts.command("ZCOUNT", self._keys.failed_at, f"({parts[1]}", "+inf")) - 1
-        return max(start, int(rank) + 1)
-
     def _oldest(self) -> int:
         """Return the time in ms before which failures are too old: a worker may not have removed them yet."""
         kept = self.kept()
         return 0 if kept is None else max(0, now_ms(self._scripts, self._clock) - round(kept.days * 86_400_000))
+
+
+def ids_by_time(
+    scripts: Scripts, key: bytes, after: str | None, limit: int, *, low: int, until: datetime | None
+) -> tuple[list[tuple[bytes, int]], str | None]:
+    """Return up to *limit* ids in the sorted set *key* with their times, the last one first, and the next cursor.
+
+    They are not before *low*, in ms, and before *until*. Raises InvalidValueError for an invalid cursor.
+    """
+    start = 0 if until is None else int(scripts.command("ZCOUNT", key, to_ms(until), "+inf"))
+    if after is not None:
+        parts = _CURSOR.fullmatch(after)
+        if parts is None:
+            raise InvalidValueError(f"after={after[:60]!r}: must be the cursor of a page")
+        rank = scripts.command("ZREVRANK", key, id_bytes(parts[2]))
+        if rank is None:
+            # It is gone: continue with those of its millisecond.
+            rank = int(scripts.command("ZCOUNT", key, f"({parts[1]}", "+inf")) - 1
+        start = max(start, int(rank) + 1)
+    reply = scripts.command("ZREVRANGE", key, start, start + limit - 1, "WITHSCORES")
+    times = [(id_, at) for id_, score in pairs(reply) if (at := _score(score)) >= low]
+    return times, time_cursor(*times[-1]) if len(times) == limit else None
+
+
+def time_cursor(id_: bytes, at: int) -> str:
+    """Return the cursor that continues after an id of :func:`ids_by_time`."""
+    return f"{at}.{id_text(id_)}"
 
 
 def _score(at: Any) -> int:

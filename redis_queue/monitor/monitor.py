@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Final
 
 from redis_queue.basics.times import from_ms, to_ms
-from redis_queue.monitor.failures import Failures
+from redis_queue.monitor.failures import Failures, ids_by_time, time_cursor
 from redis_queue.monitor.history import RunHistory
 from redis_queue.monitor.model import ReleaseRow, Run, RunningTask, WorkerRow
 from redis_queue.monitor.report import MAX_RUNNING, SEPARATOR
@@ -129,8 +129,8 @@ class Workers:
 class Runs:
     """Reads the latest 20,000 tasks that ended in the last two days under *prefix*; all methods raise StoreError.
 
-    A worker writes up to 20 runs in a second: those that did not succeed first, then the slowest ones. Up to ten runs
-    of each task are kept.
+    A worker writes up to 20 runs in a second: those that did not succeed first, then of each task that it runs the
+    first and the three slowest ones. Up to ten runs of each task are kept.
     """
 
     def __init__(self, client: Client, prefix: str) -> None:
@@ -154,6 +154,29 @@ class Runs:
         before = self._scripts.command("ZREVRANGEBYSCORE", self._keys.runs_order, score, "-inf", "LIMIT", 0, half)
         after = self._scripts.command("ZRANGEBYSCORE", self._keys.runs_order, f"({score}", "+inf", "LIMIT", 0, half)
         return self._read((id_.decode(errors="replace") for id_ in [*before, *after]), last=True)
+
+    def page(
+        self,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> tuple[Sequence[tuple[Run, str]], str | None]:
+        """Return the last runs of up to *limit* (1 to 500) tasks, the last one first, each with the cursor behind it.
+
+        Also return the cursor of the next page, or None. They ended at *since* or later, and before *until*; unreadable
+        ones are left out, so that a page may be short. Raises InvalidValueError for an invalid cursor.
+        """
+        check_limit(limit, CHUNK)
+        low = 0 if since is None else to_ms(since)
+        times, following = ids_by_time(self._scripts, self._keys.runs_order, after, limit, low=low, until=until)
+        cursors = {id_.decode(errors="replace"): time_cursor(id_, at) for id_, at in times}
+        return [(run, cursors[run.id]) for run in self._read(cursors, last=True)], following
+
+    def count(self) -> int:
+        """Return the number of tasks with kept runs."""
+        return int(self._scripts.command("ZCARD", self._keys.runs_order))
 
     def tree(self, root: str) -> list[Run]:
         """Return the last runs of up to :data:`MAX_OF_TREE` tasks that a task *root* has led to, itself among them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -144,7 +144,11 @@ class Letters(Listing[Letter, LetterCursor]):
     @property
     def reads(self) -> bool:
         """Whether bodies have to be read to know which letters match."""
-        return self.conditions.has("task", "task_part")
+        return self.conditions.needs_payloads
+
+    def total(self) -> int | None:
+        """Return the number of letters of all queues that were read; None if there are more queues."""
+        return None if self.rows is None else sum(row.dead for row in self.rows)
 
     def read(self, cursor: LetterCursor | None, size: int, budget: int | None) -> Chunk[Letter, LetterCursor]:
         """Read letters of one queue."""
@@ -209,6 +213,10 @@ class FailureList(Listing[Failure, str]):
         """Whether failures in the time window may not match."""
         return self.conditions.has("task", "exception", "text", "worker")
 
+    def total(self) -> int:
+        """Return the number of all failures."""
+        return self._failures.count()
+
     def read(self, cursor: str | None, size: int, budget: int | None) -> Chunk[Failure, str]:  # noqa: ARG002
         """Read failures, without their tracebacks and messages."""
         rows, following = self._failures.list(after=cursor, limit=size, **self._window)
@@ -238,17 +246,28 @@ class Messages(Listing[WaitingMessage, MessageCursor]):
     noun = "messages"
     reach: Final = REACH
 
-    def __init__(self, access: Access, name: str, conditions: Conditions, key: str | None = None) -> None:
+    def __init__(
+        self,
+        access: Access,
+        name: str,
+        conditions: Conditions,
+        key: str | None = None,
+        *,
+        open_queue: Callable[[str], QueueContents] | None = None,
+    ) -> None:
+        """With *open_queue*, it is opened over the connection of others."""
         super().__init__(conditions)
         if key is None:
             celery_queues_of(access)
         self._access, self._name, self._key = access, name, key
+        self._open_queue = open_queue
         self._contents: QueueContents
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Open the queue for as long as items are read."""
-        with contents_of(self._access, self._name, self._key) as self._contents:
+        opened = None if self._open_queue is None else nullcontext(self._open_queue(self._name))
+        with opened or contents_of(self._access, self._name, self._key) as self._contents:
             yield
 
     def read(self, cursor: MessageCursor | None, size: int, budget: int | None) -> Chunk[WaitingMessage, MessageCursor]:  # noqa: ARG002

@@ -130,7 +130,8 @@ class TaskLife:
     @property
     def arguments(self) -> tuple[str, str]:
         """The texts of args and kwargs; "" if they are unknown."""
-        places = (self.stored[2] if self.stored else None, self.waiting and self.waiting[1], self.running, self.failure)
+        stored, waiting = self.stored and self.stored[2], self.waiting and self.waiting[1]
+        places = (stored, waiting, self.running, self.failure, *self.runs)
         return next(
             ((place.args, place.kwargs) for place in places if place and (place.args or place.kwargs)), ("", "")
         )

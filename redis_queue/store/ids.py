@@ -16,6 +16,9 @@ from redis_queue.store.chunks import check_many
 
 MAX_ID: Final = 255
 
+RETRY: Final = "~retry"
+"""End of the id of a retry that waits beside another call of its task."""
+
 
 def check_id(value: str, *, name: str = "id") -> str:
     """Return *value* if it is a valid id of a message or entry. Raises InvalidNameError."""
@@ -46,7 +49,7 @@ def id_bytes(text: str) -> bytes:
 
 def retry_id(task_id: str) -> str:
     """Return the id for the entry of a retry while another call waits under *task_id* itself."""
-    return sibling_id(task_id, "retry")
+    return sibling_id(task_id, RETRY[1:])
 
 
 def sibling_id(task_id: str, name: str) -> str:

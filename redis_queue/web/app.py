@@ -96,7 +96,12 @@ NAVIGATION: Final = (
     ("Overview", (("overview.show", "Overview", "o"),)),
     (
         "Work",
-        (("workers.running", "Running", "r"), ("entries.show", "Scheduled", "s"), ("forecast.show", "Forecast", "f")),
+        (
+            ("search.tasks", "Tasks", "t"),
+            ("workers.running", "Running", "r"),
+            ("entries.show", "Scheduled", "s"),
+            ("forecast.show", "Forecast", "f"),
+        ),
     ),
     ("Queues", (("queues.show", "Queues", "q"), ("flows.show", "Flows", "l"), ("flows.unique", "Unique", "u"))),
     (

@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Final
 
-from flask import Blueprint, abort, request
+from flask import Blueprint, abort, redirect, request, url_for
+from werkzeug.wrappers import Response
 
 from redis_queue.catalog import KINDS, kind_of
+from redis_queue.delay.queue import DelayQueue
 from redis_queue.model import Item
 from redis_queue.operate.actions.entries import reference
 from redis_queue.operate.items import Entries, task_of
-from redis_queue.store.ids import id_bytes, id_text
+from redis_queue.operate.task_life import task_life
+from redis_queue.store.ids import RETRY, id_bytes, id_text
 from redis_queue.web import formatting, request_args
 from redis_queue.web.context import context, delay_queues, page
 
@@ -59,14 +62,18 @@ def _decoded(cursor: str | None) -> str | None:
 
 
 @pages.get("/entry")
-def one() -> str:
-    """Show one message or entry."""
+def one() -> str | Response:
+    """Show one message or entry; the task of one that was dispatched."""
     request_args.allow("kind", "queue", "id", "body")
     name = request_args.text("queue", exact=True) or context().access.default_delay_queue
     queue = context().access.queue(request_args.choice("kind", KINDS, "delay"), name)
     id_ = request.args.get("id", "")
     item = queue.look(id_, max_bytes=MAX_BYTES)
     if item is None:
+        called = id_.removesuffix(RETRY)
+        if isinstance(queue, DelayQueue) and task_life(context().access, called).is_known:
+            # It came due meanwhile.
+            return redirect(url_for("search.task", id=called))
         abort(404, f"{name!r} has no {id_!r}: it has run, was cancelled, or never existed.")
     task = task_of(item)
     with_body = request_args.flag("body")

@@ -13,6 +13,7 @@ from redis_queue.basics.options import Conditions
 from redis_queue.basics.times import When, read_time
 from redis_queue.errors import InvalidValueError
 from redis_queue.operate.listing import Cursor, Listing, T
+from redis_queue.operate.tasks import TaskSearch
 
 MAX_TEXT: Final = 300
 
@@ -85,6 +86,17 @@ def when(name: str) -> When | None:
         abort(400, f"{name}: {error}.")
 
 
+def stamp(name: str) -> dict[str, str] | None:
+    """Return a stamp of a task and its value."""
+    found = text(name)
+    if found is None:
+        return None
+    key, equals, value = found.partition("=")
+    if not key or not equals:
+        abort(400, f"{name}={_short(found)}: must be NAME=VALUE.")
+    return {key: value}
+
+
 def flag(name: str) -> bool:
     """Return the state of a check box."""
     return choice(name, ("0", "1"), "0") == "1"
@@ -93,17 +105,18 @@ def flag(name: str) -> bool:
 def conditions(fields: Mapping[str, str]) -> Conditions:
     """Return the conditions that *fields* (name, condition) set; times are fields whose condition begins with "due"."""
     found: dict[str, Any] = {
-        condition: (when if condition.startswith("due") else text)(name) for name, condition in fields.items()
+        condition: (when if condition.startswith("due") else stamp if condition == "stamp" else text)(name)
+        for name, condition in fields.items()
     }
     return Conditions(**found)
 
 
 def searched(
-    listing: Listing[T, Cursor],
+    listing: Listing[T, Cursor] | TaskSearch,
     fields: Iterable[str],
-    start: Cursor | None,
+    start: Any,
     nothing: str,
-    mark: Callable[[Cursor], str] = str,
+    mark: Callable[[Any], str] = str,
 ) -> dict[str, Any]:
     """Return what a page shows of a search in *listing*, from *start* on; *nothing* stands for no items.
 

@@ -1,4 +1,4 @@
-"""The search of all pages for names and ids, suggestions, and the page of a task."""
+"""The search of all pages for names and ids, suggestions, the list of tasks, and the page of one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from redis_queue.operate.phases import Doing, phases
 from redis_queue.operate.queue_row import BROKEN
 from redis_queue.operate.search import search
 from redis_queue.operate.task_life import TaskLife, task_life
+from redis_queue.operate.tasks import STATES, TaskSearch
 from redis_queue.store.ids import is_id
 from redis_queue.web import request_args
-from redis_queue.web.context import context
+from redis_queue.web.context import context, page
 from redis_queue.web.request_args import MAX_TEXT
 
 pages = Blueprint("search", __name__)
@@ -32,12 +33,13 @@ TONES_OF_PHASES: Final[Mapping[Doing, str]] = {"delayed": "soft", "waited": "war
 
 @pages.get("/search")
 def show() -> str | Response:
-    """Show what has this text in its name. If nothing has, the text is the id of a task."""
+    """Show what has this text in its name. If nothing has, it is the id of a task, or a part of its arguments."""
     request_args.allow("q")
     text = request_args.text("q")
     found = None if text is None else search(context().access, text)
-    if found is not None and found.nothing and is_id(text):
-        return redirect(url_for("search.task", id=text))
+    if text is not None and found is not None and found.nothing:
+        is_known = is_id(text) and task_life(context().access, text).is_known
+        return redirect(url_for("search.task", id=text) if is_known else url_for("search.tasks", text=text))
     return render_template("search.html", text=text, found=found)
 
 
@@ -74,13 +76,41 @@ def _sorted(names: Iterable[str]) -> list[str]:
     return sorted({name for name in names if 0 < len(name) <= MAX_TEXT and name.isprintable()})[:MAX_SUGGESTIONS]
 
 
+CONDITIONS: Final = {
+    "text": "text",
+    "task": "task_part",
+    "queue": "queue",
+    "worker": "worker",
+    "release": "release",
+    "id_prefix": "id_prefix",
+    "tag": "stamp",
+    "since": "due_after",
+    "until": "due_before",
+}
+"""Fields of the form of tasks, and the conditions that they set."""
+
+MAX_CURSOR: Final = 8000
+
+
+@pages.get("/tasks")
+def tasks() -> str:
+    """Show tasks that match the search, wherever they are."""
+    request_args.allow("state", *CONDITIONS, "after", "limit", "body")
+    state, access = request_args.choice("state", ("", *STATES), ""), context().access
+    after = request_args.text("after", most=MAX_CURSOR)
+    listing = TaskSearch(access, request_args.conditions(CONDITIONS), [state] if state else [])
+    fields = ("state", *CONDITIONS)
+    found = request_args.searched(listing, fields, after, "no task waits or runs, and no run is kept")
+    return page("tasks.html", states=STATES, searches=listing.searches, kept=access.monitor.failures.kept(), **found)
+
+
 @pages.get("/task", endpoint="task")
 def show_task() -> str | tuple[str, int]:
     """Show what is known of a task; 404 if no source knows it."""
     request_args.allow("id", "body")
     access = context().access
     life = task_life(access, request.args.get("id", ""))
-    page = render_template(
+    shown = render_template(
         "task.html",
         life=life,
         tree=canvas(access, life) if life.is_known else None,
@@ -92,7 +122,7 @@ def show_task() -> str | tuple[str, int]:
         with_body=request_args.flag("body"),
         now=life.at,
     )
-    return page if life.is_known else (page, 404)
+    return shown if life.is_known else (shown, 404)
 
 
 def _references(life: TaskLife) -> dict[str, str]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -61,6 +61,7 @@ class WaitingMessage:
     retries: int = 0
     sent_at: datetime | None = None
     due_at: datetime | None = None
+    stamps: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, element: Element) -> WaitingMessage:
@@ -75,6 +76,7 @@ class WaitingMessage:
             retries=retries_in(call),
             sent_at=_time(call.get(SENT)),
             due_at=_iso_time(call.get(ETA)),
+            stamps=found if isinstance(found := call.get("stamps"), Mapping) else {},
         )
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,16 +36,30 @@ def broker_queues(app: Celery) -> Iterator[BrokerQueues]:
 
 @contextmanager
 def queue_contents(app: Celery, queue: str) -> Iterator[QueueContents]:
-    """Yield the messages of *queue*, also those that wait for a place in a flow; of other brokers only these.
+    """Yield the messages of *queue*, as :func:`opener` opens them."""
+    with opener(app) as open_queue:
+        yield open_queue(queue)
 
-    Raises OperationalError, StoreError, and ConfigurationError if the broker is not Redis, and none waits for a place.
+
+@contextmanager
+def opener(app: Celery) -> Iterator[Callable[[str], QueueContents]]:
+    """Yield a function that takes the name of a queue and returns its messages; all share one connection.
+
+    Those that wait for a place in a flow are among them; of other brokers only these. It raises OperationalError,
+    StoreError, and ConfigurationError if the broker is not Redis, and none waits for a place.
     """
     with connected(app) as connection:
-        backlog, redis_broker = readable_backlog(app, queue), _is_redis(connection)
-        if not redis_broker and backlog is None:
-            kind = connection.transport.driver_type
-            raise ConfigurationError(f"the broker is {kind}: must be Redis; reading messages would change their order")
-        yield QueueContents(connection.default_channel if redis_broker else None, queue, backlog)
+
+        def open_queue(queue: str) -> QueueContents:
+            backlog, redis_broker = readable_backlog(app, queue), _is_redis(connection)
+            if not redis_broker and backlog is None:
+                kind = connection.transport.driver_type
+                raise ConfigurationError(
+                    f"the broker is {kind}: must be Redis; reading messages would change their order"
+                )
+            return QueueContents(connection.default_channel if redis_broker else None, queue, backlog)
+
+        yield open_queue
 
 
 def purge(app: Celery, queue: str, limit: int) -> Iterator[int]:

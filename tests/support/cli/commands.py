@@ -23,6 +23,8 @@ LOOKS: dict[str, str] = {
     "running": "running",
     "running-body": "running --body",
     "history": "history",
+    "tasks": "tasks",
+    "tasks-text-body": "tasks --text secret --body",
     "task": "task failed",
     "task-body": "task failed --body",
     "peek": "queue orders peek",

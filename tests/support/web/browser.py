@@ -191,6 +191,7 @@ SCREENS = (
     "/queues",
     "/flows",
     "/unique",
+    "/tasks",
     "/running",
     "/history",
     "/failures",

@@ -1,0 +1,317 @@
+"""TaskRow: a task in any place as one row, and lists of the places that have none of their own."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from kombu.exceptions import OperationalError
+
+from redis_queue.basics.lazy_property import LazyProperty
+from redis_queue.basics.options import Conditions
+from redis_queue.celery.message.task_entry import TaskEntry
+from redis_queue.celery.queues.message import WaitingMessage
+from redis_queue.celery.queues.open import on_redis, opener
+from redis_queue.errors import ConfigurationError, InvalidValueError, StoreError, StoreUnavailableError
+from redis_queue.model import Unread
+from redis_queue.monitor.model import Failure, Run, RunningTask
+from redis_queue.operate.access import Access
+from redis_queue.operate.items import (
+    MAX_QUEUES,
+    MAX_READ,
+    Entries,
+    Letter,
+    Messages,
+    Waiting,
+    celery_queues_of,
+)
+from redis_queue.operate.listing import Chunk, Listing
+from redis_queue.operate.queue_row import BROKEN, QueueRow, fault_text
+from redis_queue.store.ids import is_id
+from redis_queue.store.redis_errors import redact
+
+MAX_READS: Final = 500
+"""Reads in the queues of one place for one page; most of them may find nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """A task in one place: its *state* there.
+
+    *at* is when it was sent, is due, started, died or ended, None if that is unknown; *seconds* are those of its run.
+    *error* is why it failed or died. *unread*: its message is too large to be read here.
+    """
+
+    state: str
+    id: str
+    task: str
+    at: datetime | None
+    queue: str = ""
+    worker: str = ""
+    seconds: float | None = None
+    args: str = ""
+    kwargs: str = ""
+    error: str = ""
+    release: str = ""
+    stamps: Mapping[str, Any] = field(default_factory=dict)
+    unread: bool = False
+    is_task: bool = True
+
+    @property
+    def message(self) -> str:
+        """What a text is searched in, besides the arguments."""
+        return f"{self.id}\n{self.error}"
+
+
+def row_of_running(found: tuple[RunningTask, datetime]) -> TaskRow:
+    """Return a running task as a row."""
+    task, now = found
+    seconds = max(0.0, (now - task.since).total_seconds())
+    return TaskRow("running", task.id, task.task, task.since, task.queue, task.worker, seconds, task.args, task.kwargs)
+
+
+def row_of_message(found: tuple[str, WaitingMessage]) -> TaskRow:
+    """Return a waiting message as a row."""
+    queue, message = found
+    return TaskRow(
+        "waiting",
+        message.id,
+        message.task,
+        message.since,
+        queue,
+        args=message.args,
+        kwargs=message.kwargs,
+        stamps=message.stamps,
+        is_task=message.task != "",
+    )
+
+
+def row_of_entry(found: tuple[str, Waiting]) -> TaskRow:
+    """Return a delayed task as a row."""
+    entry, task = found[1]
+    return _stored("delayed", task, task.due_at, isinstance(entry.payload, Unread))
+
+
+def row_of_letter(letter: Letter) -> TaskRow:
+    """Return a dead letter as a row."""
+    is_unread = isinstance(letter.letter.body, Unread)
+    return _stored("dead letter", letter.called, letter.letter.died_at, is_unread, letter.reason)
+
+
+def _stored(state: str, task: TaskEntry, at: datetime, unread: bool, error: str = "") -> TaskRow:
+    # A retry may have another id than its task.
+    known = task.headers.get("id")
+    return TaskRow(
+        state,
+        known if isinstance(known, str) and is_id(known) else task.id,
+        task.task,
+        at,
+        task.queue,
+        args=task.args,
+        kwargs=task.kwargs,
+        error=error,
+        stamps=task.stamps,
+        unread=unread,
+        is_task=unread or task.task != "",
+    )
+
+
+def row_of_failure(failure: Failure) -> TaskRow:
+    """Return a failure as a row."""
+    return TaskRow(
+        "failed",
+        failure.id,
+        failure.task,
+        failure.failed_at,
+        failure.queue,
+        failure.worker,
+        failure.seconds,
+        failure.args,
+        failure.kwargs,
+        ": ".join(filter(None, (failure.exception, failure.message))),
+        failure.release,
+    )
+
+
+def row_of_run(found: tuple[Run, bool]) -> TaskRow:
+    """Return the last run of a task as a row; no task if its failure is kept, which is another row."""
+    run, is_kept_failure = found
+    return TaskRow(
+        run.outcome,
+        run.id,
+        run.task,
+        run.ended_at,
+        run.queue,
+        run.worker,
+        None if run.started_at is None else max(0.0, (run.ended_at - run.started_at).total_seconds()),
+        run.args,
+        run.kwargs,
+        run.error,
+        run.release,
+        is_task=not is_kept_failure,
+    )
+
+
+class RunningList(Listing[tuple[RunningTask, datetime], int]):
+    """The tasks that have run for a second or more, longest first, each with the time now; of :data:`MAX_READ`."""
+
+    noun = "tasks"
+
+    def __init__(self, access: Access, conditions: Conditions) -> None:
+        super().__init__(conditions)
+        self._access = access
+
+    @LazyProperty
+    def _tasks(self) -> list[RunningTask]:
+        return sorted(self._access.monitor.workers.running(limit=MAX_READ), key=lambda task: (task.since, task.id))
+
+    def total(self) -> int:
+        """Return the number of these tasks."""
+        return len(self._tasks)
+
+    def read(self, cursor: int | None, size: int, budget: int | None) -> Chunk[tuple[RunningTask, datetime], int]:  # noqa: ARG002
+        """Read tasks from position *cursor* on."""
+        start, now = cursor or 0, self._access.inspector.now()
+        items = [((task, now), at) for at, task in enumerate(self._tasks[start : start + size], start + 1)]
+        return Chunk(items, start + size if start + size < len(self._tasks) else None)
+
+    def match(self, item: tuple[RunningTask, datetime]) -> bool:
+        """Return whether the task matches."""
+        return self.conditions.match(item[0])
+
+
+class RunList(Listing[tuple[Run, bool], str]):
+    """The last run of each task that ended lately, the last one first, and whether its failure is kept."""
+
+    noun = "runs"
+
+    def __init__(self, access: Access, conditions: Conditions) -> None:
+        super().__init__(conditions)
+        self._monitor = access.monitor
+        self._window: dict[str, Any] = {"since": conditions.due_after, "until": conditions.due_before}
+
+    def total(self) -> int:
+        """Return the number of tasks with kept runs."""
+        return self._monitor.runs.count()
+
+    def read(self, cursor: str | None, size: int, budget: int | None) -> Chunk[tuple[Run, bool], str]:  # noqa: ARG002
+        """Read runs, and which of their failures are kept."""
+        found, following = self._monitor.runs.page(after=cursor, limit=size, **self._window)
+        failed = [run.id for run, _ in found if run.outcome == "failed"]
+        kept = {failure.id for failure in self._monitor.failures.summaries(failed)} if failed else set()
+        return Chunk([((run, run.id in kept), behind) for run, behind in found], following)
+
+    def match(self, item: tuple[Run, bool]) -> bool:
+        """Return whether the run matches."""
+        return self.conditions.match(item[0])
+
+
+QueueCursor = tuple[str, Any]
+"""The name of a queue, and the cursor in it."""
+
+Make = Callable[[str], Listing[Any, Any]]
+
+
+class QueueLists(Listing[tuple[str, Any], QueueCursor]):
+    """What the lists of the queues *names* have, by name; *opening* opens what makes the list of one.
+
+    A queue that cannot be read is left out, and added to the faults. A page ends after :data:`MAX_READS` reads.
+    """
+
+    noun = "tasks"
+
+    def __init__(
+        self,
+        conditions: Conditions,
+        names: Sequence[str],
+        opening: AbstractContextManager[Make],
+        total: Callable[[], int],
+    ) -> None:
+        super().__init__(conditions)
+        self._names, self._opening = sorted(names), opening
+        #: Counts the tasks in all of these queues.
+        self.total = total
+        self._reads = 0
+        self._current: tuple[str, Listing[Any, Any]] | None = None
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Open the queues for as long as items are read."""
+        with self._opening as self._make:
+            yield
+
+    def read(self, cursor: QueueCursor | None, size: int, budget: int | None) -> Chunk[tuple[str, Any], QueueCursor]:
+        """Read items of one queue."""
+        name, inner = cursor or ("", None)
+        at = bisect_left(self._names, name or "")
+        if at == len(self._names):
+            return Chunk((), None)
+        if self._names[at] != name:
+            name, inner = self._names[at], None
+        self._reads += 1
+        chunk: Chunk[Any, Any] = Chunk((), None)
+        try:
+            chunk = self._list(name).read(inner, size, budget)
+        except (InvalidValueError, StoreUnavailableError):
+            raise
+        except (OperationalError, *BROKEN) as error:
+            self.report.faults.add(QueueRow("queue", name, error=error_text(error)))
+        following = self._names[at + 1] if at + 1 < len(self._names) else None
+        behind = (name, chunk.next) if chunk.next is not None else None if following is None else (following, None)
+        items = [((name, item), (name, place)) for item, place in chunk.items]
+        return Chunk(items, behind, chunk.spent, ends=self._reads % MAX_READS == 0)
+
+    def match(self, item: tuple[str, Any]) -> bool:
+        """Return whether the item matches."""
+        return self.conditions.match(item[1])
+
+    def _list(self, name: str) -> Listing[Any, Any]:
+        if self._current is None or self._current[0] != name:
+            listing = self._make(name)
+            with listing.opened():
+                self._current = name, listing
+        return self._current[1]
+
+
+def delayed(access: Access, conditions: Conditions) -> QueueLists:
+    """Return the entries of up to :data:`MAX_QUEUES` DelayQueues."""
+    names = [known.name for known in access.catalog.listing(kind="delay", limit=MAX_QUEUES).known]
+
+    def make(name: str) -> Entries:
+        return Entries(access, access.delay_queue(name), conditions)
+
+    return QueueLists(
+        conditions, names, nullcontext(make), lambda: sum(len(access.delay_queue(name)) for name in names)
+    )
+
+
+def waiting(access: Access, conditions: Conditions) -> QueueLists:
+    """Return the messages of the :data:`MAX_QUEUES` longest queues of the app.
+
+    Raises ConfigurationError without an app, or if the broker is not Redis, and StoreError if it is away.
+    """
+    overview = celery_queues_of(access).overview(limit=MAX_QUEUES, order="ready")
+    if overview.error and overview.ready is None:
+        raise StoreError(overview.error)
+    is_redis = on_redis(access.app)
+    rows = [row for row in overview.rows if row.waiting_for_place or (is_redis and row.ready)]
+    if not rows and not is_redis:
+        raise ConfigurationError("the broker is not Redis: reading messages would change their order")
+    total = sum((row.ready or 0) + (row.waiting_for_place or 0) for row in rows)
+    opening = _opening_messages(access, conditions)
+    return QueueLists(conditions, [row.name for row in rows], opening, lambda: total)
+
+
+@contextmanager
+def _opening_messages(access: Access, conditions: Conditions) -> Iterator[Make]:
+    with opener(access.app) as open_queue:
+        yield lambda name: Messages(access, name, conditions, open_queue=open_queue)
+
+
+def error_text(error: Exception) -> str:
+    """Return the text of an error of a place, or of a queue in it."""
+    return redact(str(error) if isinstance(error, OperationalError | StoreError) else fault_text(error))
