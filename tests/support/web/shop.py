@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import time
@@ -31,6 +32,9 @@ from redis_queue.store.keys import FlowKeys
 PREFIX: Final = "redis_queue"
 DEPLOYED: Final = 30
 """Minutes since the deploy."""
+
+BEFORE: Final = "2026.11-0c17e55"
+RELEASE: Final = "2026.11-4f2a91c"
 
 QUEUES: Final = ("shop", "mail", "billing", "search", "reports", "parked")
 MINUTES: Final = 130
@@ -184,15 +188,22 @@ def _keep_failures(client: redis.Redis, chance: random.Random) -> None:
                 )
             )
     kept.sort(key=lambda failure: failure.failed_at)
+    # The second step of a chain, whose third one was never sent.
+    step = {"task": "shop.ship", "args": [1041], "kwargs": {}, "options": {"task_id": "ship-1041", "queue": "shop"}}
+    body = _message("charge-1041", "billing.charge", 1041, chain=[step])
+    found = replace(kept[-1], id="charge-1041", task="billing.charge", queue="billing", args="(1041,)", body=body)
+    kept.append(
+        replace(found, exception="CardExpired", message="the card expired in 10/26", failed_at=_ago(seconds=40))
+    )
     failures = Failures(client, PREFIX)
     for start in range(0, len(kept), 50):
         failures.keep(kept[start : start + 50], 1000, 7)
 
 
-def _message(id_: str, task: str, number: int) -> bytes:
+def _message(id_: str, task: str, number: int, chain: list[dict[str, object]] | None = None) -> bytes:
     headers = {"lang": "py", "task": task, "id": id_, "root_id": id_, "retries": 0}
-    embed = '{"callbacks": null, "errbacks": null, "chain": null, "chord": null}'
-    body = f"[[{number}], {{}}, {embed}]".encode()
+    embed = {"callbacks": None, "errbacks": None, "chain": chain, "chord": None}
+    body = json.dumps([[number], {}, embed]).encode()
     return Envelope(body, "application/json", "utf-8", headers, {}, "", task.partition(".")[0]).pack("")
 
 
@@ -203,6 +214,8 @@ def _report(client: redis.Redis, chance: random.Random) -> None:
         ago = MINUTES - 1 - minute
         reports = Reports(client, PREFIX, partial(int, now - ago * 60_000))
         reports.write(tallies={_series(load): _tally(chance, load, ago) for load in LOADS})
+        if release := {MINUTES - 1: BEFORE, DEPLOYED: RELEASE}.get(ago):
+            reports.write(replace(_worker("worker-1@shop", _ago(minutes=ago)), release=release))
     Reports(client, PREFIX).write(ended=_runs(datetime.now(timezone.utc)))
     report_workers(client)
 
@@ -256,7 +269,7 @@ def _worker(name: str, at: datetime) -> WorkerRow:
         loop_age=0.2,
         settled_age=0.4,
         keeper=True,
-        release="2026.11-4f2a91c",
+        release=RELEASE,
     )
 
 

@@ -1,4 +1,4 @@
-"""What people who operate a shop do most, from the overview to the end."""
+"""What people who operate a shop do most, from the overview to the end; most of it within five clicks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from celery import Celery
 from playwright.sync_api import Browser, Page, expect
 
 from redis_queue import DelayQueue, RedisQueue
+from redis_queue.admission.flows import Flows
 from redis_queue.operate.audit import Audit
+from redis_queue.operate.incidents import queues
 from redis_queue.web import dashboard
 from tests.support.celery.observed_names import GATE
 from tests.support.celery.observing import Observed
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 from tests.support.web.chromium import NewTab, go_to, serving
-from tests.support.web.shop import fill_shop
+from tests.support.web.shop import RELEASE, fill_shop
 
 
 @pytest.fixture
@@ -28,10 +30,22 @@ def filled(client: redis.Redis, app: Celery) -> redis.Redis:
     return client
 
 
+COUNT = "addEventListener('pointerdown', () => sessionStorage.clicks = 1 + Number(sessionStorage.clicks || 0), true)"
+
+CLICKS = 5
+
+
 @pytest.fixture
 def page(new_tab: NewTab) -> Page:
     """The overview."""
-    return new_tab().open("/")
+    tab = new_tab()
+    tab.page.add_init_script(COUNT)
+    return tab.open("/")
+
+
+def assert_quick(page: Page) -> None:
+    """Check that it took few clicks from the overview to here."""
+    assert int(page.evaluate("sessionStorage.clicks || 0")) <= CLICKS
 
 
 def screen(page: Page, name: str) -> None:
@@ -63,12 +77,27 @@ def messages(client: redis.Redis, queue: str) -> list[dict[str, object]]:
     return [json.loads(element) for element in client.lrange(queue, 0, -1)]
 
 
-def test_find_why_a_queue_is_stuck(page: Page) -> None:
-    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="reports", exact=True))
-    expect(row).to_contain_text("no known worker")
-    row.get_by_role("link", name="reports", exact=True).click()
+def test_find_why_a_queue_is_stuck(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The messages of this shop were sent a moment ago.
+    monkeypatch.setattr(queues, "WAITS", 0.0)
+    banner = page.locator(".health")
+    text = "Celery queue reports: 38 messages wait, and no worker that reports consumes it"
+    expect(banner).to_contain_text(text, timeout=15_000)
+    banner.get_by_role("link", name=text).click()
     expect(page.get_by_text("No known worker consumes this queue.")).to_be_visible()
     expect(page.locator(".tiles")).to_have_text(re.compile(r"Ready\s*38"))
+    assert_quick(page)
+
+
+def test_find_an_order_by_an_argument(page: Page) -> None:
+    box = page.get_by_label("Search all")
+    box.fill("7042")
+    box.press("Enter")
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="order-1042", exact=True))
+    expect(row).to_contain_text("delayed")
+    row.get_by_role("link", name="order-1042", exact=True).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(re.compile(r"shop\.remind\s+order-1042"))
+    assert_quick(page)
 
 
 def test_find_the_task_of_an_order(page: Page) -> None:
@@ -94,31 +123,63 @@ def test_follow_a_canvas(page: Page) -> None:
 
 
 def test_see_what_a_deploy_broke(page: Page) -> None:
-    screen(page, "History")
-    page.get_by_role("navigation", name="Time span").get_by_role("link", name="15 minutes").click()
-    marked = page.get_by_role("row").filter(has_text="fails more often than before")
-    expect(marked).to_have_count(0)
-    page.get_by_role("navigation", name="Time span").get_by_role("link", name="1 hour").click()
-    expect(marked.get_by_role("rowheader")).to_have_text(["billing.charge"])
-    marked.get_by_role("link", name=re.compile(r"^\d+$")).click()
-    page.get_by_role("link", name=re.compile(r"^billing\.charge")).nth(1).click()
+    screen(page, "Incidents")
+    row = page.get_by_role("row").filter(has_text=f"since release {RELEASE} began")
+    row.get_by_role("link", name=re.compile("^billing.charge failed")).click()
+    group = page.get_by_role("row").filter(has_text="GatewayError").filter(has_text=f"new since {RELEASE}")
+    group.get_by_role("link").last.click()
     expect(page.get_by_text("the gateway refused field 'iban' (code 4012)").first).to_be_visible()
     expect(page.get_by_text("/srv/shop/billing/tasks.py")).to_be_visible()
+    assert_quick(page)
 
 
-def test_retry_failed_tasks_at_a_rate(page: Page, filled: redis.Redis) -> None:
+def test_compare_tasks_before_and_after_a_deploy(page: Page) -> None:
+    screen(page, "History")
+    page.locator(".filters > summary").click()
+    page.get_by_label("Compare release").select_option(RELEASE)
+    page.get_by_role("button", name="Search", exact=True).click()
+    row = page.get_by_role("row").filter(has_text="fails more often")
+    expect(row).to_have_count(1)
+    expect(row.get_by_role("rowheader")).to_have_text("billing.charge")
+    assert_quick(page)
+
+
+def test_find_the_slowest_p95_and_its_trend(page: Page) -> None:
+    screen(page, "History")
+    page.get_by_role("columnheader", name="Run time").get_by_role("link").click()
+    first = page.get_by_role("region", name="Tasks").get_by_role("rowheader").first
+    expect(first).to_have_text("search.reindex")
+    first.get_by_role("link").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(re.compile("search.reindex"))
+    expect(page.get_by_role("figure", name="Run time")).to_contain_text(re.compile(r"p95 \d"))
+    assert_quick(page)
+
+
+def test_retry_one_kind_of_failures_at_a_rate(page: Page, filled: redis.Redis) -> None:
     before = DelayQueue("scheduled", filled).count()
-    screen(page, "Failures")
-    page.get_by_role("table").first.get_by_role("link", name="billing.charge").click()
+    page.locator(".tiles").get_by_role("link", name="77").click()
+    group = page.get_by_role("table").first.get_by_role("row").filter(has_text="GatewayError")
+    group.get_by_role("link", name="billing.charge").click()
     page.get_by_label("All matches").check()
     page.get_by_label("Per second").fill("20")
     confirm(page, "Retry…", "Retry 64", "64 retried.")
     assert last_action(filled) == ("retry", "failures", 64)
     assert DelayQueue("scheduled", filled).count() == before + 64
     expect(page.get_by_text("No match among")).to_be_visible()
+    assert_quick(page)
 
 
 def test_stop_a_tenant(page: Page, filled: redis.Redis) -> None:
+    page.get_by_role("link", name="mail", exact=True).click()
+    page.get_by_role("link", name="Flow queue:mail").click()
+    page.get_by_role("region", name="Keys").get_by_role("link", name="acme", exact=True).click()
+    confirm(page, "Pause…", "Pause", "acme")
+    assert last_action(filled)[0] == "flow-pause"
+    assert Flows(filled, "redis_queue").key("queue:mail", "acme").paused
+    assert_quick(page)
+
+
+def test_move_the_messages_of_a_tenant(page: Page, filled: redis.Redis) -> None:
     page.get_by_role("link", name="mail", exact=True).click()
     search(page, "Arguments contain", "acme")
     page.get_by_label("All matches").check()
@@ -171,9 +232,35 @@ def test_redrive_what_died_while_payments_were_away(page: Page, filled: redis.Re
 def test_pause_a_queue_for_maintenance(page: Page, filled: redis.Redis) -> None:
     page.get_by_role("link", name="orders", exact=True).first.click()
     confirm(page, "Pause…", "Pause", "orders paused.")
+    assert_quick(page)
     assert RedisQueue("orders", filled).get(block=False) is None
     confirm(page, "Resume…", "Resume", "orders resumed.")
     assert RedisQueue("orders", filled).get(block=False) is not None
+
+
+def test_cancel_all_tasks_of_one_name(page: Page, filled: redis.Redis) -> None:
+    screen(page, "Scheduled")
+    page.get_by_label("Task contains", exact=True).fill("search.reindex")
+    page.get_by_label("Task contains", exact=True).press("Enter")
+    page.get_by_label("All matches").check()
+    page.get_by_role("button", name="Cancel…", exact=True).click()
+    button = page.get_by_role("button", name=re.compile(r"^Cancel \d+$"))
+    count = int(str(button.text_content()).split()[1])
+    button.click()
+    expect(page.get_by_role("status")).to_contain_text(f"{count} cancelled.")
+    assert last_action(filled) == ("cancel", "scheduled", count)
+    assert count > 50
+    assert_quick(page)
+
+
+def test_follow_a_chain_from_its_last_task(page: Page) -> None:
+    box = page.get_by_label("Search all")
+    box.fill("ship-1041")
+    box.press("Enter")
+    expect(page.locator(".problem")).to_contain_text("The chain stopped at step billing.charge")
+    page.locator(".problem").get_by_role("link", name="charge-1041").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(re.compile(r"billing\.charge\s+charge-1041"))
+    assert_quick(page)
 
 
 def test_slow_down_mails_whose_provider_complains(page: Page, filled: redis.Redis) -> None:
@@ -189,9 +276,10 @@ def test_slow_down_mails_whose_provider_complains(page: Page, filled: redis.Redi
 
 
 def test_find_the_worker_that_is_stuck(page: Page) -> None:
-    screen(page, "Workers")
+    page.locator(".tiles").get_by_role("link", name="stuck").click()
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="worker-3@shop"))
     expect(row).to_contain_text("its event loop is silent for 15 min")
+    assert_quick(page)
 
 
 def test_end_a_task_that_hangs(chromium: Browser, redis_server: RedisServer, client: redis.Redis) -> None:
