@@ -16,7 +16,7 @@ import pytest
 import redis
 from click.testing import CliRunner
 
-from redis_queue import RedisQueue
+from redis_queue import Flow, RedisQueue
 from redis_queue.admission.rules import FlowLimits, FlowState, KeyState
 from redis_queue.basics.histogram import Histogram
 from redis_queue.cli.celery import group
@@ -24,8 +24,9 @@ from redis_queue.cli.output import FAILED
 from redis_queue.doctor.finding import Finding
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.monitor.model import ReleaseRow, RunningTask, Series, Tally, WorkerRow
+from redis_queue.monitor.report import OTHER
 from redis_queue.operate.access import AppAccess, access_to
-from redis_queue.operate.audit import AuditLine
+from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.operate.incidents import queues
 from redis_queue.operate.incidents.incident import Incident
 from redis_queue.operate.incidents.registry import MAX_OF_KIND, RULES, current, incidents
@@ -331,6 +332,21 @@ class TestLook:
         assert [row.name for row in situation.queues] == ["orders"]
         assert {"the reports of workers", "the history"} <= situation.unread.keys()
         assert {one.kind for one in current(access_to(client, "redis_queue"))} == {"unreadable"}
+
+    @pytest.mark.parametrize("paused", [True, False])
+    def test_who_stopped_a_flow_did_not_stop_a_key_of_it(self, client: redis.Redis, *, paused: bool) -> None:
+        access = access_to(client, "redis_queue")
+        access.flows.declare({"shop.sync": Flow(fair="{tenant}", limit=None if paused else 0, limit_each=1)})
+        if paused:
+            access.flows.pause("shop.sync")
+        for user, verb, detail in (
+            ("ann", "flow-pause" if paused else "flow-set", "" if paused else "limit 0"),
+            ("ben", "flow-pause", "key acme"),
+            ("cid", "flow-set", "key acme, limit 0"),
+            ("dan", "flow-set" if paused else "flow-pause", "rate 5/s"),
+        ):
+            Audit(client, "redis_queue").add(AuditLine(NOW, user, verb, "shop.sync", 1, detail))
+        assert look(access).pauses["shop.sync"].user == "ann"
 
     def test_without_redis(self) -> None:
         with RedisServer() as server, server.client() as client:

@@ -47,7 +47,7 @@ LONG: Final = 60.0
 """Seconds for which a task has run before its usual run time is read, and an entry was due before it is late."""
 
 STOPPING: Final = ("flow-pause", "flow-set")
-"""Verbs of the actions that stop a flow."""
+"""Verbs of the actions that stop a flow: by a pause, by a limit of 0."""
 
 MAX_LOOKS: Final = 20
 """Maximum number of lost workers, of queues with dead letters, and of those with late entries, that are looked into."""
@@ -172,10 +172,11 @@ def _stopped_keys(access: Access, found: Situation) -> Iterator[tuple[str, KeySt
 
 
 def _pauses(access: Access, found: Situation) -> dict[str, AuditLine]:
-    """Return the last action on each flow that starts nothing."""
-    names = {state.name for state in found.stops}
-    lines = Audit(access.catalog.client, access.catalog.prefix).last(CHUNK) if names else []
-    return {line.queue: line for line in reversed(lines) if line.queue in names and line.verb in STOPPING}
+    """Return the last action that stopped each flow that starts nothing: those on single keys did not."""
+    verbs = {state.name: STOPPING[0 if state.paused else 1] for state in found.stops}
+    lines = Audit(access.catalog.client, access.catalog.prefix).last(CHUNK) if verbs else []
+    stopping = [line for line in lines if line.verb == verbs.get(line.queue) and not line.detail.startswith("key ")]
+    return {line.queue: line for line in reversed(stopping)}
 
 
 def _dead(access: Access, found: Situation) -> Iterator[tuple[tuple[str, str], tuple[datetime, datetime]]]:
