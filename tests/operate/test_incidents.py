@@ -200,6 +200,20 @@ CASES: dict[str, tuple[Situation, list[tuple[str, str, str]]]] = {
         Situation(NOW, ended={SERIES: minutes(*[Tally(3, 2)] * 5)}),
         [],
     ),
+    "few failures of very many": (
+        Situation(NOW, ended={SERIES: minutes(*[Tally(7000, 13)] * 5, before=Tally(7000))}),
+        [],
+    ),
+    "many failures of very many": (
+        Situation(NOW, ended={SERIES: minutes(*[Tally(7000, 20)] * 5, before=Tally(7000))}),
+        [
+            (
+                "failing tasks",
+                "warning",
+                "shop.hang failed 100 of 105,000 times in the last 15 min, and 0 of 315,000 times in the 45 min before",
+            )
+        ],
+    ),
     "as many failures as before": (Situation(NOW, ended={SERIES: minutes(before=Tally(10, 2))}), []),
     "a task that always fails": (
         Situation(NOW, ended={SERIES: minutes(before=Tally(2, 2))}),
@@ -315,6 +329,7 @@ def test_a_large_fleet() -> None:
         running=[running(90, worker=f"w{number}@a") for number in range(10_000)],
         ended={Series(f"t{number}", f"q{number}"): minutes(before=Tally(10, 9)) for number in range(200)},
         usual=USUAL,
+        releases=[ReleaseRow(f"v{number}", ago(5000 + number), NOW) for number in range(100)],
     )
     kinds = Counter(one.kind for one in incidents(many))
     assert kinds == dict.fromkeys(("stuck queues", "slow queues", "failing tasks"), MAX_OF_KIND + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -10,7 +10,7 @@ from redis_queue.basics.times import span_text
 from redis_queue.monitor.model import RunningTask, Tally
 from redis_queue.monitor.report import OTHER
 from redis_queue.operate.incidents.incident import Incident, page_of, tasks_text, usual_seconds
-from redis_queue.operate.incidents.situation import LONG, Situation
+from redis_queue.operate.incidents.situation import LONG, MINUTES, Situation
 from redis_queue.operate.liveness import HEALTHY
 
 RECENT: Final = 15
@@ -20,7 +20,13 @@ MIN_ENDS: Final = 10
 """Minimum recent and earlier ends of a task, to compare its failures."""
 
 MIN_FAILED: Final = 5
-"""Minimum recent failures."""
+"""Minimum recent failures, of up to 500 ends."""
+
+MANY_FAILED: Final = 100
+"""Recent failures that matter however many tasks ended; below, they are 1 % of the ends or more."""
+
+MAX_RELEASES: Final = 10
+"""Maximum number of releases of the last hour since which failures are compared."""
 
 ROSE_BY: Final = 3.0
 """Minimum factor by which the share of failures rose."""
@@ -66,9 +72,10 @@ def broken_workers(now: Situation) -> Iterator[Incident]:
 
 def failing_tasks(now: Situation) -> Iterator[Incident]:
     """No task fails nearly always, or far more often than before."""
+    spans = _spans(now)
     for task, minutes in _by_task(now).items():
         hour = sum(minutes, Tally())
-        cause, share = _rise(now, minutes)
+        cause, share = _rise(spans, minutes)
         if not cause and not (hour.ends >= MIN_ALL and hour.share >= ALL_FAIL):
             continue
         yield Incident(
@@ -133,14 +140,20 @@ def _by_task(now: Situation) -> dict[str, list[Tally]]:
     return found
 
 
-def _rise(now: Situation, minutes: Sequence[Tally]) -> tuple[str, float]:
-    """Return how often a task fails more often than before, since a release if that tells, and the share; "" if not."""
+def _spans(now: Situation) -> dict[str, int]:
+    """Return the spans in which a task may fail more often than before, with their minutes: the releases' first."""
+    ages = [(row.release, now.age(row.first_at)) for row in now.releases[:MAX_RELEASES]]
     spans = {
-        f"since release {row.release} began {span_text(age, parts=1)} ago": int(age // 60) + 1
-        for row in now.releases
-        for age in (now.age(row.first_at),)
+        f"since release {release} began {span_text(age, parts=1)} ago": int(age // 60) + 1
+        for release, age in ages
+        if age < MINUTES * 60
     }
-    for since, length in {**spans, f"in the last {RECENT} min": RECENT}.items():
+    return {**spans, f"in the last {RECENT} min": RECENT}
+
+
+def _rise(spans: Mapping[str, int], minutes: Sequence[Tally]) -> tuple[str, float]:
+    """Return how often a task fails more often than before, since a release if that tells, and the share; "" if not."""
+    for since, length in spans.items():
         before, recent = sum(minutes[:-length], Tally()), sum(minutes[-length:], Tally())
         if _rose(before, recent):
             earlier = f"{before.failed:,} of {before.ends:,} times in the {len(minutes) - length} min before"
@@ -149,8 +162,9 @@ def _rise(now: Situation, minutes: Sequence[Tally]) -> tuple[str, float]:
 
 
 def _rose(before: Tally, recent: Tally) -> bool:
-    enough = before.ends >= MIN_ENDS and recent.ends >= MIN_ENDS and recent.failed >= MIN_FAILED
-    return enough and recent.share > ROSE_BY * before.share
+    enough = before.ends >= MIN_ENDS and recent.ends >= MIN_ENDS
+    matters = recent.failed >= max(MIN_FAILED, min(MANY_FAILED, recent.ends / 100))
+    return enough and matters and recent.share > ROSE_BY * before.share
 
 
 def _first(now: Situation, minutes: Sequence[Tally], count: Callable[[Tally], int]) -> datetime:
