@@ -123,6 +123,63 @@ CASES: dict[str, tuple[Situation, list[tuple[str, str, str]]]] = {
             )
         ],
     ),
+    "long tasks that take no longer than usual": (
+        replace(HUNG, usual={SERIES: Tally(100, duration=Histogram.of([600_000.0] * 100))}),
+        [
+            (
+                "slow queues",
+                "warning",
+                "Celery queue web: the oldest of 1,204 messages waits for 4 min; both processes of web@a are busy: "
+                "2 x shop.hang for up to 4 min, usually 10 min",
+            )
+        ],
+    ),
+    "an empty queue of workers that hold messages of another": (
+        Situation(
+            NOW,
+            [queue(oldest_age=2.0), queue(name="mail", ready=0, oldest_age=None)],
+            workers=[worker(queues=("web", "mail"), prefetched=4, held={"web": 6})],
+            running=[running(240), running(200)],
+        ),
+        [],
+    ),
+    "messages at workers, of a queue whose list is empty": (
+        Situation(
+            NOW,
+            [queue(ready=0, oldest_age=None)],
+            workers=[worker(queues=("web", "mail"), prefetched=4, held={"web": 5, "mail": 1})],
+            running=[running(240), running(200)],
+        ),
+        [
+            (
+                "stuck queues",
+                "error",
+                "Celery queue web: 3 messages wait for up to 4 min, and none ends: both processes of web@a are busy: "
+                "2 x shop.hang for up to 4 min",
+            )
+        ],
+    ),
+    "runs that are counted with those of other queues": (
+        Situation(
+            NOW,
+            [queue(), queue(name="mail")],
+            workers=[worker(executed_per_minute=9), worker("mail@a", queues=("mail",))],
+            ended={OTHER: minutes(Tally(50))},
+        ),
+        [
+            (
+                "stuck queues",
+                "error",
+                "Celery queue mail: 1,204 messages wait for up to 4 min, and none ends: both processes of mail@a are "
+                "busy",
+            ),
+            (
+                "slow queues",
+                "warning",
+                "Celery queue web: the oldest of 1,204 messages waits for 4 min; both processes of web@a are busy",
+            ),
+        ],
+    ),
     "a free process and a rate limit": (
         Situation(
             NOW, [queue(oldest_age=400.0)], workers=[worker(busy=0, limited=7)], ended={SERIES: minutes(Tally(1))}

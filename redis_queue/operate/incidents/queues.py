@@ -11,6 +11,7 @@ from redis_queue.admission.flows import OF_QUEUE
 from redis_queue.admission.rules import FlowState, KeyState
 from redis_queue.basics.options import nearest, some_of
 from redis_queue.basics.times import span_text
+from redis_queue.monitor.report import OTHER
 from redis_queue.operate.incidents.incident import Incident, page_of, tasks_text, waits_text
 from redis_queue.operate.incidents.situation import LONG, Situation
 from redis_queue.operate.liveness import HEALTHY, WorkerState
@@ -35,8 +36,8 @@ NAMED: Final = 3
 def stuck_queues(now: Situation) -> Iterator[Incident]:
     """Tasks end in every queue that workers read and in which messages wait."""
     for row, workers in _read_queues(now):
-        waits, count = _wait_of(row, now, workers), (row.ready or 0) + sum(worker.row.prefetched for worker in workers)
-        if waits < WAITS or _ended(now, row.name):
+        waits, count = _wait_of(row, now, workers), (row.ready or 0) + now.held[row.name]
+        if waits < WAITS or _moves(now, row.name, workers):
             continue
         what = f"{waits_text(count)} for up to {span_text(waits, parts=1)}, and none ends"
         yield Incident(
@@ -98,7 +99,7 @@ def slow_queues(now: Situation) -> Iterator[Incident]:
     for row, workers in _read_queues(now):
         waits = row.oldest_age or 0.0
         is_full = _is_full(workers)
-        if not row.ready or waits < (WAITS if is_full else TOO_LONG) or not _ended(now, row.name):
+        if not row.ready or waits < (WAITS if is_full else TOO_LONG) or not _moves(now, row.name, workers):
             continue
         rates = {"end": row.executed_per_minute, "come": row.put_per_minute}
         told = "".join(f"{rate:,.0f} tasks {what} per minute; " for what, rate in rates.items() if rate is not None)
@@ -194,8 +195,7 @@ def _read_queues(now: Situation) -> Iterator[tuple[CeleryQueueRow, list[WorkerSt
     """Yield the queues whose messages wait, also at workers, with the workers that may start them."""
     for row in now.celery_queues:
         workers = now.readers.get(row.name, [])
-        waits = row.ready or any(worker.row.prefetched for worker in workers)
-        if waits and workers and not row.error and not _is_paused(now, row.name):
+        if (row.ready or now.held[row.name]) and workers and not row.error and not _is_paused(now, row.name):
             yield row, workers
 
 
@@ -206,6 +206,13 @@ def _wait_of(row: CeleryQueueRow, now: Situation, workers: Sequence[WorkerState]
     names = {worker.row.name for worker in workers}
     ages = [now.age(task.since) for task in now.running if task.worker in names]
     return max(ages, default=0.0) if _is_full(workers) else 0.0
+
+
+def _moves(now: Situation, queue: str, workers: Sequence[WorkerState]) -> bool:
+    """Return whether runs of a queue ended lately, or those that keep its *workers* busy take no longer than usual."""
+    if _ended(now, queue) or (_ended(now, OTHER.queue) and any(worker.row.executed_per_minute for worker in workers)):
+        return True
+    return any(worker.row.name in now.as_usual for worker in workers if worker.state in HEALTHY)
 
 
 def _ended(now: Situation, queue: str) -> int:

@@ -21,6 +21,7 @@ from redis_queue.monitor.model import ReleaseRow, RunningTask, Series, Tally
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.operate.inspector import FEW_SHARDS
+from redis_queue.operate.items import MIN_RUNS
 from redis_queue.operate.liveness import WorkerState, with_tasks, worker_states
 from redis_queue.operate.queue_row import BROKEN, CeleryQueueRow, QueueRow, fault_text
 from redis_queue.store.chunks import CHUNK
@@ -101,6 +102,30 @@ class Situation:
     def runs(self) -> dict[str, list[RunningTask]]:
         """The running tasks of each worker."""
         return _grouped((task.worker, task) for task in self.running)
+
+    @LazyProperty
+    def held(self) -> Counter[str]:
+        """How many messages of each Celery queue workers hold and have not started."""
+        runs, found = Counter((task.worker, task.queue) for task in self.running), Counter[str]()
+        for row in (worker.row for worker in self.workers if worker.state != "lost" and worker.row.prefetched):
+            held = dict.fromkeys(row.queues, row.prefetched) if row.held is None else row.held
+            for queue, count in held.items():
+                found[queue] += min(row.prefetched, max(0, count - runs[row.name, queue]))
+        return found
+
+    @LazyProperty
+    def as_usual(self) -> set[str]:
+        """The workers with a task that has run for long, but not for longer than 95 % of its runs."""
+        known = {
+            series: tally.duration.quantile(0.95)
+            for series, tally in self.usual.items()
+            if tally.duration.total >= MIN_RUNS
+        }
+        return {
+            task.worker
+            for task in self.running
+            if LONG <= self.age(task.since) <= known.get(Series(task.task, task.queue), 0.0)
+        }
 
     def age(self, since: datetime) -> float:
         """Return how many seconds ago *since* was; 0 for a later time."""
