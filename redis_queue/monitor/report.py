@@ -62,7 +62,7 @@ class Reports:
         """
         for count in self.count_calls(tallies or {}):
             count()
-        release = "" if worker is None else worker.release
+        release = "" if worker is None or leaving else worker.release
         due = release != self._release or time.monotonic() >= self._release_until
         now: int = self._calls.prepare(
             "monitor/report",

@@ -102,10 +102,12 @@ def test_a_lost_worker_is_listed_and_cleared(lost: str, run: Run, reports: Repor
     assert (alive["name"], alive["state"], alive["severity"]) == ("two@host", "alive", "good")
     assert "reason: last seen 2 min ago; it ran shop.hang for 4 min and 1 more" in run("workers").stdout
 
+    releases = client.hgetall(MonitorKeys("redis_queue").releases)
     assert answer(run("worker", lost, "clear", "--dry-run", "--json")) == {"to_be_cleared": 1}
     assert answer(run("worker", lost, "clear", "--json")) == {"cleared": 1}
     assert [row["name"] for row in json.loads(run("workers", "--json").stdout)["workers"]] == ["two@host"]
     assert client.hkeys(MonitorKeys("redis_queue").running) == [b"two@host"]
+    assert client.hgetall(MonitorKeys("redis_queue").releases) == releases
     (line,) = Audit(client, "redis_queue").last()
     assert (line.verb, line.queue, line.count) == ("clear", lost, 1)
     assert "is not listed: it has left, or was lost" in run("worker", lost, "clear").stderr
