@@ -326,13 +326,13 @@ class Flows:
         else:
             pages = [keys]
         for page in filter(None, pages):
-            self._reconsider(limit=0, places=len(page), more=[place_of(name, key) for key in page])
+            self._reconsider(limit=0, places=len(page), more=[id_bytes(place_of(name, key)) for key in page])
         waiting = [id_text(flow) for flow in self._scripts.command("HKEYS", self.redis_keys.backlog)] if rates else []
         queues = {flow.removeprefix(OF_QUEUE) for flow in (name, *waiting) if rates and flow.startswith(OF_QUEUE)}
         for queue in sorted(queues):
             # As many passes as there are entries: what workers compute again meanwhile need not be looked at again.
             for _ in range(self._scripts.command("ZCARD", self.redis_keys.timers(queue)) // PAGE + 1):
-                if not self._reconsider(limit=PAGE, places=0, more=[queue]):
+                if not self._reconsider(limit=PAGE, places=0, more=[id_bytes(queue)]):
                     break
 
 

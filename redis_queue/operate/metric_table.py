@@ -45,8 +45,9 @@ class MetricGroup:
         """Yield the metrics with the values of *samples*."""
         for metric in self.metrics:
             family: Any = metric.family(f"redis_queue_{metric.name}", metric.text, labels=self.labels)
-            for labels, read in samples:
-                value = metric.value(*read)
+            for names, read in samples:
+                # Names of other programs need not be UTF-8.
+                labels, value = [name.encode(errors="replace").decode() for name in names], metric.value(*read)
                 if isinstance(value, Histogram):
                     family.add_metric(labels, _buckets(value), value.seconds)
                 elif value is not None:

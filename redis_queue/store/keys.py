@@ -62,7 +62,8 @@ class KeyOf(_Declaration):
         if keys is None:
             return self
         beginning = f"{keys.root}{self.part}:"
-        return lambda x: f"{beginning}{x}".encode()
+        # Other programs may have written a name that is not UTF-8.
+        return lambda x: f"{beginning}{x}".encode(errors="surrogateescape")
 
 
 class KeyGroup:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import redis
 from click.testing import CliRunner
+from prometheus_client import CollectorRegistry, generate_latest
 
 from redis_queue import Flow, RedisQueue
 from redis_queue.admission.rules import FlowLimits, FlowState, KeyState
@@ -29,7 +30,7 @@ from redis_queue.operate.access import AppAccess, access_to
 from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.operate.incidents import queues
 from redis_queue.operate.incidents.incident import Incident
-from redis_queue.operate.incidents.registry import MAX_OF_KIND, RULES, current, incidents
+from redis_queue.operate.incidents.registry import MAX_CAUSE, MAX_OF_KIND, RULES, current, incidents
 from redis_queue.operate.incidents.situation import MINUTES, Situation, look
 from redis_queue.operate.liveness import WorkerState, state_of
 from redis_queue.operate.metrics import Collector
@@ -404,6 +405,22 @@ class TestLook:
         assert [row.name for row in situation.queues] == ["orders"]
         assert {"the reports of workers", "the history"} <= situation.unread.keys()
         assert {one.kind for one in current(access_to(client, "redis_queue"))} == {"unreadable"}
+
+    @pytest.mark.parametrize("name", [b"\xff\xfe", b"\xed\xa0\x80", b"a\0b\n", b"x" * 100_000])
+    def test_a_flow_of_another_program_hides_no_incident(self, client: redis.Redis, name: bytes) -> None:
+        access = access_to(client, "redis_queue")
+        keys = access.flows.redis_keys
+        client.hset(keys.backlog, mapping={b"queue:" + name: 7, name: 7})
+        access.flows.declare({"shop.sync": Flow(fair="{tenant}", limit=0)})
+        client.hset(keys.config, name, client.hget(keys.config, "shop.sync") or "")
+        client.hset(keys.rules("shop.sync"), name, "= = = 1")
+        client.zadd(keys.keys("shop.sync"), {name: 3})
+        registry = CollectorRegistry()
+        registry.register(Collector(access.inspector, incidents=lambda: current(access)))
+        incidents = current(access)
+        assert [one.kind for one in incidents] == ["flow workers", "flow stops", "key stops"]
+        assert max(len(one.cause) for one in incidents) <= MAX_CAUSE
+        assert generate_latest(registry).count(b"\nredis_queue_incident{") == len(incidents)
 
     @pytest.mark.parametrize("paused", [True, False])
     def test_who_stopped_a_flow_did_not_stop_a_key_of_it(self, client: redis.Redis, *, paused: bool) -> None:

@@ -47,7 +47,8 @@ Rule = Callable[[Situation], Iterator[Incident]]
 
 def page_of(path: str, **parameters: str) -> str:
     """Return the address of a page of the dashboard."""
-    return f"{path}?{urlencode(parameters)}"
+    # Names of other programs need not be UTF-8.
+    return f"{path}?{urlencode(parameters, errors='replace')}"
 
 
 def waits_text(count: int, noun: str = "message") -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from redis_queue.doctor.finding import Finding
+from redis_queue.monitor.rows import MAX_TEXT
 from redis_queue.operate.access import Access
 from redis_queue.operate.incidents.incident import Incident, Rule, Severity
 from redis_queue.operate.incidents.queues import (
@@ -24,6 +25,9 @@ from redis_queue.operate.incidents.work import broken_workers, failing_tasks, re
 
 MAX_OF_KIND: Final = 20
 """Maximum number of incidents of one kind that are listed one by one."""
+
+MAX_CAUSE: Final = 1000
+"""Maximum characters of a cause, and of an advice: other programs may have written names of any length."""
 
 
 def pressure(now: Situation) -> Iterator[Incident]:
@@ -97,7 +101,11 @@ def _of_kind(kind: str, found: Iterable[Incident]) -> list[Incident]:
         path = rest[0].page.partition("?")[0]
         page = _LIST_OF.get(path, path)
         shown.append(Incident("(other)", rest[0].severity, f"{len(rest):,} more {kind}", "as above", page, hits=hits))
-    return [replace(one, kind=kind) for one in shown]
+    return [_short(replace(one, kind=kind)) for one in shown]
+
+
+def _short(one: Incident) -> Incident:
+    return replace(one, subject=one.subject[:MAX_TEXT], cause=one.cause[:MAX_CAUSE], advice=one.advice[:MAX_CAUSE])
 
 
 def findings(now: Situation) -> Iterator[Finding]:
