@@ -406,6 +406,11 @@ class TestLook:
         assert {"the reports of workers", "the history"} <= situation.unread.keys()
         assert {one.kind for one in current(access_to(client, "redis_queue"))} == {"unreadable"}
 
+    def test_the_last_of_many_queues_is_counted(self, client: redis.Redis) -> None:
+        for number in range(301):
+            RedisQueue(f"orders-{number:03}", client).put("x")
+        assert look(access_to(client, "redis_queue")).queues[-1].name == "orders-300"
+
     @pytest.mark.parametrize("name", [b"\xff\xfe", b"\xed\xa0\x80", b"a\0b\n", b"x" * 100_000])
     def test_a_flow_of_another_program_hides_no_incident(self, client: redis.Redis, name: bytes) -> None:
         access = access_to(client, "redis_queue")
