@@ -171,10 +171,8 @@ def writes_to_disk(server: ServerInfo) -> Iterator[Finding]:
 
 
 def replication(server: ServerInfo) -> Iterator[Finding]:
-    """Writes go to a primary, and to its replicas if it has any."""
-    if server.info.get("role") == "slave":
-        yield error(f"{server.label}connected to a read-only replica", "connect to its primary")
-    elif server.number("connected_slaves") and server.config("min-replicas-to-write") == "0":
+    """A primary with replicas accepts no writes without them."""
+    if server.number("connected_slaves") and server.config("min-replicas-to-write") == "0":
         yield warning(
             f"{server.label}min-replicas-to-write is 0: a primary without its replicas still accepts "
             "writes, and a failover loses them",
@@ -187,14 +185,16 @@ def evicted(server: ServerInfo) -> Iterator[Finding]:
     if count := server.number("evicted_keys"):
         yield error(
             f"{server.label}Redis has evicted {count:,} keys, which may have been messages",
-            "raise maxmemory, and CONFIG SET maxmemory-policy noeviction",
+            "raise maxmemory, and CONFIG SET maxmemory-policy noeviction; then CONFIG RESETSTAT ends this report",
         )
 
 
 def replicas(server: ServerInfo) -> Iterator[Finding]:
-    """Redis has as many replicas as it needs for writes."""
-    # Only with min-replicas-to-write does INFO have this field.
-    if "min_slaves_good_slaves" in server.info and not server.number("connected_slaves"):
+    """Redis accepts writes: it is a primary, with the replicas that it needs."""
+    if server.info.get("role") == "slave":
+        yield error(f"{server.label}connected to a read-only replica", "connect to its primary")
+    # Only with min-replicas-to-write does INFO have this field. Those that lag are not counted.
+    elif "min_slaves_good_slaves" in server.info and not server.number("min_slaves_good_slaves"):
         yield error(
             f"{server.label}no replica follows, and min-replicas-to-write is set: Redis refuses writes",
             "start a replica, or look why it cannot connect",

@@ -14,6 +14,8 @@ from redis_queue import StoreUnavailableError
 from redis_queue.doctor import access, examine
 from redis_queue.doctor.finding import run
 from redis_queue.doctor.server import version, writes_to_disk
+from redis_queue.operate.access import access_to
+from redis_queue.operate.incidents.registry import current
 from tests.support.binaries import KINDS
 from tests.support.doctor.stage import Limit, Setting, Stage, wrong
 from tests.support.ports import HOST, free_port
@@ -107,9 +109,10 @@ def test_replication_without_confirmation_and_writes_to_a_replica(own: RedisServ
     with RedisServer(*options, tcp=True, aof="everysec") as replica, own.client() as client, replica.client() as other:
         wait_until(lambda: client.info("replication")["connected_slaves"] == 1, description="a replica")
         assert wrong(client) == {"replication": "warning"}
-        assert wrong(other) == {"replication": "error"}
+        assert wrong(other) == {"replicas": "error"}
+        assert [one.kind for one in current(access_to(other, "redis_queue"))] == ["servers"]
         client.config_set("min-replicas-to-write", 1)
-        assert wrong(client) == {}
+        wait_until(lambda: wrong(client) == {}, description="the replica to be counted")
         replica.stop()
         wait_until(lambda: client.info("replication")["connected_slaves"] == 0, description="the end of the replica")
         assert wrong(client) == {"replicas": "error"}

@@ -58,8 +58,8 @@ MAX_LOOKS: Final = 20
 class Situation:
     """What is known of a fleet *at* one time (of the server). All parts are plain data.
 
-    *celery_queues* and *queues* are rows of queues, at most 1,000 of the store, *workers* the states of all that reported
-    in the last hour, *releases* those of the app, *running* the tasks that have run for a second or more. *ended* are
+    *celery_queues* and *queues* are rows of queues, at most 1,000 of the store, *workers* the states of all that
+    reported in the last hour, *releases* those of the app, *running* the tasks that have run for a second or more. *ended* are
     the counts of each series in each of the last :data:`MINUTES` minutes, *usual* the runs of the last day of those
     series that run for long now. *backlog* counts the tasks of each flow that wait for a place, *flows* are all flows,
     *stopped_keys* the keys that start nothing, with their flows, *pauses* the last action on each flow that starts
