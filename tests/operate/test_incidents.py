@@ -205,6 +205,16 @@ CASES: dict[str, tuple[Situation, list[tuple[str, str, str]]]] = {
             )
         ],
     ),
+    "messages and workers may both be without the extension": (
+        Situation(NOW, [queue(consumers=0, ready=1, oldest_age=None)]),
+        [
+            (
+                "unread queues",
+                "warning",
+                "Celery queue web: 1 message waits, and no worker that reports consumes it",
+            )
+        ],
+    ),
     "workers without reports read it": (Situation(NOW, [queue(consumers=0, oldest_age=5.0)]), []),
     "by their answers": (Situation(NOW, [queue(consumers=0)], read_elsewhere=frozenset({"web"})), []),
     "an event loop that hangs": (

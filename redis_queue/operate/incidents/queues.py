@@ -66,7 +66,8 @@ def unread_queues(now: Situation) -> Iterator[Incident]:
         hint = f"; workers consume {near[0]}, which has a similar name" if near else ""
         yield Incident(
             row.name,
-            "error",
+            # Of messages of other producers nobody knows whether they wait for long.
+            "error" if asked or row.oldest_age is not None else "warning",
             f"Celery queue {row.name}: {waits_text(row.listed)}, and no worker{who} consumes it{hint}",
             f"start a worker with -Q {row.name}, or move them: redis-queue -A APP celery-queue {row.name} move "
             f"--all --to {near[0] if near else 'QUEUE'}",

@@ -59,14 +59,14 @@ class Situation:
     """What is known of a fleet *at* one time (of the server). All parts are plain data.
 
     *celery_queues* and *queues* are rows of queues, at most 1,000 of the store, *workers* the states of all that
-    reported in the last hour, *releases* those of the app, *running* the tasks that have run for a second or more. *ended* are
-    the counts of each series in each of the last :data:`MINUTES` minutes, *usual* the runs of the last day of those
-    series that run for long now. *backlog* counts the tasks of each flow that wait for a place, *flows* are all flows,
-    *stopped_keys* the keys that start nothing, with their flows, *pauses* the last action on each flow that starts
-    nothing. *dead* tells when the first and the last dead letter of a queue died, *dispatchers* how many dispatchers
-    the DelayQueue of tasks, and one with late entries, has (None: it never had one). *pressure* is what the doctor
-    finds on the servers. *read_elsewhere* are the queues that workers consume by their answers, None if they were not
-    asked. *unread* says of each part that cannot be read why.
+    reported in the last hour, *releases* those of the app, *running* the tasks that have run for a second or more.
+    *ended* are the counts of each series in each of the last :data:`MINUTES` minutes, *usual* the runs of the last day
+    of those series that run for long now. *backlog* counts the tasks of each flow that wait for a place, *flows* are
+    all flows, *stopped_keys* the keys that start nothing, with their flows, *pauses* the last action on each flow that
+    starts nothing. *dead* tells when the first and the last dead letter of a queue died, *dispatchers* how many
+    dispatchers the DelayQueue of tasks, and one with late entries, has (None: it never had one). *pressure* is what the
+    doctor finds on the servers. *read_elsewhere* are the queues that workers consume by their answers, None if they
+    were not asked. *unread* says of each part that cannot be read why.
     """
 
     at: datetime
