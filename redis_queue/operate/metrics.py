@@ -117,7 +117,11 @@ class Collector:
                 ],
                 "dispatchers": lambda: [((name,), (dispatchers,)) for name, (_, dispatchers) in sent],
                 "flows": lambda: flow_samples(inspector, look.at),
-                "incidents": lambda: [((one.kind, one.subject, one.severity), (one,)) for one in self._incidents()],
+                # Of several with the same labels, such as dead letters of queues with one name, Prometheus takes one.
+                "incidents": lambda: [
+                    (labels, (True,))
+                    for labels in dict.fromkeys((one.kind, one.subject, one.severity) for one in self._incidents())
+                ],
                 "unique tasks": lambda: _single(inspector.unique.count()),
             }
         return readers

@@ -381,6 +381,17 @@ def test_errors_come_first_and_then_what_hits_most() -> None:
     ]
 
 
+def test_metrics_have_each_set_of_labels_once(client: redis.Redis) -> None:
+    rows = [QueueRow(kind, "orders", dead=3) for kind in ("queue", "delay")]
+    both = incidents(Situation(NOW, queues=rows))
+    (metric,) = (
+        metric
+        for metric in Collector(access_to(client, "redis_queue").inspector, incidents=lambda: both).collect()
+        if metric.name == "redis_queue_incident"
+    )
+    assert [sample.labels["subject"] for sample in metric.samples] == ["orders"]
+
+
 def test_the_page_lists_every_kind_in_its_order() -> None:
     page = (ROOT / "docs" / "incidents.md").read_text()
     assert re.findall(r"^\| ([a-z ]+) \| (?!what)", page, re.MULTILINE) == list(RULES)
