@@ -310,6 +310,41 @@ CASES: dict[str, tuple[Situation, list[tuple[str, str, str]]]] = {
         ),
         [("flow stops", "warning", "flow queue:web is paused, and 1,204 tasks wait; set by ann 2 h ago")],
     ),
+    "a paused key of a queue that has nothing else to do": (
+        Situation(
+            NOW,
+            [queue(ready=714, waiting_for_place=714)],
+            workers=[worker(busy=0)],
+            flows=[replace(PAUSED, paused=False, kind="fair", waiting=714)],
+            stopped_keys=[("queue:web", KeyState("acme", 0, 714, paused=True))],
+        ),
+        [("key stops", "warning", "key acme of flow queue:web is paused, and 714 tasks wait")],
+    ),
+    "a paused task of a queue whose other tasks end": (
+        Situation(
+            NOW,
+            [queue(ready=8, waiting_for_place=7, oldest_age=9000.0)],
+            workers=[worker()],
+            flows=[FlowState("shop.sync", FlowLimits(), FlowLimits(), "", True, 0, 7)],
+            ended={SERIES: minutes(Tally(50))},
+        ),
+        [("flow stops", "warning", "flow shop.sync is paused, and 7 tasks wait")],
+    ),
+    "a low rate": (
+        Situation(
+            NOW,
+            [queue(ready=7, waiting_for_place=7, oldest_age=9000.0)],
+            workers=[worker(busy=0)],
+            flows=[FlowState("queue:web", FlowLimits(rate_ms=3.6e6), FlowLimits(), "", False, 0, 7)],
+        ),
+        [
+            (
+                "slow queues",
+                "warning",
+                "Celery queue web: the oldest of 7 messages waits for 2 h; 0 of 2 processes of web@a are busy",
+            )
+        ],
+    ),
     "a pause of an empty queue": (Situation(NOW, [queue(ready=0)], flows=[PAUSED]), []),
     "a paused key": (
         Situation(NOW, stopped_keys=[("queue:web", KeyState("acme", 1, 714, paused=True)), ("q", KeyState("b", 0, 0))]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -37,7 +37,7 @@ def stuck_queues(now: Situation) -> Iterator[Incident]:
     """Tasks end in every queue that workers read and in which messages wait."""
     for row, workers in _read_queues(now):
         waits, count = _wait_of(row, now, workers), (row.ready or 0) + now.held[row.name]
-        if waits < WAITS or _moves(now, row.name, workers):
+        if waits < WAITS or _moves(now, row, workers):
             continue
         what = f"{waits_text(count)} for up to {span_text(waits, parts=1)}, and none ends"
         yield Incident(
@@ -98,9 +98,9 @@ def unread_flows(now: Situation) -> Iterator[Incident]:
 def slow_queues(now: Situation) -> Iterator[Incident]:
     """Messages wait in no queue for long."""
     for row, workers in _read_queues(now):
-        waits = row.oldest_age or 0.0
+        waits = _oldest(row, now) or 0.0
         is_full = _is_full(workers)
-        if not row.ready or waits < (WAITS if is_full else TOO_LONG) or not _moves(now, row.name, workers):
+        if not row.ready or waits < (WAITS if is_full else TOO_LONG) or not _moves(now, row, workers):
             continue
         rates = {"end": row.executed_per_minute, "come": row.put_per_minute}
         told = "".join(f"{rate:,.0f} tasks {what} per minute; " for what, rate in rates.items() if rate is not None)
@@ -202,15 +202,29 @@ def _read_queues(now: Situation) -> Iterator[tuple[CeleryQueueRow, list[WorkerSt
 
 def _wait_of(row: CeleryQueueRow, now: Situation, workers: Sequence[WorkerState]) -> float:
     """Return how many seconds messages wait: without their times at most as long as the processes were busy."""
-    if row.oldest_age is not None:
-        return row.oldest_age
+    if (oldest := _oldest(row, now)) is not None:
+        return oldest
     names = {worker.row.name for worker in workers}
     ages = [now.age(task.since) for task in now.running if task.worker in names]
     return max(ages, default=0.0) if _is_full(workers) else 0.0
 
 
-def _moves(now: Situation, queue: str, workers: Sequence[WorkerState]) -> bool:
-    """Return whether runs of a queue ended lately, or those that keep its *workers* busy take no longer than usual."""
+def _oldest(row: CeleryQueueRow, now: Situation) -> float | None:
+    """Return how many seconds the oldest message waits; None if a person may have stopped it, as a flow or a key."""
+    return None if _may_wait_in(now.held_back, row) else row.oldest_age
+
+
+def _may_wait_in(flows: Collection[str], row: CeleryQueueRow) -> bool:
+    """Return whether messages of a queue may wait in one of these *flows*: its own, or those of tasks."""
+    own = f"{OF_QUEUE}{row.name}"
+    return bool(row.waiting_for_place) and any(flow == own or not flow.startswith(OF_QUEUE) for flow in flows)
+
+
+def _moves(now: Situation, row: CeleryQueueRow, workers: Sequence[WorkerState]) -> bool:
+    """Return whether runs of a queue ended lately, take no longer than usual, or are started at a rate."""
+    queue = row.name
+    if not (row.listed or _is_full(workers)) and _may_wait_in(now.rated, row):
+        return True
     if _ended(now, queue) or (_ended(now, OTHER.queue) and any(worker.row.executed_per_minute for worker in workers)):
         return True
     return any(worker.row.name in now.as_usual for worker in workers if worker.state in HEALTHY)

@@ -99,6 +99,18 @@ class Situation:
         return [state for state in self.flows if state.paused or 0 in (state.limits.limit, state.limits.limit_each)]
 
     @LazyProperty
+    def held_back(self) -> set[str]:
+        """The flows in which messages wait that a person has stopped, of all keys or of one."""
+        stopped = {state.name for state in self.stops if state.waiting}
+        return stopped | {flow for flow, state in self.stopped_keys if state.waiting}
+
+    @LazyProperty
+    def rated(self) -> set[str]:
+        """The flows with a rate in which messages wait."""
+        limits = ((state, state.limits) for state in self.flows if state.waiting)
+        return {state.name for state, limit in limits if limit.rate_ms or limit.rate_each_ms}
+
+    @LazyProperty
     def runs(self) -> dict[str, list[RunningTask]]:
         """The running tasks of each worker."""
         return _grouped((task.worker, task) for task in self.running)
