@@ -61,14 +61,14 @@ def tasks(access: Access, *, only: Conditions, states: tuple[str, ...], limit: i
         access,
         {"tasks": [_row(row, with_body=with_body) for row in rows], "more": more, "places": places},
         {**COLUMNS, **({"arguments": lambda row: f"{row['args']} {row['kwargs']}"} if with_body else {})},
-        keep=("state", "id", "at"),
-        below=("task", "error", "arguments"),
+        keep=("id", "at"),
+        below=("task", "queue", "worker", "error", "arguments"),
         nothing=nothing,
         hint=hint,
     )
     for look in looks if not wants_json() else ():
         if look.text and (search.searches or look.note):
-            click.echo(harmless(look.text))
+            click.echo(harmless(look.text), err=True)
 
 
 def _row(row: TaskRow, *, with_body: bool) -> dict[str, Any]:

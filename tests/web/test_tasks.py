@@ -265,7 +265,7 @@ def test_a_page_says_how_far_it_looked_and_the_next_one_goes_on(
     assert ([row["id"] for row in told["tasks"]], told["more"]) == (["failed"], True)
     assert told["places"]["delayed"] == {"looked": 500, "total": 1200, "note": "looked at 500 of 1,200 delayed"}
     shown = runner().invoke(celery_cli.group, ["tasks", "--text", "x1"], obj=SimpleNamespace(app=app))
-    assert "looked at 500 of 1,200 delayed" in shown.stdout
+    assert "looked at 500 of 1,200 delayed" in shown.stderr
 
 
 def cursor(parts: Any) -> str:
