@@ -68,7 +68,7 @@ def tasks(access: Access, *, only: Conditions, states: tuple[str, ...], limit: i
     )
     for look in looks if not wants_json() else ():
         if look.text and (search.searches or look.note):
-            click.echo(harmless(look.text), err=True)
+            click.echo(harmless(look.text))
 
 
 def _row(row: TaskRow, *, with_body: bool) -> dict[str, Any]:

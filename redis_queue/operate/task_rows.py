@@ -27,7 +27,6 @@ from redis_queue.operate.items import (
     Letter,
     Messages,
     Waiting,
-    celery_queues_of,
 )
 from redis_queue.operate.listing import Chunk, Listing
 from redis_queue.operate.queue_row import BROKEN, QueueRow, fault_text
@@ -294,7 +293,9 @@ def waiting(access: Access, conditions: Conditions) -> QueueLists:
 
     Raises ConfigurationError without an app, or if the broker is not Redis, and StoreError if it is away.
     """
-    overview = celery_queues_of(access).overview(limit=MAX_QUEUES, order="ready")
+    if access.celery_queues is None:
+        raise ConfigurationError("needs the Celery app: redis-queue -A APP")
+    overview = access.celery_queues.overview(limit=MAX_QUEUES, order="ready")
     if overview.error and overview.ready is None:
         raise StoreError(overview.error)
     is_redis = on_redis(access.app)

@@ -265,7 +265,7 @@ def test_a_page_says_how_far_it_looked_and_the_next_one_goes_on(
     assert ([row["id"] for row in told["tasks"]], told["more"]) == (["failed"], True)
     assert told["places"]["delayed"] == {"looked": 500, "total": 1200, "note": "looked at 500 of 1,200 delayed"}
     shown = runner().invoke(celery_cli.group, ["tasks", "--text", "x1"], obj=SimpleNamespace(app=app))
-    assert "looked at 500 of 1,200 delayed" in shown.stderr
+    assert "looked at 500 of 1,200 delayed" in shown.stdout
 
 
 def cursor(parts: Any) -> str:
@@ -368,7 +368,7 @@ def test_hostile_rows_are_shown_or_left_out(world: World, app: Celery, browser: 
 def test_without_an_app_messages_are_not_searched(world: World, client: redis.Redis) -> None:
     fill(world)
     page = Browser(dashboard(client)).get("/tasks")
-    assert "Waiting: not searched: Celery's queues need an app" in page.text
+    assert "Waiting: not searched: needs the Celery app" in page.text
     assert "other-0" in page.text
 
 
