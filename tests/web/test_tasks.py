@@ -188,7 +188,7 @@ def test_a_tag_is_found_where_it_is_known(world: World, app: Celery, browser: Br
     fill(world)
     page = browser.get("/tasks?tag=order%3D7")
     assert [link for link in page.links if link.startswith("/task?")] == ["/task?id=tagged-0", "/task?id=tagged-1"]
-    assert "Failed: not searched: they have no stamp." in page.text
+    assert "failed: not searched: they have no stamp; kept runs: not searched" in page.text
 
 
 def test_a_kept_failure_is_one_row(world: World, app: Celery) -> None:

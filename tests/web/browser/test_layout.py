@@ -125,7 +125,7 @@ def test_long_texts_are_cut(width: int, most: int, new_tab: NewTab, filled: redi
     call = {"task": f"shop.{text[:180]}", "args": [text], "kwargs": {}, "options": {}}
     DelayQueue("scheduled", filled).push(call, id=text[:200], delay=1)
     options = PHONE if width == 390 else {"viewport": {"width": width, "height": 800}}
-    for path in ("/running", "/queues", "/scheduled?body=1", "/"):
+    for path in ("/running", "/tasks?body=1", "/queues", "/scheduled?body=1", "/"):
         page = new_tab(**options).open(path)
         assert page.evaluate("document.documentElement.scrollWidth") == width, path
         heights = page.evaluate("[...document.querySelectorAll('main tbody tr')].map((row) => row.offsetHeight)")
