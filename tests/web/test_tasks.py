@@ -243,6 +243,18 @@ def test_a_page_continues_after_rows_that_have_gone(world: World, app: Celery) -
     assert later | {row.id for row in first.rows} == {f"{name}-{n}" for name in ("end", "delay") for n in range(6)}
 
 
+def test_a_page_continues_with_the_next_queue_if_its_own_is_empty(world: World, app: Celery) -> None:
+    for number in range(3):
+        world.wait(f"mail-{number}", queue="mail")
+        world.wait(f"ship-{number}", queue="ship")
+    search = TaskSearch(AppAccess(app), Conditions(), ("waiting",))
+    first = search.page(None, 2)
+    assert [row.id for row in first.rows] == ["mail-0", "mail-1"]
+    world.client.delete("mail")
+    later = search.page(first.next, 5)
+    assert ([row.id for row in later.rows], later.next) == (["ship-0", "ship-1", "ship-2"], None)
+
+
 def test_a_page_says_how_far_it_looked_and_the_next_one_goes_on(
     world: World, app: Celery, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
