@@ -187,6 +187,7 @@ class TestMarkup:
             ("/failures", "since"),
             ("/failures", "after"),
             ("/failure", "id"),
+            *(("/tasks", name) for name in ("text", "state", "tag", "since", "after", "release")),
             ("/flows", "name"),
             ("/flow", "name"),
             ("/unique", "task"),
