@@ -41,8 +41,8 @@ CORPUS = (
 )
 _TAGS = """
 a b body button caption code datalist dd details div dl dt figcaption figure form h1 h2 head header html i input label
-li link main meta nav ol option p polygon polyline pre script section select small span strong summary svg table tbody
-td th thead time title tr ul
+li link main meta nav ol option p polygon polyline pre rect script section select small span strong summary svg table
+tbody td th thead time title tr ul
 """
 KNOWN = frozenset(_TAGS.split())
 INVISIBLE = ("\u202e", "\u2066", "\x1b[2J", "\x00", "\r\nSet-Cookie: zq1=1\r\n", "\u200b", "\ud800", "\x7f", "\u2028")

@@ -44,11 +44,13 @@
 
   // A vertical line with the name of a release for each mark within the chart.
   const drawMarks = (self, marks, host) => {
-    const { ctx, bbox } = self, ratio = devicePixelRatio;
+    const { ctx, bbox } = self, ratio = devicePixelRatio, taken = [];
     ctx.save();
     ctx.strokeStyle = ctx.fillStyle = colour(host, "tone-late");
     ctx.font = `${11 * ratio}px system-ui, sans-serif`;
     ctx.textBaseline = "top";
+    ctx.textAlign = "left";
+    ctx.lineWidth = 1.5 * ratio;
     ctx.setLineDash([4 * ratio, 3 * ratio]);
     for (const [at, name] of marks) {
       const x = Math.round(self.valToPos(at, "x", true));
@@ -58,9 +60,13 @@
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
       const text = name.length > 12 ? `${name.slice(0, 11)}…` : name;
-      const fits = x + ctx.measureText(text).width + 4 * ratio < bbox.left + bbox.width;
-      ctx.textAlign = fits ? "left" : "right";
-      ctx.fillText(text, x + (fits ? 4 : -4) * ratio, bbox.top);
+      const width = ctx.measureText(text).width + 4 * ratio;
+      const right = x + width < bbox.left + bbox.width;
+      const [from, to] = right ? [x, x + width] : [x - width, x];
+      // The last release comes first: earlier names give way.
+      if (taken.some(([low, high]) => from < high && low < to)) continue;
+      taken.push([from, to]);
+      ctx.fillText(text, right ? x + 4 * ratio : from, bbox.top);
     }
     ctx.restore();
   };

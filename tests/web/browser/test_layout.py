@@ -16,7 +16,7 @@ from redis_queue import DelayQueue, RedisQueue
 from redis_queue.basics.histogram import Histogram
 from redis_queue.monitor.model import RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
-from redis_queue.store.keys import Keys
+from redis_queue.store.keys import Keys, MonitorKeys
 from tests.support.web.browser import SCREENS
 from tests.support.web.chromium import NewTab
 
@@ -242,6 +242,40 @@ def test_the_pointer_shows_the_values_of_its_place(new_tab: NewTab) -> None:
     page.mouse.move(5, 5)
     expect(page.locator("#chart-runs .legend")).to_have_text(re.compile(r"succeeded 7\s+failed 1"))
     expect(shown).to_have_text("sum")
+
+
+PIXELS = """canvas => {
+  const probe = document.createElement("i");
+  probe.className = "tone-late";
+  document.querySelector("#plot-runs").append(probe);
+  const [r, g, b] = getComputedStyle(probe).color.match(/\\d+/g).map(Number);
+  probe.remove();
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  let found = 0;
+  for (let i = 0; i < data.length; i += 4) found += data[i] === r && data[i + 1] === g && data[i + 2] === b;
+  return found;
+}"""
+"""How many pixels of a canvas have the colour of marks."""
+
+
+def test_a_release_is_marked_with_its_name(new_tab: NewTab, filled: redis.Redis) -> None:
+    filled.delete(MonitorKeys("redis_queue").releases)
+    page = new_tab().open("/?span=15m")
+    canvas = page.locator("#plot-duration canvas")
+    assert canvas.evaluate(PIXELS) == 0
+    now = datetime.now(timezone.utc)
+    ago = round(now.timestamp() * 1000) - 300_000
+    for at, release in ((ago, "2.0"), (ago, "<b>" * 9)):
+        Reports(filled, "redis_queue", lambda at=at: at).write(WorkerRow("w", now, now, release=release))  # type: ignore[misc]
+    page = new_tab().open("/?span=15m")
+    expect(page.get_by_text("Releases in this time")).to_be_visible()
+    plot = page.locator("#plot-runs .u-over")
+    box = plot.bounding_box()
+    assert box is not None
+    # The minute of the mark: the bars at both ends have half a minute more.
+    plot.hover(position={"x": box["width"] * 9.5 / 15, "y": 60})
+    expect(page.locator("#chart-runs .at")).to_have_text(re.compile(r"· (2\.0 · )?<b><b>"))
+    assert page.locator("#plot-duration canvas").evaluate(PIXELS) > 20
 
 
 def test_an_update_keeps_the_canvas_and_adds_the_runs(new_tab: NewTab, filled: redis.Redis) -> None:
