@@ -12,7 +12,7 @@ import redis
 from celery import Celery
 
 from redis_queue.basics.times import to_ms
-from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.envelope import MAX_MESSAGE_NAME, Envelope
 from redis_queue.celery.message.next_steps import MAX_STEPS
 from redis_queue.monitor.model import Failure, Run, RunningTask, WorkerRow
 from redis_queue.monitor.report import Reports
@@ -236,7 +236,7 @@ HEADERS = {"lang": "py", "task": "shop.pay", "id": "pay"}
         {"chain": 7, "chord": [], "callbacks": {}, "errbacks": "x"},
         {"chain": [None, 7, [], {"task": 7}, {"task": "t"}, {"task": "t", "options": 7}]},
         {"chain": [signature("\n"), signature("x" * 999), signature({}), signature(None)]},
-        {"chain": [signature("pay")] * 10_000, "chord": signature("x", "<b>" * 100_000)},
+        {"chain": [signature("pay")] * 500, "chord": signature("x", "<b>" * 100_000)},
     ],
 )
 def test_hostile_links_are_left_out(access: AppAccess, links: Any) -> None:
@@ -244,7 +244,7 @@ def test_hostile_links_are_left_out(access: AppAccess, links: Any) -> None:
     access.delay_queue().push(message.pack("pay"), id="pay", delay=60)
     life = task_life(access, "pay")
     assert len(life.next or ()) <= MAX_STEPS + 1
-    assert all(len(step.task) <= 255 for step in life.next or ())
+    assert all(len(step.task) <= MAX_MESSAGE_NAME for step in life.next or ())
     found = canvas(access, life)
     assert found is None or {node.id for node in found.nodes} == {"pay", "x"}
 

@@ -26,7 +26,7 @@ PAGES = (
     *("/", "/forecast", "/scheduled?body=1", "/queues", "/dead?body=1", "/workers", "/doctor", "/audit"),
     *("/queue?kind=queue&name=orders", "/queue?kind=delay&name=scheduled", "/entry?queue=scheduled&id=task-1&body=1"),
     *("/celery-queue?name=celery", "/failures", "/failure?id=failed&body=1", "/tasks?body=1", "/running", "/history"),
-    *("/task?id=failed&body=1", f"/task?id={TASK}", "/search", "/search?q=e"),
+    *("/history?release=release", "/task?id=failed&body=1", f"/task?id={TASK}", "/search", "/search?q=e"),
 )
 
 
