@@ -189,7 +189,12 @@ def _keep_failures(client: redis.Redis, chance: random.Random) -> None:
             )
     kept.sort(key=lambda failure: failure.failed_at)
     # The second step of a chain, whose third one was never sent.
-    step = {"task": "shop.ship", "args": [1041], "kwargs": {}, "options": {"task_id": "ship-1041", "queue": "shop"}}
+    step: dict[str, object] = {
+        "task": "shop.ship",
+        "args": [1041],
+        "kwargs": {},
+        "options": {"task_id": "ship-1041", "queue": "shop"},
+    }
     body = _message("charge-1041", "billing.charge", 1041, chain=[step])
     found = replace(kept[-1], id="charge-1041", task="billing.charge", queue="billing", args="(1041,)", body=body)
     kept.append(
