@@ -14,7 +14,8 @@ from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.queues.open import broker_queues
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.operate.access import AppAccess
-from redis_queue.operate.work_checks import flow_workers
+from redis_queue.operate.incidents.queues import unread_flows
+from redis_queue.operate.incidents.situation import look
 from redis_queue.store.scripts import load_scripts
 from tests.support.acl import rules_of
 from tests.support.celery.brokers import Broker
@@ -310,7 +311,7 @@ def test_messages_that_wait_are_counted_and_their_workers_known(make: Make) -> N
         wait_until(
             lambda: [row.lease for row in access.monitor.workers.running()] == ["held"], description="a running task"
         )
-        assert not list(flow_workers(access))
+        assert not list(unread_flows(look(access)))
         # A place without a message in flight.
         fleet.client.hset(KEYS.held.decode(), "flow-gone-001", "0\0gone\0\0\0")
         fleet.release(3)
