@@ -19,7 +19,7 @@ from redis_queue.celery.queues.open import broker_queues
 from redis_queue.errors import InvalidNameError, StoreError
 from redis_queue.monitor.model import Series, Tally, WorkerRow
 from redis_queue.operate.inspector import Inspector
-from redis_queue.operate.queue_row import BROKEN, CeleryOverview, CeleryQueueRow, sort_rows
+from redis_queue.operate.queue_row import BROKEN, SORTS, CeleryOverview, CeleryQueueRow, sort_rows
 from redis_queue.store.keys import check_name
 from redis_queue.store.redis_errors import redact
 
@@ -100,12 +100,12 @@ class CeleryQueues:
                 known = [size for size in sizes if size is not None]
                 ready = sum(known) if known else None
                 depths = {name: Depth(size) for name, size in zip(names, sizes, strict=True) if part in name}
-                rows = self._sorted(depths, order, slice(offset, end), broker, self._reported(workers, at))
+                rows, counted = self._sorted(depths, order, slice(offset, end), broker, self._reported(workers, at))
         except (OperationalError, StoreError) as failure:
             error = _away(failure)
             depths = {name: Depth(error=error) for name in self._names(workers) if part in name}
             names = list(depths)[offset:end]
-            rows = self._rows(names, [depths[name] for name in names], self._reported(workers, at))
+            rows = counted = self._rows(names, [depths[name] for name in names], self._reported(workers, at))
         return CeleryOverview(
             at,
             rows,
@@ -114,18 +114,20 @@ class CeleryQueues:
             ready,
             in_flight,
             error,
+            counted,
         )
 
     def _sorted(
         self, sizes: Mapping[str, Depth], order: str, shown: slice, broker: BrokerQueues, reported: _Reported
-    ) -> list[CeleryQueueRow]:
-        """Return the rows *shown* of all in *order*; *sizes* are the depths of all, with no more than what waits."""
-        if order == "name":
-            names = list(sizes)[shown]
-            return self._rows(names, broker.depths(names), reported)
+    ) -> tuple[list[CeleryQueueRow], list[CeleryQueueRow]]:
+        """Return the rows *shown* of all in *order*, and all rows that are counted.
+
+        *sizes* are the depths of all, with no more than what waits.
+        """
         rows = {name: reported.row(name, depth) for name, depth in sizes.items()}
         ranked = sort_rows(rows.values(), order)
-        counted = [row for row in ranked if row.ready != 0 or order == "in_flight"][:MAX_SORTED]
+        likely = ranked if order != "name" else sort_rows(ranked, SORTS[0])
+        counted = [row for row in likely if row.ready != 0 or order == "in_flight"][:MAX_SORTED]
         read = set[str]()
         # What is read may put others into their places.
         for _ in range(2):
@@ -134,7 +136,7 @@ class CeleryQueues:
                 rows.update((row.name, row) for row in self._rows(names, broker.depths(names), reported))
                 ranked, counted = sort_rows(rows.values(), order), []
                 read.update(names)
-        return ranked[shown]
+        return ranked[shown], [row for row in ranked if row.name in read]
 
     def configured(self) -> Sequence[str]:
         """Return the names of the queues in the settings of the app and of its tasks; it reads nothing."""

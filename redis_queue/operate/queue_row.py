@@ -180,6 +180,7 @@ class CeleryOverview:
     """Rows of some of Celery's queues, read at *at* (server time), and sums over all queues; None if unknown.
 
     *queues* counts all queues that match, *next* is the position after the last row, None after the last queue.
+    *counted* are the rows that were read to find *rows*, these among them.
     """
 
     at: datetime
@@ -189,6 +190,7 @@ class CeleryOverview:
     ready: int | None = None
     in_flight: int | None = None
     error: str = ""
+    counted: Sequence[CeleryQueueRow] = ()
 
 
 def fault_text(error: Exception) -> str:

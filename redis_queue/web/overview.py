@@ -170,7 +170,8 @@ def _oldest(overview: Overview, celery: CeleryOverview | None) -> Iterator[Oldes
             seconds = (overview.at - row.oldest_at).total_seconds()
             is_left = row.paused or (not row.in_flight and seconds > ABANDONED)
             yield Oldest(seconds, url_for("queues.one", kind=row.kind, name=row.name), is_left)
-    for one in celery.rows if celery is not None else ():
+    # Also those that are not on the page, so that the order of rows does not change the oldest message.
+    for one in celery.counted if celery is not None else ():
         if one.oldest_age is not None:
             yield Oldest(one.oldest_age, url_for("celery_queue.show", name=one.name), one.consumers == 0)
 

@@ -209,7 +209,10 @@ class TestOnRedis:
         assert [round(row.growth_per_minute or 0) for row in queues.overview(order="growth").rows][::5] == [6, -54]
         client.lpush("b-full", *"xxxxxxxxx")
         for order, first in (("ready", "b-full"), ("oldest", "c-old"), ("growth", "d-grows"), ("name", "a-idle")):
-            assert queues.overview(order=order, limit=1).rows[0].name == first, order
+            page = queues.overview(order=order, limit=1)
+            assert [row.name for row in page.rows] == [first]
+            # The overview of the dashboard shows the oldest message, whatever the order.
+            assert max(page.counted, key=lambda row: row.waited).name == "c-old"
         pages = [queues.overview(order="problem", offset=offset, limit=2) for offset in (0, 2, 4)]
         assert [row.name for page in pages for row in page.rows] == [row.name for row in found.rows]
         assert [page.next for page in pages] == [2, 4, None]
