@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
@@ -115,7 +115,8 @@ def show() -> str:
     rows = overview.queues
     celery = _celery(access, overview.at, sort)
     dispatching = [row.name for row in rows if row.kind == "delay" and not row.error][:MAX_CURVES]
-    oldest = list(_oldest(overview, celery))
+    paused = set() if celery is None else paused_queues(access)
+    oldest = list(_oldest(overview, celery, paused))
     plots = [plot for plot in map(plot_of, dispatching) if plot is not None]
     return render_template(
         "overview.html",
@@ -123,7 +124,7 @@ def show() -> str:
         too_many=too_many,
         incidents=context().incidents.last(),
         celery=celery,
-        paused=set() if celery is None else paused_queues(access),
+        paused=paused,
         overview=overview,
         sort=sort,
         table=replace(overview, queues=sort_rows(rows, sort)[:SHOWN]),
@@ -163,7 +164,7 @@ def _celery(access: Access, at: datetime, sort: str) -> CeleryOverview | None:
         return CeleryOverview(at, error=fault_text(error))
 
 
-def _oldest(overview: Overview, celery: CeleryOverview | None) -> Iterator[Oldest]:
+def _oldest(overview: Overview, celery: CeleryOverview | None, paused: Collection[str]) -> Iterator[Oldest]:
     """Yield how long messages wait; a queue that nobody takes messages from would be the oldest for good."""
     for row in overview.queues:
         if row.oldest_at is not None:
@@ -173,7 +174,8 @@ def _oldest(overview: Overview, celery: CeleryOverview | None) -> Iterator[Oldes
     # Also those that are not on the page, so that the order of rows does not change the oldest message.
     for one in celery.counted if celery is not None else ():
         if one.oldest_age is not None:
-            yield Oldest(one.oldest_age, url_for("celery_queue.show", name=one.name), one.consumers == 0)
+            is_left = one.consumers == 0 or one.name in paused
+            yield Oldest(one.oldest_age, url_for("celery_queue.show", name=one.name), is_left)
 
 
 def _activity(access: Access, span: str) -> ActivitySummary:

@@ -16,6 +16,8 @@ from kombu.entity import Queue
 
 from redis_queue import RedisQueue
 from redis_queue.basics.histogram import Histogram
+from redis_queue.basics.times import from_ms
+from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.doctor.finding import Finding
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.monitor.model import Series, Tally, WorkerRow
@@ -60,6 +62,18 @@ class TestNumbers:
         assert "Oldest 3 d" not in text
         assert RedisQueue("abandoned", client).get(timeout=1) is not None
         assert "1 unread" in reader.get().text
+
+    def test_nor_is_a_paused_queue(self, app: Celery, client: redis.Redis) -> None:
+        sent = round(time.time() * 1000) - 7_200_000
+        client.lpush("celery", json.dumps({"headers": {"redis_queue_sent": sent}, "body": ""}))
+        now = from_ms(sent)
+        Reports(client, "redis_queue").write(WorkerRow("one@host", now, now, queues=("celery",)))
+        browser = Browser(dashboard(app, secret_key=KEY))
+        assert "Oldest 2 h" in browser.get().text
+        StoredTasks.of(app).flow.pause("queue:celery")
+        text = browser.get().text
+        assert "1 unread" in text
+        assert "Oldest 2 h" not in text
 
     def test_each_leads_to_what_it_counts(self, reader: Browser) -> None:
         source = reader.get().source
