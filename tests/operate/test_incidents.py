@@ -31,7 +31,7 @@ from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.operate.incidents import queues
 from redis_queue.operate.incidents.incident import Incident
 from redis_queue.operate.incidents.registry import MAX_CAUSE, MAX_OF_KIND, RULES, current, incidents
-from redis_queue.operate.incidents.situation import MINUTES, Situation, look
+from redis_queue.operate.incidents.situation import MAX_QUEUES, MINUTES, Situation, look
 from redis_queue.operate.liveness import WorkerState, state_of
 from redis_queue.operate.metrics import Collector
 from redis_queue.operate.queue_row import CeleryQueueRow, QueueRow
@@ -463,9 +463,9 @@ class TestLook:
         assert {one.kind for one in current(access_to(client, "redis_queue"))} == {"unreadable"}
 
     def test_the_last_of_many_queues_is_counted(self, client: redis.Redis) -> None:
-        for number in range(301):
+        for number in range(MAX_QUEUES):
             RedisQueue(f"orders-{number:03}", client).put("x")
-        assert look(access_to(client, "redis_queue")).queues[-1].name == "orders-300"
+        assert look(access_to(client, "redis_queue")).queues[-1].name == "orders-299"
 
     @pytest.mark.parametrize("name", [b"\xff\xfe", b"\xed\xa0\x80", b"a\0b\n", b"x" * 100_000])
     def test_a_flow_of_another_program_hides_no_incident(self, client: redis.Redis, name: bytes) -> None:

@@ -18,6 +18,8 @@ from redis_queue.operate.metrics import Collector
 from redis_queue.store.keys import Keys
 from redis_queue.store.registry import MAX_FIELDS
 from redis_queue.web import dashboard
+from redis_queue.web.context import EXTENSION
+from tests.support.wait import wait_until
 from tests.support.web.browser import SCREENS, Browser, Page
 from tests.support.web.contents import KEY
 
@@ -44,13 +46,21 @@ def crowded(client: redis.Redis) -> redis.Redis:
     return client
 
 
+def opened(client: redis.Redis, path: str) -> Browser:
+    """Return a browser that has shown a page, once the look for incidents, in the background, has ended."""
+    app = dashboard(client, secret_key=KEY)
+    browser, watch = Browser(app), app.extensions[EXTENSION].incidents
+    browser.get(path)
+    wait_until(lambda: watch.last(again=False), description="the first look for incidents")
+    return browser
+
+
 SEEN = (*SCREENS, "/queues?offset=100", "/queues?name=zz", "/queue?kind=queue&name=zz-last")
 
 
 @pytest.mark.parametrize("path", [path for path in SEEN if path != "/doctor"])
 def test_a_page_reads_few_queues(path: str, crowded: redis.Redis) -> None:
-    browser = Browser(dashboard(crowded, secret_key=KEY))
-    browser.get(path)
+    browser = opened(crowded, path)
     before = processed(crowded)
     browser.get(path)
     # Each queue takes about ten commands.
@@ -62,8 +72,7 @@ def test_a_full_page_of_dead_letters_does_not_look_through_all_queues(limit: int
     queue = DelayQueue("aa-first", crowded)
     queue.push_many(Push("x", id=f"id-{number}") for number in range(10))
     queue.nack_many(queue.claim(10), dead=True, reason="broken")
-    browser = Browser(dashboard(crowded, secret_key=KEY))
-    browser.get(f"/dead?limit={limit}")
+    browser = opened(crowded, f"/dead?limit={limit}")
     before = processed(crowded)
     assert "broken" in browser.get(f"/dead?limit={limit}").text
     assert processed(crowded) - before < 4000

@@ -33,7 +33,7 @@ T = TypeVar("T")
 MINUTES: Final = 60
 """Minutes of history in a situation, the current one included."""
 
-MAX_QUEUES: Final = 1000
+MAX_QUEUES: Final = 300
 """Maximum number of queues of the store that are counted, those with few shards."""
 
 MAX_RUNNING: Final = 10_000
@@ -58,7 +58,7 @@ MAX_LOOKS: Final = 20
 class Situation:
     """What is known of a fleet *at* one time (of the server). All parts are plain data.
 
-    *celery_queues* and *queues* are rows of queues, at most 1,000 of the store, *workers* the states of all that
+    *celery_queues* and *queues* are rows of queues, at most 300 of the store, *workers* the states of all that
     reported in the last hour, *releases* those of the app, *running* the tasks that have run for a second or more.
     *ended* are the counts of each series in each of the last :data:`MINUTES` minutes, *usual* the runs of the last day
     of those series that run for long now. *backlog* counts the tasks of each flow that wait for a place, *flows* are
