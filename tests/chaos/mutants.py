@@ -182,8 +182,8 @@ FOUND_BY_TESTS: Final = {
         ),
         "one rate for all keys": lua(
             "includes/flow_limits",
-            "local rule, place, each = rules[flow], place_of(flow, key), key == '' and 0 or 1",
-            "local rule, place, each = rules[flow], flow, key == '' and 0 or 1",
+            "local at = used_until[place] - (burst - 1) * gap",
+            "local at = used_until[flow] - (burst - 1) * gap",
             "own_rate",
         ),
         "a key comes again before the others": lua(

@@ -180,6 +180,7 @@ def test_data_are_short_and_standard_json() -> None:
     assert found == {
         "unit": "s",
         "bars": False,
+        "marks": [],
         "times": [start, start + 60, start + 120],
         "series": [{"name": "p50", "tone": "main", "values": [0.333333, None, None]}],
     }
