@@ -7,6 +7,7 @@ import json
 import re
 import time
 from datetime import datetime, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -257,6 +258,22 @@ class TestHealth:
         wait_until(lambda: texts.append(browser.get().text) or "is checking" not in texts[-1], description="a check")
         assert "a key has another type" in texts[-1]
         assert "1 more" in texts[-1]
+
+    @pytest.mark.parametrize("found", [FINE, WARNING])
+    def test_without_a_look_the_page_does_not_say_that_there_are_no_incidents(
+        self, found: Finding, filled: redis.Redis, checks: list[Any]
+    ) -> None:
+        app = dashboard(filled, secret_key=KEY)
+        known, browser = app.extensions[EXTENSION], Browser(app)
+        known.health = Watch(lambda: [found], CHECK_EVERY)
+        self.settled(known.health)
+        # Its first look never ends.
+        known.incidents = SimpleNamespace(last=lambda: None)
+        assert "no incidents" not in browser.get().text.lower()
+        assert "looking for incidents" in browser.get().text.lower()
+        known.incidents = SimpleNamespace(last=lambda: Seen(0.0, failure="away"))
+        assert "no incidents" not in browser.get().text.lower()
+        assert "The last look for incidents failed: away" in browser.get().text
 
     def test_a_result_is_kept_for_a_minute(
         self, state: Watch[Finding], checks: list[Any], monkeypatch: pytest.MonkeyPatch
