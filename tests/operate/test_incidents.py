@@ -239,13 +239,28 @@ CASES: dict[str, tuple[Situation, list[tuple[str, str, str]]]] = {
     ),
     "failures since a deploy": (
         Situation(
-            NOW, ended=BROKEN, releases=[ReleaseRow("v2", ago(590), NOW), ReleaseRow("v1", ago(90_000), ago(590))]
+            NOW, ended=BROKEN, releases=[ReleaseRow("v2", ago(570), NOW), ReleaseRow("v1", ago(90_000), ago(570))]
         ),
         [
             (
                 "failing tasks",
                 "error",
                 "shop.hang failed 80 of 100 times since release v2 began 9 min ago, and 0 of 500 times in the 50 min "
+                "before",
+            )
+        ],
+    ),
+    "failures since a deploy in the minute before": (
+        Situation(
+            NOW,
+            ended={SERIES: minutes(*[Tally(10, 8)] * 2, before=Tally(10))},
+            releases=[ReleaseRow("v2", ago(45), NOW)],
+        ),
+        [
+            (
+                "failing tasks",
+                "error",
+                "shop.hang failed 16 of 20 times since release v2 began 45 s ago, and 0 of 580 times in the 58 min "
                 "before",
             )
         ],

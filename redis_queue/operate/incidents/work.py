@@ -142,11 +142,12 @@ def _by_task(now: Situation) -> dict[str, list[Tally]]:
 
 def _spans(now: Situation) -> dict[str, int]:
     """Return the spans in which a task may fail more often than before, with their minutes: the releases' first."""
-    ages = [(row.release, now.age(row.first_at)) for row in now.releases[:MAX_RELEASES]]
+    minute = int(now.at.timestamp() // 60)
     spans = {
-        f"since release {release} began {span_text(age, parts=1)} ago": int(age // 60) + 1
-        for release, age in ages
-        if age < MINUTES * 60
+        # The minute in which it began belongs to it.
+        f"since release {row.release} began {span_text(now.age(row.first_at), parts=1)} ago": length
+        for row in now.releases[:MAX_RELEASES]
+        if (length := max(1, minute - int(row.first_at.timestamp() // 60) + 1)) < MINUTES
     }
     return {**spans, f"in the last {RECENT} min": RECENT}
 
