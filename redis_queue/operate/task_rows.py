@@ -229,9 +229,13 @@ class QueueLists(Listing[tuple[str, Any], QueueCursor]):
         names: Sequence[str],
         opening: AbstractContextManager[Make],
         total: Callable[[], int],
+        *,
+        note: str = "",
     ) -> None:
         super().__init__(conditions)
         self._names, self._opening = sorted(names), opening
+        #: Which queues are not among these; "" for none.
+        self.note = note
         #: Counts the tasks in all of these queues.
         self.total = total
         self._reads = 0
@@ -278,13 +282,18 @@ class QueueLists(Listing[tuple[str, Any], QueueCursor]):
 
 def delayed(access: Access, conditions: Conditions) -> QueueLists:
     """Return the entries of up to :data:`MAX_QUEUES` DelayQueues."""
-    names = [known.name for known in access.catalog.listing(kind="delay", limit=MAX_QUEUES).known]
+    listing = access.catalog.listing(kind="delay", limit=MAX_QUEUES)
+    names = [known.name for known in listing.known]
 
     def make(name: str) -> Entries:
         return Entries(access, access.delay_queue(name), conditions)
 
     return QueueLists(
-        conditions, names, nullcontext(make), lambda: sum(len(access.delay_queue(name)) for name in names)
+        conditions,
+        names,
+        nullcontext(make),
+        lambda: sum(len(access.delay_queue(name)) for name in names),
+        note=f"only those of the first {len(names):,} queues by name" if listing.next is not None else "",
     )
 
 
@@ -302,9 +311,16 @@ def waiting(access: Access, conditions: Conditions) -> QueueLists:
     rows = [row for row in overview.rows if row.waiting_for_place or (is_redis and row.ready)]
     if not rows and not is_redis:
         raise ConfigurationError("the broker is not Redis: reading messages would change their order")
-    total = sum((row.ready or 0) + (row.waiting_for_place or 0) for row in rows)
-    opening = _opening_messages(access, conditions)
-    return QueueLists(conditions, [row.name for row in rows], opening, lambda: total)
+    # On other brokers, only the messages that wait for a place can be read.
+    total = sum((row.ready or 0) if is_redis else row.waiting_for_place for row in rows)
+    are_all = overview.next is None or (overview.ready or 0) <= sum(row.ready or 0 for row in overview.rows)
+    return QueueLists(
+        conditions,
+        [row.name for row in rows],
+        _opening_messages(access, conditions),
+        lambda: total,
+        note="" if are_all else f"only those of the {len(rows):,} longest queues",
+    )
 
 
 @contextmanager

@@ -261,8 +261,8 @@ class _PlaceList(Listing[_Item, Any]):
             return None
 
     def fault_text(self) -> str:
-        """Return which queues could not be read; "" if all could."""
-        return self._source.report.faults.text()
+        """Return which queues were not read; "" if all were."""
+        return "; ".join(filter(None, [getattr(self._source, "note", ""), self._source.report.faults.text()]))
 
     def _in_time(self, at: datetime | None) -> bool:
         before, after = self.conditions.window(self._access.inspector.now)

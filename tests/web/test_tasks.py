@@ -280,6 +280,30 @@ def test_a_page_says_how_far_it_looked_and_the_next_one_goes_on(
     assert "looked at 500 of 1,200 delayed" in shown.stdout
 
 
+def test_a_page_says_which_queues_it_leaves_out(
+    world: World, app: Celery, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.wait("m1", queue="mail")
+    world.delay("d1")
+    assert "only those of" not in browser.get("/tasks").text
+    monkeypatch.setattr("redis_queue.operate.task_rows.MAX_QUEUES", 1)
+    assert "only those of" not in browser.get("/tasks").text
+    world.wait("s1")
+    world.wait("s2")
+    DelayQueue("later", world.client).push("x", delay=60)
+    page = browser.get(f"/tasks?text={ORDER}")
+    assert [link for link in page.links if link.startswith("/task?")] == ["/task?id=s1", "/task?id=s2"]
+    assert "Waiting: only those of the 1 longest queues; delayed: only those of the first 1 queues by name." in page.text
+
+
+def test_messages_that_wait_for_a_place_are_counted_once(world: World, app: Celery) -> None:
+    app.conf.redis_queue_flow = {"queue:ship": {"limit": 1}}
+    for number in range(3):
+        world.wait(f"s{number}")
+    (look,) = TaskSearch(AppAccess(app), Conditions(), ["waiting"]).page(None, 2).looks
+    assert (look.looked, look.total) == (2, 3)
+
+
 def cursor(parts: Any) -> str:
     return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode()
 
