@@ -123,6 +123,7 @@ GROUP_OF: Final = {
     "queues.one": "Queues",
     "celery_queue.show": "Queues",
     "flows.one": "Queues",
+    "flows.key": "Queues",
     "failures.one": "Problems",
     **{endpoint: group for group, screens in NAVIGATION for endpoint, _, _ in screens},
 }

@@ -209,6 +209,7 @@ class TestKey:
     def test_shows_its_messages(self, reader: Browser, mail: Flows) -> None:
         page = reader.get(self.ANN)
         assert "Key ann of queue:mail" in page.text
+        assert [found["href"] for _, found in page.tags if found.get("aria-current") == "true"] == ["/queues"]
         assert "Running 0 Waiting 3 State in force" in page.text
         assert [f"mail-{number}" in page.text for number in range(4)] == [True, True, False, True]
         assert "(1,)" not in page.text
