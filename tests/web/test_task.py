@@ -99,7 +99,7 @@ class TestTask:
         assert page.text.index("The chain stopped") < page.text.index("State not sent")
         assert "/task?id=pay" in page.links
         page = reader.get("/task?id=pay")
-        assert "Not sent, because it failed chain shop.<i> never if it fails shop.tell" in page.text
+        assert "Not sent, because it failed chain shop.<i> never Errbacks if it fails shop.tell" in page.text
 
     @pytest.mark.parametrize(
         ("id_", "verb", "question"),
