@@ -61,6 +61,15 @@ def test_groups_come_first_then_failures(reader: Browser) -> None:
     assert "/failures?task=shop.remind&exception=ValueError" in page.links
 
 
+@pytest.mark.parametrize(("query", "told"), [("", "the last 24 h of the last 1"), ("?worker=worker", "those that match of")])
+def test_a_bounded_look_says_what_it_counts(
+    query: str, told: str, reader: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a search, groups count all failures; only their curves are of the last ones."""
+    monkeypatch.setattr("redis_queue.operate.failure_groups.MAX_LOOKED_AT", 1)
+    assert f"By task and exception, {told}" in reader.get(f"/failures{query}").text
+
+
 def test_an_empty_list_says_what_will_be_here(client: redis.Redis, app: Celery) -> None:
     client.flushall()
     page = Browser(dashboard(app, secret_key=KEY)).get("/failures")
