@@ -160,7 +160,11 @@ def lost_text(row: WorkerRow, age: float, tasks: Sequence[RunningTask] = ()) -> 
     """Return when a lost worker was seen last, and what it ran then."""
     ran = [f"{task.task} for {span_text((row.seen_at - task.since).total_seconds())}" for task in tasks[:MAX_NAMED]]
     more = max(row.busy, len(tasks)) - len(ran)
-    texts = [", ".join(ran), f"{more:,} more" if more else ""] if ran else [f"{more:,} tasks" if more else "nothing"]
+    texts = (
+        [", ".join(ran), f"{more:,} more" if more else ""]
+        if ran
+        else [f"{more:,} task{'s' if more > 1 else ''}" if more else "nothing"]
+    )
     return f"last seen {span_text(age)} ago; it ran {' and '.join(filter(None, texts))}"
 
 

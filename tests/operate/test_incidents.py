@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -98,7 +99,7 @@ CASES: dict[str, tuple[Situation, list[tuple[str, str, str]]]] = {
                 "slow tasks",
                 "warning",
                 "shop.hang has run for 4 min on web@a (task id-240), and half of its runs take at most 200 ms; "
-                "1 more runs of it take far too long",
+                "others that take far too long: 1",
             ),
         ],
     ),
@@ -234,7 +235,7 @@ CASES: dict[str, tuple[Situation, list[tuple[str, str, str]]]] = {
         [
             ("workers", "error", "worker b@a is silent for 20 s"),
             ("workers", "warning", "worker web@a is silent for 7 s"),
-            ("workers", "warning", "worker c@a is lost: last seen 3 min 20 s ago; it ran 1 tasks"),
+            ("workers", "warning", "worker c@a is lost: last seen 3 min 20 s ago; it ran 1 task"),
         ],
     ),
     "failures since a deploy": (
@@ -398,6 +399,33 @@ CASES: dict[str, tuple[Situation, list[tuple[str, str, str]]]] = {
 def test_causes(case: str) -> None:
     situation, expected = CASES[case]
     assert [(one.kind, one.severity, one.cause) for one in incidents(situation)] == expected
+
+
+HOSTILE = "x; $(reboot) 'y"
+
+
+@pytest.mark.parametrize(
+    "situation",
+    [
+        Situation(NOW, [queue(name=HOSTILE, consumers=0), queue(name=f"{HOSTILE}s", ready=0)]),
+        Situation(
+            NOW,
+            [queue(name=HOSTILE)],
+            workers=[worker(queues=(HOSTILE,))],
+            ended={Series("t", HOSTILE): minutes(Tally(3))},
+        ),
+        Situation(NOW, backlog={f"queue:{HOSTILE}": 3}),
+        Situation(NOW, flows=[replace(PAUSED, name=HOSTILE, waiting=3)]),
+        Situation(NOW, flows=[FlowState(HOSTILE, FlowLimits(limit=0), FlowLimits(), "", False, 0, 3)]),
+        Situation(NOW, stopped_keys=[(HOSTILE, KeyState("acme", 0, 3, paused=True))]),
+        Situation(NOW, stopped_keys=[("queue:mail", KeyState(HOSTILE, 0, 3, paused=True))]),
+        Situation(NOW, ended={Series(HOSTILE, "web"): minutes(before=Tally(2, 2))}),
+    ],
+)
+def test_names_in_commands_are_single_words_of_a_shell(situation: Situation) -> None:
+    (incident,) = incidents(situation)
+    assert shlex.quote(HOSTILE) in incident.advice
+    assert HOSTILE not in incident.advice.replace(shlex.quote(HOSTILE), "").replace(shlex.quote(f"{HOSTILE}s"), "")
 
 
 def found(situation: Situation) -> Incident:

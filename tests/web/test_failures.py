@@ -61,7 +61,9 @@ def test_groups_come_first_then_failures(reader: Browser) -> None:
     assert "/failures?task=shop.remind&exception=ValueError" in page.links
 
 
-@pytest.mark.parametrize(("query", "told"), [("", "the last 24 h of the last 1"), ("?worker=worker", "those that match of")])
+@pytest.mark.parametrize(
+    ("query", "told"), [("", "the last 24 h of the last 1"), ("?worker=worker", "those that match of")]
+)
 def test_a_bounded_look_says_what_it_counts(
     query: str, told: str, reader: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -293,7 +293,7 @@ def test_a_page_says_which_queues_it_leaves_out(
     DelayQueue("later", world.client).push("x", delay=60)
     page = browser.get(f"/tasks?text={ORDER}")
     assert [link for link in page.links if link.startswith("/task?")] == ["/task?id=s1", "/task?id=s2"]
-    assert "Waiting: only those of the 1 longest queues; delayed: only those of the first 1 queues by name." in page.text
+    assert "Waiting: only those of the 1 longest queues; delayed: only those of the first 1 queues by name" in page.text
 
 
 def test_messages_that_wait_for_a_place_are_counted_once(world: World, app: Celery) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Iterator, Sequence
 from datetime import timedelta
+from shlex import quote
 from typing import Final
 
 from redis_queue.admission.flows import OF_QUEUE
@@ -62,15 +62,15 @@ def unread_queues(now: Situation) -> Iterator[Incident]:
         # Workers without the extension do not report: while they take messages, none waits for long.
         if not asked and row.oldest_age is not None and row.oldest_age < WAITS:
             continue
-        near = nearest(row.name, consumed, similarity=SIMILAR)
+        near, name = nearest(row.name, consumed, similarity=SIMILAR), quote(row.name)
         hint = f"; workers consume {near[0]}, which has a similar name" if near else ""
         yield Incident(
             row.name,
             # Of messages of other producers nobody knows whether they wait for long.
             "error" if asked or row.oldest_age is not None else "warning",
             f"Celery queue {row.name}: {waits_text(row.listed)}, and no worker{who} consumes it{hint}",
-            f"start a worker with -Q {row.name}, or move them: redis-queue -A APP celery-queue {row.name} move "
-            f"--all --to {near[0] if near else 'QUEUE'}",
+            f"start a worker with -Q {name}, or move them: redis-queue -A APP celery-queue {name} move "
+            f"--all --to {quote(near[0]) if near else 'QUEUE'}",
             page_of("celery-queue", name=row.name),
             None if row.oldest_age is None else now.at - timedelta(seconds=row.oldest_age),
             row.listed,
@@ -89,7 +89,7 @@ def unread_flows(now: Situation) -> Iterator[Incident]:
             "error",
             f"Celery queue {queue}: {waits_text(count, 'task')} for a place in a flow, and no worker that reports "
             "leases consumes it: other workers do not see them",
-            f"start a worker of an app with DurableTasks(app) and -Q {queue}",
+            f"start a worker of an app with DurableTasks(app) and -Q {quote(queue)}",
             page_of("flow", name=flow),
             hits=count,
         )
@@ -109,7 +109,7 @@ def slow_queues(now: Situation) -> Iterator[Incident]:
             "warning",
             f"Celery queue {row.name}: the oldest of {row.ready:,} messages waits for {span_text(waits, parts=1)}; "
             f"{told}{_holders(now, workers)}",
-            f"start more workers with -Q {row.name}, or look at its slowest tasks: redis-queue history",
+            f"start more workers with -Q {quote(row.name)}, or look at its slowest tasks: redis-queue history",
             page_of("celery-queue", name=row.name),
             now.at - timedelta(seconds=waits),
             row.ready or 0,
@@ -124,7 +124,7 @@ def late_entries(now: Situation) -> Iterator[Incident]:
         if dispatchers is None or not (late >= LONG or (dispatchers == 0 and row.ready + row.delayed)):
             continue
         first = f", the first one for {span_text(late, parts=1)}" if row.ready else ""
-        what = f"{dispatchers:,} dispatchers run" if dispatchers else "nobody dispatches"
+        what = f"dispatchers run: {dispatchers:,}" if dispatchers else "nobody dispatches"
         yield Incident(
             row.name,
             "warning" if dispatchers else "error",
@@ -169,7 +169,7 @@ def stopped_keys(now: Situation) -> Iterator[Incident]:
                 f"{state.key} of {flow}",
                 "warning",
                 f"key {state.key} of flow {flow} {_stop(state)}, and {waits_text(state.waiting, 'task')}",
-                f"if the reason is gone: redis-queue flow {verb} {flow} --key {shlex.quote(state.key)}",
+                f"if the reason is gone: redis-queue flow {verb} {quote(flow)} --key {quote(state.key)}",
                 page_of("flow", name=flow),
                 hits=state.waiting,
             )
@@ -271,6 +271,6 @@ def _stop(state: FlowState | KeyState) -> str:
 
 def _advice(state: FlowState) -> str:
     if state.paused:
-        return f"if the reason is gone: redis-queue flow resume {state.name}"
+        return f"if the reason is gone: redis-queue flow resume {quote(state.name)}"
     option = "--limit-each" if state.limits.limit != 0 and state.kind == "fair" else "--limit"
-    return f"if the reason is gone: redis-queue flow set {state.name} {option} N"
+    return f"if the reason is gone: redis-queue flow set {quote(state.name)} {option} N"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from shlex import quote
 from typing import Final
 
 from redis_queue.basics.times import span_text
@@ -82,7 +83,7 @@ def failing_tasks(now: Situation) -> Iterator[Incident]:
             task,
             "error" if share >= MOST_FAIL else "warning",
             f"{task} failed {cause or f'{hour.failed:,} of {hour.ends:,} times in the last hour'}",
-            f"see why: redis-queue failures list --task {task}",
+            f"see why: redis-queue failures list --task {quote(task)}",
             page_of("failures", task=task),
             _first(now, minutes, lambda minute: minute.failed),
             hour.failed,
@@ -117,13 +118,14 @@ def slow_tasks(now: Situation) -> Iterator[Incident]:
             slow.setdefault(task.task, []).append((task, usual))
     for name, rows in slow.items():
         (task, usual), others = rows[0], len(rows) - 1
-        more = f"; {others:,} more runs of it take far too long" if others else ""
+        more = f"; others that take far too long: {others:,}" if others else ""
         yield Incident(
             name,
             "warning",
             f"{name} has run for {span_text(now.age(task.since))} on {task.worker} (task {task.id}), and half of its "
             f"runs take at most {span_text(usual)}{more}",
-            f"find out what it waits for, and give it a time limit; to end it: redis-queue -A APP terminate {task.id}",
+            "find out what it waits for, and give it a time limit; to end it: redis-queue -A APP terminate "
+            f"{quote(task.id)}",
             page_of("running", task=name),
             task.since,
             len(rows),
