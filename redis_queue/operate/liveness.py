@@ -160,12 +160,9 @@ def lost_text(row: WorkerRow, age: float, tasks: Sequence[RunningTask] = ()) -> 
     """Return when a lost worker was seen last, and what it ran then."""
     ran = [f"{task.task} for {span_text((row.seen_at - task.since).total_seconds())}" for task in tasks[:MAX_NAMED]]
     more = max(row.busy, len(tasks)) - len(ran)
-    texts = (
-        [", ".join(ran), f"{more:,} more" if more else ""]
-        if ran
-        else [f"{more:,} task{'s' if more > 1 else ''}" if more else "nothing"]
-    )
-    return f"last seen {span_text(age)} ago; it ran {' and '.join(filter(None, texts))}"
+    others = f"{more:,} more" if ran else "1 task" if more == 1 else f"{more:,} tasks"
+    texts = " and ".join(filter(None, (", ".join(ran), others if more else "")))
+    return f"last seen {span_text(age)} ago; it ran {texts or 'nothing'}"
 
 
 def _state(row: WorkerRow, age: float, waiting: int | None, stuck_after: float) -> tuple[State, str]:
