@@ -432,6 +432,18 @@ def found(situation: Situation) -> Incident:
     return incidents(situation)[0]
 
 
+@pytest.mark.parametrize(
+    ("situation", "page"),
+    [
+        (Situation(NOW, [queue(name="web\n", consumers=0)]), "queues"),
+        (Situation(NOW, backlog={"queue:web\udcff": 3}), "flows"),
+        (Situation(NOW, ended={Series("\u202e", "web"): minutes(before=Tally(2, 2))}), "failures"),
+    ],
+)
+def test_a_name_that_a_page_refuses_leads_to_its_list(situation: Situation, page: str) -> None:
+    assert found(situation).page == page
+
+
 def test_each_says_since_when_what_it_hits_and_where_it_is_mended() -> None:
     stuck, failing = found(HUNG), found(CASES["failures since ten minutes"][0])
     assert (stuck.since, stuck.hits, stuck.page) == (ago(240), 1204, "celery-queue?name=web")

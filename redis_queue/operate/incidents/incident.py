@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal
 from urllib.parse import urlencode
 
 from redis_queue.basics.times import span_text
@@ -45,10 +45,16 @@ class Incident:
 Rule = Callable[[Situation], Iterator[Incident]]
 
 
+LIST_OF: Final = {"celery-queue": "queues", "queue": "queues", "flow": "flows"}
+"""The page that lists what a page shows one of."""
+
+
 def page_of(path: str, **parameters: str) -> str:
-    """Return the address of a page of the dashboard."""
-    # Names of other programs need not be UTF-8.
-    return f"{path}?{urlencode(parameters, errors='replace')}"
+    """Return the address of a page of the dashboard; that of its list for a name that the page refuses."""
+    # Other programs may have written names that are not printable.
+    if not "".join(parameters.values()).isprintable():
+        return LIST_OF.get(path, path)
+    return f"{path}?{urlencode(parameters)}"
 
 
 def waits_text(count: int, noun: str = "message") -> str:

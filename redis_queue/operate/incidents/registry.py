@@ -9,7 +9,7 @@ from typing import Final
 from redis_queue.doctor.finding import Finding
 from redis_queue.monitor.rows import MAX_TEXT
 from redis_queue.operate.access import Access
-from redis_queue.operate.incidents.incident import Incident, Rule, Severity
+from redis_queue.operate.incidents.incident import LIST_OF, Incident, Rule, Severity
 from redis_queue.operate.incidents.queues import (
     dead_letters,
     late_entries,
@@ -62,9 +62,6 @@ RULES: Final[Mapping[str, Rule]] = {
 }
 """The rule of each kind of incident, what presses most first; their docstrings say what holds without incidents."""
 
-_LIST_OF: Final = {"celery-queue": "queues", "queue": "queues", "flow": "flows"}
-"""The page that lists what a page shows one of."""
-
 OF_DOCTOR: Final = (
     "unread queues",
     "flow workers",
@@ -99,7 +96,7 @@ def _of_kind(kind: str, found: Iterable[Incident]) -> list[Incident]:
     if rest:
         hits = sum(one.hits for one in rest)
         path = rest[0].page.partition("?")[0]
-        page = _LIST_OF.get(path, path)
+        page = LIST_OF.get(path, path)
         shown.append(Incident("(other)", rest[0].severity, f"{len(rest):,} more {kind}", "as above", page, hits=hits))
     return [_short(replace(one, kind=kind)) for one in shown]
 
