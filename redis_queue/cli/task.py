@@ -113,9 +113,11 @@ def task(access: Access, *, id: str, with_body: bool) -> None:
         keep=("time",),
         below=("detail",),
     )
-    if life.next:
+    failed = life.state == "failed"
+    # Celery has called the errbacks of a task that failed.
+    if steps := [(step.link, step.task, step.id) for step in life.next or () if not failed or step.link != "errback"]:
         click.echo()
-        show_table(("comes next", "task", "id"), [(step.link, step.task, step.id) for step in life.next], keep=("id",))
+        show_table(("not sent" if failed else "comes next", "task", "id"), steps, keep=("id",))
     if tree is not None:
         click.echo()
         _show_tree(tree)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from celery import Celery
 from redis_queue import RedisQueue
 from redis_queue.basics.times import from_ms
 from redis_queue.celery.message.envelope import Envelope
+from redis_queue.cli import celery as celery_cli
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, Run, Series, Tally
 from redis_queue.monitor.report import Reports
 from redis_queue.web import dashboard
+from tests.support.cli.commands import runner
 from tests.support.web.browser import Browser
 from tests.support.web.contents import KEY, TASK, Open
 
@@ -84,7 +87,9 @@ class TestTask:
         assert rects == [("0", "600"), ("600", "400")]
         assert "+3 s" in page.text
 
-    def test_begins_with_the_step_at_which_its_chain_stopped(self, reader: Browser, filled: redis.Redis) -> None:
+    def test_begins_with_the_step_at_which_its_chain_stopped(
+        self, reader: Browser, filled: redis.Redis, app: Celery
+    ) -> None:
         ended(filled, "first")
         steps = [{"task": "shop.<i>", "options": {"task_id": "never"}}]
         body = json.dumps([[], {}, {"chain": steps, "errbacks": [{"task": "shop.tell"}]}]).encode()
@@ -100,6 +105,8 @@ class TestTask:
         assert "/task?id=pay" in page.links
         page = reader.get("/task?id=pay")
         assert "Not sent, because it failed chain shop.<i> never Errbacks if it fails shop.tell" in page.text
+        shown = runner().invoke(celery_cli.group, ["task", "pay"], obj=SimpleNamespace(app=app)).stdout
+        assert ["not sent " in shown, "comes next" in shown, "shop.tell" in shown] == [True, False, False]
 
     @pytest.mark.parametrize(
         ("id_", "verb", "question"),
