@@ -69,7 +69,7 @@ def doctor(access: Access, *, fix: bool, yes: bool, everything: bool) -> None:
 @options.as_json
 @with_access
 def incidents(access: Access) -> None:
-    """List what is wrong now, what presses most first: since when, why, and what to do. It sends no broadcast.
+    """List what is wrong now, the most urgent first: since when, why, and what to do. It sends no broadcast.
 
     Exit code 0: no errors, maybe warnings. 1: errors, or Redis cannot be reached.
 

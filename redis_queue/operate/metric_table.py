@@ -206,8 +206,8 @@ METRICS: Final[Mapping[str, MetricGroup]] = {
     "states of workers": MetricGroup(
         _gauge(
             "workers_in_state",
-            "Workers by state, among them silent ones, which did not report for 5 s, and lost ones: for a minute. Lost "
-            "ones count for an hour, or until somebody clears them.",
+            "Workers by state: silent ones have not reported for 5 s, lost ones for a minute. Lost ones count for an "
+            "hour, or until somebody clears them.",
             _itself,
         ),
         labels=("state",),

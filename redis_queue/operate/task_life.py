@@ -43,7 +43,7 @@ SEARCH_SECONDS: Final = 1.0
 SAME: Final = timedelta(seconds=2)
 """Two records of a failure within this time are of one run."""
 
-NO_RUNS: Final = "kept are a sample of successes and what did not succeed, of two days, at most 20,000 tasks"
+NO_RUNS: Final = "kept for two days, of at most 20,000 tasks: runs that did not succeed, and a sample of the others"
 DISPATCHED: Final = "dispatched between then and the fetch"
 """The dispatcher keeps no time for each task."""
 

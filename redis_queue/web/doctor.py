@@ -17,7 +17,7 @@ pages = Blueprint("doctor", __name__)
 
 @pages.get("/incidents")
 def incidents() -> str:
-    """Show the incidents, what presses most first."""
+    """Show the incidents, the most urgent first."""
     request_args.allow()
     return page("incidents.html", seen=context().incidents.last())
 

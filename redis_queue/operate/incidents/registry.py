@@ -60,7 +60,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "dead letters": dead_letters,
     "unreadable": unreadable,
 }
-"""The rule of each kind of incident, what presses most first; their docstrings say what holds without incidents."""
+"""The rule of each kind of incident, the most urgent first; their docstrings say what holds without incidents."""
 
 OF_DOCTOR: Final = (
     "unread queues",
