@@ -450,6 +450,11 @@ def test_each_says_since_when_what_it_hits_and_where_it_is_mended() -> None:
     # The minute in which the first one failed began nine minutes before the current one.
     assert (failing.since, failing.hits) == (ago(570), 80)
     assert failing.page == "failures?task=shop.hang"
+    # Those that have always failed now and then are not part of it.
+    seldom = replace(
+        CASES["failures since a deploy"][0], ended={SERIES: minutes(*[Tally(10, 8)] * 10, before=Tally(10, 1))}
+    )
+    assert (found(seldom).since, found(seldom).hits) == (ago(570), 80)
     assert found(CASES["a pause"][0]).since == ago(7200)
     assert found(CASES["dead letters"][0]).since == ago(7200)
 

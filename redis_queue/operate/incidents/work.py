@@ -75,18 +75,19 @@ def failing_tasks(now: Situation) -> Iterator[Incident]:
     """No task fails nearly always, or far more often than before."""
     spans = _spans(now)
     for task, minutes in _by_task(now).items():
-        hour = sum(minutes, Tally())
-        cause, share = _rise(spans, minutes)
-        if not cause and not (hour.ends >= MIN_ALL and hour.share >= ALL_FAIL):
+        cause, length = _rise(spans, minutes)
+        recent = minutes[-length:]
+        ends = sum(recent, Tally())
+        if not cause and not (ends.ends >= MIN_ALL and ends.share >= ALL_FAIL):
             continue
         yield Incident(
             task,
-            "error" if share >= MOST_FAIL else "warning",
-            f"{task} failed {cause or f'{hour.failed:,} of {hour.ends:,} times in the last hour'}",
+            "error" if cause and ends.share >= MOST_FAIL else "warning",
+            f"{task} failed {cause or f'{ends.failed:,} of {ends.ends:,} times in the last hour'}",
             f"see why: redis-queue failures list --task {quote(task)}",
             page_of("failures", task=task),
-            _first(now, minutes, lambda minute: minute.failed),
-            hour.failed,
+            _first(now, recent, lambda minute: minute.failed),
+            ends.failed,
         )
 
 
@@ -154,14 +155,17 @@ def _spans(now: Situation) -> dict[str, int]:
     return {**spans, f"in the last {RECENT} min": RECENT}
 
 
-def _rise(spans: Mapping[str, int], minutes: Sequence[Tally]) -> tuple[str, float]:
-    """Return how often a task fails more often than before, since a release if that tells, and the share; "" if not."""
+def _rise(spans: Mapping[str, int], minutes: Sequence[Tally]) -> tuple[str, int]:
+    """Return how often a task fails more often than before, since a release if that tells; "" if it does not.
+
+    Also return the number of minutes in which it does: all without a rise.
+    """
     for since, length in spans.items():
         before, recent = sum(minutes[:-length], Tally()), sum(minutes[-length:], Tally())
         if _rose(before, recent):
             earlier = f"{before.failed:,} of {before.ends:,} times in the {len(minutes) - length} min before"
-            return f"{recent.failed:,} of {recent.ends:,} times {since}, and {earlier}", recent.share
-    return "", 0.0
+            return f"{recent.failed:,} of {recent.ends:,} times {since}, and {earlier}", length
+    return "", len(minutes)
 
 
 def _rose(before: Tally, recent: Tally) -> bool:
