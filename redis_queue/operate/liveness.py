@@ -186,7 +186,7 @@ def _stuck(row: WorkerRow, age: float, waiting: int | None, stuck_after: float) 
         return "its keeper is dead, so other workers will take its tasks"
     loop_age = (row.loop_age or 0.0) + age
     if row.loop_age is not None and loop_age > stuck_after and not (row.pool == IN_LOOP and row.busy):
-        return f"its event loop is silent for {span_text(loop_age)}"
+        return f"its event loop has not turned for {span_text(loop_age)}"
     # A worker without a settled message has waited since its start.
     settled = row.settled_age if row.settled_age is not None else (row.seen_at - row.started_at).total_seconds()
     rests = not (row.busy or row.stopping or row.limited)

@@ -185,8 +185,8 @@ METRICS: Final[Mapping[str, MetricGroup]] = {
         ),
         _gauge(
             "workers_stuck",
-            "Workers that report but work no longer: their event loop is silent for a minute, or their keeper does not "
-            "run.",
+            "Workers that report but work no longer: their event loop has not turned for a minute, or their keeper "
+            "does not run.",
             lambda states: sum(one.state == "stuck" for one in states),
         ),
         _gauge(

@@ -120,7 +120,7 @@ CASES: dict[str, tuple[Situation, list[tuple[str, str, str]]]] = {
             (
                 "slow queues",
                 "warning",
-                "Celery queue web: the oldest of 1,204 messages waits for 4 min; 2 tasks end per minute; both "
+                "Celery queue web: the oldest of 1,204 messages has waited for 4 min; 2 tasks end per minute; both "
                 "processes of web@a are busy: 2 x shop.hang for up to 4 min",
             )
         ],
@@ -131,8 +131,8 @@ CASES: dict[str, tuple[Situation, list[tuple[str, str, str]]]] = {
             (
                 "slow queues",
                 "warning",
-                "Celery queue web: the oldest of 1,204 messages waits for 4 min; both processes of web@a are busy: "
-                "2 x shop.hang for up to 4 min, usually 10 min",
+                "Celery queue web: the oldest of 1,204 messages has waited for 4 min; both processes of web@a are "
+                "busy: 2 x shop.hang for up to 4 min, usually 10 min",
             )
         ],
     ),
@@ -178,7 +178,7 @@ CASES: dict[str, tuple[Situation, list[tuple[str, str, str]]]] = {
             (
                 "slow queues",
                 "warning",
-                "Celery queue web: the oldest of 1,204 messages waits for 4 min; both processes of web@a are busy",
+                "Celery queue web: the oldest of 1,204 messages has waited for 4 min; both processes of web@a are busy",
             ),
         ],
     ),
@@ -190,7 +190,7 @@ CASES: dict[str, tuple[Situation, list[tuple[str, str, str]]]] = {
             (
                 "slow queues",
                 "warning",
-                "Celery queue web: the oldest of 1,204 messages waits for 6 min; 0 of 2 processes of web@a are "
+                "Celery queue web: the oldest of 1,204 messages has waited for 6 min; 0 of 2 processes of web@a are "
                 "busy, and rate limits hold 7 tasks back",
             )
         ],
@@ -225,9 +225,9 @@ CASES: dict[str, tuple[Situation, list[tuple[str, str, str]]]] = {
                 "stuck queues",
                 "error",
                 "Celery queue web: 1,204 messages wait for up to 4 min, and none ends: web@a is stuck (its event "
-                "loop is silent for 3 min 21 s)",
+                "loop has not turned for 3 min 21 s)",
             ),
-            ("workers", "error", "worker web@a is stuck: its event loop is silent for 3 min 21 s"),
+            ("workers", "error", "worker web@a is stuck: its event loop has not turned for 3 min 21 s"),
         ],
     ),
     "a worker that does not report": (
@@ -357,7 +357,7 @@ CASES: dict[str, tuple[Situation, list[tuple[str, str, str]]]] = {
             (
                 "slow queues",
                 "warning",
-                "Celery queue web: the oldest of 7 messages waits for 2 h; 0 of 2 processes of web@a are busy",
+                "Celery queue web: the oldest of 7 messages has waited for 2 h; 0 of 2 processes of web@a are busy",
             )
         ],
     ),

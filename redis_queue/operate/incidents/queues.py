@@ -107,8 +107,8 @@ def slow_queues(now: Situation) -> Iterator[Incident]:
         yield Incident(
             row.name,
             "warning",
-            f"Celery queue {row.name}: the oldest of {row.ready:,} messages waits for {span_text(waits, parts=1)}; "
-            f"{told}{_holders(now, workers)}",
+            f"Celery queue {row.name}: the oldest of {row.ready:,} messages has waited for "
+            f"{span_text(waits, parts=1)}; {told}{_holders(now, workers)}",
             f"start more workers with -Q {quote(row.name)}, or look at its slowest tasks: redis-queue history",
             page_of("celery-queue", name=row.name),
             now.at - timedelta(seconds=waits),

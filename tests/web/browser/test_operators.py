@@ -278,7 +278,7 @@ def test_slow_down_mails_whose_provider_complains(page: Page, filled: redis.Redi
 def test_find_the_worker_that_is_stuck(page: Page) -> None:
     page.locator(".tiles").get_by_role("link", name="stuck").click()
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="worker-3@shop"))
-    expect(row).to_contain_text("its event loop is silent for 15 min")
+    expect(row).to_contain_text("its event loop has not turned for 15 min")
     assert_quick(page)
 
 
