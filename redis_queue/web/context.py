@@ -36,6 +36,9 @@ SHARE: Final = 10
 FIRST_WAIT: Final = 0.2
 """Seconds for which a page waits for the first look."""
 
+OLD_AFTER: Final = 60.0
+"""Seconds after which a result is too old to be shown, from when the next look was due: nobody had a page open."""
+
 MAX_CHECKED: Final = 200
 """With more queues, only the page of the doctor checks: the checks of each queue add up."""
 
@@ -60,7 +63,8 @@ class Seen(Generic[T]):
 class Watch(Generic[T]):
     """Looks again in a thread while pages ask, at most every *every* seconds and a tenth of the time.
 
-    What *look* returns is kept: no page waits for a later look, and for the first one only :data:`FIRST_WAIT`.
+    What *look* returns is kept: no page waits for a later look, and for the first one, also after a pause of
+    :data:`OLD_AFTER`, only :data:`FIRST_WAIT`.
     """
 
     def __init__(self, look: Callable[[], Sequence[T]], every: float) -> None:
@@ -72,11 +76,11 @@ class Watch(Generic[T]):
         self._thread: threading.Thread | None = None
 
     def last(self, *, again: bool = True) -> Seen[T] | None:
-        """Return the last result; None if there is none yet. Unless *again*, start no look."""
+        """Return the last result; None if there is none yet, or an old one. Unless *again*, start no look."""
         if again:
             self._start()
         with self._lock:
-            if self._seen_at is None:
+            if self._seen_at is None or (again and self._is_old(self._seen_at)):
                 return None
             return replace(self._seen, seconds=time.monotonic() - self._seen_at)
 
@@ -92,9 +96,12 @@ class Watch(Generic[T]):
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="redis_queue-watch", daemon=True)
                 self._thread.start()
-            first = self._thread if self._seen_at is None else None
+            first = self._thread if self._seen_at is None or self._is_old(self._seen_at) else None
         if first is not None:
             first.join(FIRST_WAIT)
+
+    def _is_old(self, seen_at: float) -> bool:
+        return time.monotonic() > max(self._next_at, seen_at + self._every) + OLD_AFTER
 
     def _run(self) -> None:
         began = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import threading
 import time
 from datetime import datetime, timezone
 from types import SimpleNamespace
@@ -284,6 +285,21 @@ class TestHealth:
         assert CHECK_EVERY == 60
         monkeypatch.setattr(state, "_next_at", 0.0)
         wait_until(lambda: self.settled(state).found == [ERROR], description="the second check")
+
+    def test_a_result_of_long_ago_is_not_shown(
+        self, state: Watch[Finding], checks: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nobody had a page open for a night, and the next look takes its time."""
+        assert self.settled(state).found == [FINE]
+        look, goes_on = state._look, threading.Event()
+        monkeypatch.setattr(state, "_look", lambda: [look(), goes_on.wait(10)][0])
+        checks[:] = [[ERROR]]
+        for name in ("_seen_at", "_next_at"):
+            monkeypatch.setattr(state, name, getattr(state, name) - 8 * 3600)
+        assert state.last() is None
+        assert state.last(again=False) is not None
+        goes_on.set()
+        assert self.settled(state).found == [ERROR]
 
     @pytest.mark.parametrize("error", [StoreUnavailableError("redis://u:secret@host is away"), TypeError("secret")])
     def test_a_check_that_fails_is_said(self, error: Exception, state: Watch[Finding], checks: list[Any]) -> None:
