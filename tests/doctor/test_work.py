@@ -82,8 +82,8 @@ class TestSlow:
         [said] = problems(access, SLOW)
         assert said.severity == "warning"
         assert said.found == (
-            "shop.charge has run for 2 h 5 min on a@test (task id2), and half of its runs take at most 40 ms; 2 more "
-            "runs of it take far too long"
+            "shop.charge has run for 2 h 5 min on a@test (task id2), and half of its runs take at most 40 ms; others "
+            "that take far too long: 2"
         )
         assert said.advice.endswith("redis-queue -A APP terminate id2")
 
