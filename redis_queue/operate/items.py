@@ -222,11 +222,6 @@ class FailureList(Listing[Failure, str]):
         rows, following = self._failures.list(after=cursor, limit=size, **self._window)
         return Chunk([(row, self._failures.cursor(row)) for row in rows], following)
 
-    def match(self, item: Failure) -> bool:
-        """Return whether the failure matches, and count it."""
-        self.report.add(item.task)
-        return self.conditions.match(item)
-
 
 def point(access: Access, when: When | None) -> datetime | None:
     """Return *when* as a time of the server; a span is counted back from now, whatever its sign."""
@@ -279,11 +274,6 @@ class Messages(Listing[WaitingMessage, MessageCursor]):
         items = [(WaitingMessage.of(element), (number, at)) for at, element in enumerate(found, offset + 1)]
         spent = sum(element.size for element in found)
         return Chunk(items, items[-1][1] if items else (number + 1, 0), spent)
-
-    def match(self, item: WaitingMessage) -> bool:
-        """Return whether the message matches, and count it."""
-        self.report.add(item.task)
-        return self.conditions.match(item)
 
 
 def contents_of(access: Access, name: str, key: str | None) -> AbstractContextManager[QueueContents]:

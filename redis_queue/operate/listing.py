@@ -57,14 +57,12 @@ class SearchReport:
         if task and len(self._names) < MAX_NAMES:
             self._names.add(task)
 
-    def no_match(self, noun: str) -> str:
-        """Return the text for a search without a match."""
-        return f"no match among {self.looked:,} {noun}"
-
-    def hint(self, task: str | None) -> str:
-        """Return suggestions for *task*, to append to :meth:`no_match`; "" for none."""
-        near = [] if task is None else self._near(task)
-        return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    def no_match(self, noun: str, conditions: Conditions) -> tuple[str, str]:
+        """Return the text for a search without a match, and suggestions to append; "" for none."""
+        task = conditions.task_part or conditions.task
+        near = self._near(task) if task else []
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        return f"no match among {self.looked:,} {noun}", hint
 
     def _near(self, task: str) -> list[str]:
         names = sorted(self._names - {task})
@@ -141,9 +139,11 @@ class Listing(ABC, Generic[T, Cursor]):
     def read(self, cursor: Cursor | None, size: int, budget: int | None) -> Chunk[T, Cursor]:
         """Read up to *size* items behind *cursor*, or the first ones, and *budget* bytes of bodies; None for all."""
 
-    @abstractmethod
     def match(self, item: T) -> bool:
         """Return whether *item* matches, and count it."""
+        found: Any = item
+        self.report.add(found.task)
+        return self.conditions.match(found)
 
     def is_unread(self, item: T) -> bool:  # noqa: ARG002
         """Return whether the body of *item* is needed and was too large."""
@@ -151,9 +151,7 @@ class Listing(ABC, Generic[T, Cursor]):
 
     def nothing(self, otherwise: str) -> tuple[str, str]:
         """Return what to tell if no item was found, and a hint: how many were searched, or *otherwise*."""
-        if not self.conditions:
-            return otherwise, ""
-        return self.report.no_match(self.noun), self.report.hint(self.conditions.task_part or self.conditions.task)
+        return self.report.no_match(self.noun, self.conditions) if self.conditions else (otherwise, "")
 
     def opened(self) -> AbstractContextManager[Any]:
         """Return a context in which items can be read."""

@@ -158,8 +158,6 @@ def row_of_run(found: tuple[Run, bool]) -> TaskRow:
 class RunningList(Listing[tuple[RunningTask, datetime], int]):
     """The tasks that have run for a second or more, longest first, each with the time now; of :data:`MAX_READ`."""
 
-    noun = "tasks"
-
     def __init__(self, access: Access, conditions: Conditions) -> None:
         super().__init__(conditions)
         self._access = access
@@ -178,15 +176,9 @@ class RunningList(Listing[tuple[RunningTask, datetime], int]):
         items = [((task, now), at) for at, task in enumerate(self._tasks[start : start + size], start + 1)]
         return Chunk(items, start + size if start + size < len(self._tasks) else None)
 
-    def match(self, item: tuple[RunningTask, datetime]) -> bool:
-        """Return whether the task matches."""
-        return self.conditions.match(item[0])
-
 
 class RunList(Listing[tuple[Run, bool], str]):
     """The last run of each task that ended lately, the last one first, and whether its failure is kept."""
-
-    noun = "runs"
 
     def __init__(self, access: Access, conditions: Conditions) -> None:
         super().__init__(conditions)
@@ -204,10 +196,6 @@ class RunList(Listing[tuple[Run, bool], str]):
         kept = {failure.id for failure in self._monitor.failures.summaries(failed)} if failed else set()
         return Chunk([((run, run.id in kept), behind) for run, behind in found], following)
 
-    def match(self, item: tuple[Run, bool]) -> bool:
-        """Return whether the run matches."""
-        return self.conditions.match(item[0])
-
 
 QueueCursor = tuple[str, Any]
 """The name of a queue, and the cursor in it."""
@@ -220,8 +208,6 @@ class QueueLists(Listing[tuple[str, Any], QueueCursor]):
 
     A queue that cannot be read is left out, and added to the faults. A page ends after :data:`MAX_READS` reads.
     """
-
-    noun = "tasks"
 
     def __init__(
         self,
@@ -267,10 +253,6 @@ class QueueLists(Listing[tuple[str, Any], QueueCursor]):
         behind = (name, chunk.next) if chunk.next is not None else None if following is None else (following, None)
         items = [((name, item), (name, place)) for item, place in chunk.items]
         return Chunk(items, behind, chunk.spent, ends=self._reads % MAX_READS == 0)
-
-    def match(self, item: tuple[str, Any]) -> bool:
-        """Return whether the item matches."""
-        return self.conditions.match(item[1])
 
     def _list(self, name: str) -> Listing[Any, Any]:
         if self._current is None or self._current[0] != name:

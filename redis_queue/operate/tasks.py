@@ -173,9 +173,7 @@ class TaskSearch:
 
     def nothing(self, otherwise: str) -> tuple[str, str]:
         """Return what to tell if no task was found, and a hint: how many were searched, or *otherwise*."""
-        if not self.searches:
-            return otherwise, ""
-        return self.report.no_match("tasks"), self.report.hint(self.conditions.task_part or self.conditions.task)
+        return self.report.no_match("tasks", self.conditions) if self.searches else (otherwise, "")
 
     def _look(self, place: _Place, position: _Position, rows: list[TaskRow], share: int) -> Look:
         """Append up to *share* tasks of *place* to *rows*, and move its *position*."""
@@ -217,8 +215,6 @@ class _Item:
 
 class _PlaceList(Listing[_Item, Any]):
     """The tasks in *states* of one *place*."""
-
-    noun = "tasks"
 
     def __init__(
         self, place: _Place, access: Access, conditions: Conditions, states: frozenset[str], report: SearchReport
