@@ -209,6 +209,11 @@ class Failure:
     size: int = 0
     release: str = ""
 
+    @property
+    def error(self) -> str:
+        """The exception and its text."""
+        return ": ".join(filter(None, (self.exception, self.message)))
+
 
 class FailureGroup(NamedTuple):
     """The failures of one task with one exception; "(other)" for both if there are too many groups."""

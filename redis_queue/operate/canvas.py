@@ -166,7 +166,7 @@ def _add_next(access: Access, nodes: _Nodes, life: TaskLife) -> None:
         found = []
     for stop in found:
         failure = stop.failure
-        nodes.add(Node(failure.id, "failed", failure.task, failure.queue, error=stop.error, stopped=stop.link))
+        nodes.add(Node(failure.id, "failed", failure.task, failure.queue, error=failure.error, stopped=stop.link))
         for step, before in stop.unsent:
             nodes.add(Node(step.id, "not sent", step.task, parent=before, group=step.group))
     for step, before in steps_after(life.id, life.next or ()):

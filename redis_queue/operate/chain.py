@@ -43,11 +43,6 @@ class Stop:
         """The tasks with known ids that were not sent, and the ids of those before each."""
         return steps_after(self.failure.id, self.next)
 
-    @property
-    def error(self) -> str:
-        """The exception and its text."""
-        return ": ".join(filter(None, (self.failure.exception, self.failure.message)))
-
     def lineage_of(self, id_: str) -> tuple[str, str, str]:
         """Return the ids of root, parent and group of a task that was not sent; "" for each that is unknown."""
         step, before = next(((step, before) for step, before in self.unsent if step.id == id_), (None, ""))

@@ -166,7 +166,7 @@ class TaskLife:
         if self.state not in ("failed", "revoked", "not sent"):
             return ""
         texts = (
-            Stop(self.failure).error if self.failure is not None else "",
+            self.failure.error if self.failure is not None else "",
             self.runs[0].error if self.runs else "",
             self.result.error if self.result is not None else "",
         )
@@ -251,9 +251,8 @@ class TaskLife:
             yield LifeEvent(action.at, f"{action.verb} by {action.user}", action.detail)
         failed = self.failure
         if failed is not None:
-            text = ": ".join(filter(None, (failed.exception, failed.message)))
             same = any(abs(run.ended_at - failed.failed_at) < SAME for run in self.runs)
-            yield LifeEvent(failed.failed_at, "failure kept" if same else failed.kind, text)
+            yield LifeEvent(failed.failed_at, "failure kept" if same else failed.kind, failed.error)
         result = self.result
         if result is not None and result.done_at is not None:
             yield LifeEvent(result.done_at, f"result {result.state}")

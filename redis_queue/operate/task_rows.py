@@ -131,7 +131,7 @@ def row_of_failure(failure: Failure) -> TaskRow:
         failure.seconds,
         failure.args,
         failure.kwargs,
-        ": ".join(filter(None, (failure.exception, failure.message))),
+        failure.error,
         failure.release,
     )
 
