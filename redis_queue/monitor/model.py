@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from redis_queue.basics.histogram import NO_TIMES, Histogram
 
 Outcome = Literal["succeeded", "failed", "retried", "revoked"]
 """How a run ended; "revoked" includes expired and terminated tasks."""
+
+
+MIN_RUNS: Final = 20
+"""Minimum number of runs that tell how long a task usually runs."""
 
 
 class Series(NamedTuple):
@@ -52,6 +56,10 @@ class Tally:
     def share(self) -> float:
         """The share of failures among the ends."""
         return self.failed / self.ends if self.ends else 0.0
+
+    def usual(self, share: float) -> float | None:
+        """Return the seconds that this share of the runs did not exceed; None for fewer than :data:`MIN_RUNS` runs."""
+        return self.duration.quantile(share) if self.duration.total >= MIN_RUNS else None
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(

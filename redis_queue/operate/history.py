@@ -41,12 +41,8 @@ ROSE_BY: Final = 2.0
 
 MIN_FAILURES: Final = 3
 
-
 SLOWER_BY: Final = 1.5
 """Factor by which the p95 of the run time rises before a series is slower: each is known to 10 %."""
-
-MIN_RUNS: Final = 20
-"""Minimum runs before and after for a statement about the p95."""
 
 MAX_MARKS: Final = 20
 """Maximum number of releases that a chart marks, the last ones."""
@@ -75,11 +71,8 @@ class HistoryRow:
     @property
     def slower(self) -> float:
         """The factor by which the p95 of the run time rose; 1.0 if it is not known, or did not rise enough to tell."""
-        times = (self.tally.duration, (self.before or Tally()).duration)
-        if any(of.total < MIN_RUNS for of in times):
-            return 1.0
-        now, then = (of.quantile(0.95) for of in times)
-        return now / then if then and now >= SLOWER_BY * then else 1.0
+        now, then = (tally.usual(0.95) for tally in (self.tally, self.before or Tally()))
+        return now / then if now and then and now >= SLOWER_BY * then else 1.0
 
     @property
     def verdict(self) -> str:

@@ -23,7 +23,7 @@ from redis_queue.celery.queues.open import queue_contents
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import ConfigurationError
 from redis_queue.model import DeadLetter, Entry, Unread
-from redis_queue.monitor.model import Failure, RunningTask, Series
+from redis_queue.monitor.model import Failure, RunningTask, Series, Tally
 from redis_queue.operate.access import Access
 from redis_queue.operate.celery_queues import CeleryQueues
 from redis_queue.operate.listing import LOOK_BYTES, Chunk, Listing, items_within_budget
@@ -44,9 +44,6 @@ MessageCursor = tuple[int, int]
 
 USUAL_MINUTES: Final = 1440
 """Minutes of history from which the usual run time is estimated."""
-
-MIN_RUNS: Final = 20
-"""Minimum runs for an estimate."""
 
 MAX_READ: Final = 10_000
 """Maximum number of running tasks that are read for one page."""
@@ -337,8 +334,5 @@ def _rows(access: Access, tasks: list[RunningTask], now: datetime) -> Iterator[R
     usual = access.monitor.history.totals(USUAL_MINUTES) if tasks else {}
     for task in tasks:
         seconds = max(0.0, (now - task.since).total_seconds())
-        tally = usual.get(Series(task.task, task.queue))
-        if tally is None or tally.duration.total < MIN_RUNS:
-            yield RunningRow(task, seconds)
-        else:
-            yield RunningRow(task, seconds, tally.duration.quantile(0.5), tally.duration.quantile(0.95))
+        tally = usual.get(Series(task.task, task.queue), Tally())
+        yield RunningRow(task, seconds, tally.usual(0.5), tally.usual(0.95))

@@ -11,9 +11,8 @@ from urllib.parse import urlencode
 
 from redis_queue.basics.times import span_text
 from redis_queue.doctor.finding import Finding
-from redis_queue.monitor.model import RunningTask, Series
+from redis_queue.monitor.model import RunningTask, Series, Tally
 from redis_queue.operate.incidents.situation import Situation
-from redis_queue.operate.items import MIN_RUNS
 
 Severity = Literal["error", "warning"]
 
@@ -76,5 +75,4 @@ def tasks_text(now: Situation, runs: Sequence[RunningTask]) -> str:
 
 def usual_seconds(now: Situation, task: RunningTask, share: float = 0.5) -> float | None:
     """Return the run time that this share of the runs of a task do not exceed; None if there are too few runs."""
-    tally = now.usual.get(Series(task.task, task.queue))
-    return None if tally is None or tally.duration.total < MIN_RUNS else tally.duration.quantile(share)
+    return now.usual.get(Series(task.task, task.queue), Tally()).usual(share)

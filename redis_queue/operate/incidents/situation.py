@@ -21,7 +21,6 @@ from redis_queue.monitor.model import ReleaseRow, RunningTask, Series, Tally
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.operate.inspector import FEW_SHARDS
-from redis_queue.operate.items import MIN_RUNS
 from redis_queue.operate.liveness import WorkerState, with_tasks, worker_states
 from redis_queue.operate.queue_row import BROKEN, CeleryQueueRow, QueueRow, fault_text
 from redis_queue.store.chunks import CHUNK
@@ -128,11 +127,7 @@ class Situation:
     @LazyProperty
     def as_usual(self) -> set[str]:
         """The workers with a task that has run for long, but not for longer than 95 % of its runs."""
-        known = {
-            series: tally.duration.quantile(0.95)
-            for series, tally in self.usual.items()
-            if tally.duration.total >= MIN_RUNS
-        }
+        known = {series: tally.usual(0.95) or 0.0 for series, tally in self.usual.items()}
         return {
             task.worker
             for task in self.running
