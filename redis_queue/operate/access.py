@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from redis_queue.admission.backlog import Backlog
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.times import When
 from redis_queue.catalog import AnyQueue
@@ -23,6 +24,7 @@ from redis_queue.operate.queue_row import CeleryQueueRow, Faults, Overview
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import FlowKeys
+from redis_queue.store.scripts import Scripts
 
 
 class Access:
@@ -40,6 +42,11 @@ class Access:
         self.monitor = inspector.monitor
         self.flows = inspector.flows
         self.unique = inspector.unique
+
+    @property
+    def backlog(self) -> Backlog:
+        """The messages that wait for a place in the flows."""
+        return Backlog(Scripts(self.catalog.client), self.flows.redis_keys, self.catalog.clock)
 
     def delay_queue(self, name: str | None = None) -> DelayQueue:
         """Return a DelayQueue, by default the one in which Celery tasks wait; raises InvalidNameError."""

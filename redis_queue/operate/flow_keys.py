@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Final
 
-from redis_queue.admission.backlog import Backlog
 from redis_queue.admission.rules import FlowLimits, FlowState, KeyState
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.options import Conditions
@@ -15,7 +14,6 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.flows import LABELS, NONE, LimitsRow, rate_text
 from redis_queue.operate.listing import Chunk, Listing
 from redis_queue.store.chunks import CHUNK
-from redis_queue.store.scripts import Scripts
 
 MAX_BY_NAME: Final = 10_000
 """Maximum number of keys with waiting messages that are sorted by name: those with the most."""
@@ -104,7 +102,7 @@ class KeyRow:
 
 def key_rows(access: Access, flow: str, states: Sequence[KeyState]) -> list[KeyRow]:
     """Return *states* with the times of their first waiting messages. Raises StoreError."""
-    times = Backlog(Scripts(access.catalog.client), access.flows.redis_keys).since(flow, states)
+    times = access.backlog.since(flow, states)
     return [KeyRow(state, _time(times.get(state.key))) for state in states]
 
 

@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any, Final
 
-from redis_queue.admission.backlog import Backlog
 from redis_queue.admission.flows import check_flow_name
 from redis_queue.basics.key_template import check_key
 from redis_queue.basics.lazy_property import LazyProperty
@@ -28,7 +27,6 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.celery_queues import CeleryQueues
 from redis_queue.operate.listing import LOOK_BYTES, Chunk, Listing, items_within_budget
 from redis_queue.operate.queue_row import QueueRow
-from redis_queue.store.scripts import Scripts
 
 Waiting = tuple[Entry, TaskEntry]
 task_of: Final = TaskEntry.of_item
@@ -277,8 +275,7 @@ def contents_of(access: Access, name: str, key: str | None) -> AbstractContextMa
     """Return the messages of the queue *name*, or with *key* those of this key of the flow *name*; see Messages."""
     if key is None:
         return queue_contents(access.app, name)
-    catalog = access.catalog
-    backlog = Backlog(Scripts(catalog.client), access.flows.redis_keys, catalog.clock)
+    backlog = access.backlog
     (state,) = access.flows.of_keys.states(check_flow_name(name), [check_key(key)])
     return nullcontext(QueueContents(None, "", backlog, backlog.groups_of(name, state)))
 

@@ -10,7 +10,6 @@ from typing import Any, Final, TypeVar
 
 from kombu.exceptions import OperationalError
 
-from redis_queue.admission.backlog import Backlog
 from redis_queue.admission.rules import FlowState, KeyState
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.delay.model import Dispatched
@@ -25,7 +24,6 @@ from redis_queue.operate.liveness import WorkerState, with_tasks, worker_states
 from redis_queue.operate.queue_row import BROKEN, CeleryQueueRow, QueueRow, fault_text
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.redis_errors import redact
-from redis_queue.store.scripts import Scripts
 
 T = TypeVar("T")
 
@@ -252,7 +250,7 @@ _PARTS: Final[Mapping[str, tuple[str, Callable[[Access, Situation], Any]]]] = {
     "running": ("running tasks", lambda access, _: access.monitor.workers.running(limit=MAX_RUNNING)),
     "ended": ("the history", lambda access, _: access.monitor.history.counts(MINUTES)),
     "usual": ("the history", _usual),
-    "backlog": ("flows", lambda access, _: Backlog(Scripts(access.catalog.client), access.flows.redis_keys).all()),
+    "backlog": ("flows", lambda access, _: access.backlog.all()),
     "flows": ("flows", lambda access, _: access.flows.list()),
     "stopped_keys": ("keys of flows", lambda access, found: list(_stopped_keys(access, found))),
     "pauses": ("the audit", _pauses),
