@@ -55,24 +55,17 @@ def _of_run(run: Run) -> Iterator[Phase]:
 
 def _of_now(life: TaskLife) -> Iterator[Phase]:
     if life.state == "running" and life.running is not None:
-        yield from _lasting("ran", life.running.since, life.at)
+        yield from _between([("ran", life.running.since), ("ran", life.at)], lasts=True)
     elif life.state == "waiting" and life.waiting is not None:
-        yield from _lasting("waited", life.waiting[1].since, life.at)
+        yield from _between([("waited", life.waiting[1].since), ("waited", life.at)], lasts=True)
     elif life.state == "delayed" and life.stored is not None:
-        yield from _lasting("delayed", life.stored[1].put_at, life.at)
+        yield from _between([("delayed", life.stored[1].put_at), ("delayed", life.at)], lasts=True)
 
 
-def _lasting(doing: Doing, begins_at: datetime | None, at: datetime) -> Iterator[Phase]:
-    return (
-        Phase(phase.doing, phase.begins_at, phase.seconds, True)
-        for phase in _between([(doing, begins_at), (doing, at)])
-    )
-
-
-def _between(steps: Iterable[tuple[Doing, datetime | None]]) -> Iterator[Phase]:
+def _between(steps: Iterable[tuple[Doing, datetime | None]], *, lasts: bool = False) -> Iterator[Phase]:
     """Yield the phase from each known step to the next one."""
     known = [(doing, at) for doing, at in steps if at is not None]
     for (doing, begins_at), (_, ends_at) in pairwise(known):
         seconds = (ends_at - begins_at).total_seconds()
         if seconds >= 0:
-            yield Phase(doing, begins_at, seconds)
+            yield Phase(doing, begins_at, seconds, lasts)
