@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any, Final
 
 from redis_queue.admission.rules import FlowLimits, FlowState, KeyState
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.options import Conditions
+from redis_queue.basics.times import from_ms
 from redis_queue.operate.access import Access
 from redis_queue.operate.flows import LABELS, NONE, LimitsRow, rate_text
 from redis_queue.operate.listing import Chunk, Listing
@@ -103,7 +104,8 @@ class KeyRow:
 def key_rows(access: Access, flow: str, states: Sequence[KeyState]) -> list[KeyRow]:
     """Return *states* with the times of their first waiting messages. Raises StoreError."""
     times = access.backlog.since(flow, states)
-    return [KeyRow(state, _time(times.get(state.key))) for state in states]
+    known = {key: from_ms(1000 * seconds) for key, seconds in times.items()}
+    return [KeyRow(state, known.get(state.key)) for state in states]
 
 
 def is_set(state: KeyState) -> bool:
@@ -143,7 +145,3 @@ def key_in_force(flow: str, state: KeyState) -> str:
     """Return on one line what is set for a key, and what it runs."""
     known = set_text(own_limits(state), paused=state.paused) or "as every key"
     return f"key {state.key} of {flow}: {known}; {state.running:,} running, {state.waiting:,} waiting"
-
-
-def _time(seconds: float | None) -> datetime | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc)
