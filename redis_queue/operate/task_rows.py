@@ -31,7 +31,6 @@ from redis_queue.operate.items import (
 from redis_queue.operate.listing import Chunk, Listing
 from redis_queue.operate.queue_row import BROKEN, QueueRow, fault_text
 from redis_queue.store.ids import is_id
-from redis_queue.store.redis_errors import redact
 
 MAX_READS: Final = 500
 """Reads in the queues of one place for one page; most of them may find nothing."""
@@ -248,7 +247,7 @@ class QueueLists(Listing[tuple[str, Any], QueueCursor]):
         except (InvalidValueError, StoreUnavailableError):
             raise
         except (OperationalError, *BROKEN) as error:
-            self.report.faults.add(QueueRow("queue", name, error=error_text(error)))
+            self.report.faults.add(QueueRow("queue", name, error=fault_text(error)))
         following = self._names[at + 1] if at + 1 < len(self._names) else None
         behind = (name, chunk.next) if chunk.next is not None else None if following is None else (following, None)
         items = [((name, item), (name, place)) for item, place in chunk.items]
@@ -309,8 +308,3 @@ def waiting(access: Access, conditions: Conditions) -> QueueLists:
 def _opening_messages(access: Access, conditions: Conditions) -> Iterator[Make]:
     with opener(access.app) as open_queue:
         yield lambda name: Messages(access, name, conditions, open_queue=open_queue)
-
-
-def error_text(error: Exception) -> str:
-    """Return the text of an error of a place, or of a queue in it."""
-    return redact(str(error) if isinstance(error, OperationalError | StoreError) else fault_text(error))

@@ -18,13 +18,12 @@ from redis_queue.errors import InvalidValueError, StoreError, StoreUnavailableEr
 from redis_queue.operate.access import Access
 from redis_queue.operate.items import FailureList, Letters, point
 from redis_queue.operate.listing import MAX_LOOKED_AT, MAX_LOOKED_AT_TO_ACT, Chunk, Listing, SearchReport
-from redis_queue.operate.queue_row import BROKEN
+from redis_queue.operate.queue_row import BROKEN, fault_text
 from redis_queue.operate.task_rows import (
     RunList,
     RunningList,
     TaskRow,
     delayed,
-    error_text,
     row_of_entry,
     row_of_failure,
     row_of_letter,
@@ -191,7 +190,7 @@ class TaskSearch:
             raise
         except (StoreError, OperationalError, *BROKEN) as error:
             position.is_over = True
-            return Look(place.name, position.looked, note=f"not searched: {error_text(error)}")
+            return Look(place.name, position.looked, note=f"not searched: {fault_text(error)}")
         rows += [item.row for item in found.items]
         position.cursor, position.is_over = found.next, found.next is None
         position.looked += found.looked

@@ -23,7 +23,6 @@ from redis_queue.operate.inspector import FEW_SHARDS
 from redis_queue.operate.liveness import WorkerState, with_tasks, worker_states
 from redis_queue.operate.queue_row import BROKEN, CeleryQueueRow, QueueRow, fault_text
 from redis_queue.store.chunks import CHUNK
-from redis_queue.store.redis_errors import redact
 
 T = TypeVar("T")
 
@@ -148,9 +147,7 @@ def look(access: Access, read_elsewhere: frozenset[str] | None = None) -> Situat
             found = replace(found, **{name: read(access, found)})
         except StoreUnavailableError:
             raise
-        except (RedisQueueError, OperationalError) as error:
-            unread[what] = redact(str(error))
-        except BROKEN as error:
+        except (RedisQueueError, OperationalError, *BROKEN) as error:
             unread[what] = fault_text(error)
     return replace(found, unread=unread)
 
