@@ -17,7 +17,7 @@ from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, R
 from redis_queue.operate.actions.registry import action_of
 from redis_queue.operate.actions.rows import Rows
 from redis_queue.store.chunks import MANY
-from redis_queue.web import celery_queue, dead_letters, entries, failures, flows, request_args
+from redis_queue.web import celery_queue, dead_letters, entries, failures, request_args
 from redis_queue.web.context import context, page
 from redis_queue.web.permissions import require
 
@@ -57,7 +57,7 @@ FORMS: Final = {
     "dead": Form(lambda scope: url_for("dead_letters.show", **scope), dead_letters.CONDITIONS),
     "failures": Form(lambda scope: url_for("failures.show", **scope), failures.CONDITIONS),
     "messages": Form(lambda scope: url_for("celery_queue.show", **scope), celery_queue.CONDITIONS),
-    "key-messages": Form(lambda scope: url_for("flows.key", **scope), flows.KEY_CONDITIONS),
+    "key-messages": Form(lambda scope: url_for("flows.key", **scope), celery_queue.CONDITIONS),
     "running": Form(lambda _: url_for("workers.running")),
     "queue": Form(lambda scope: url_for("queues.one", kind=scope["kind"], name=scope["name"])),
     "flow": Form(_back_to_flow),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Final
+from typing import Any
 
-from flask import Blueprint, abort, render_template, request
+from flask import Blueprint, abort, render_template
 
 from redis_queue.admission.flows import OF_QUEUE, check_flow_name
 from redis_queue.admission.owners import Owner
@@ -27,13 +27,11 @@ from redis_queue.operate.listing import Page
 from redis_queue.store.ids import is_id
 from redis_queue.store.keys import MAX_NAME
 from redis_queue.web import request_args
+from redis_queue.web.celery_queue import CONDITIONS
 from redis_queue.web.context import context, page
-from redis_queue.web.request_args import MAX_ROWS, ROWS
+from redis_queue.web.request_args import ROWS
 
 pages = Blueprint("flows", __name__)
-
-KEY_CONDITIONS: Final = {"task": "task_part", "id_prefix": "id_prefix", "text": "text"}
-"""Fields of the form of a key, and the conditions that they set."""
 
 
 @pages.get("/flows")
@@ -65,9 +63,11 @@ def one() -> str:
     part, order = request_args.text("part") or "", request_args.choice("order", ORDERS, ORDERS[0])
     only_changed, start = request_args.flag("changed"), request_args.cursor()
     keys = Keys(access, state.name, part, order=order, changed=only_changed)
-    size = request_args.number("limit", ROWS, 1, MAX_ROWS)
-    found = keys.page(start, size) if state.kind else Page((), None, 0)
-    are_all = not (part or only_changed or start or found.next)
+    nothing = "no key is paused, or has limits of its own" if only_changed else "no message runs or waits"
+    found: dict[str, Any] = {"page": Page((), None, 0)}
+    if state.kind:
+        found = request_args.searched(keys, (), start, nothing, request_args.cursor_text)
+    items, are_all = found["page"].items, not (part or only_changed or start or found["page"].next)
     now, code = LimitsRow.of(state.limits), LimitsRow.of(state.declared)
     return page(
         "flow.html",
@@ -79,33 +79,29 @@ def one() -> str:
         arguments=[(argument, *row) for argument, row in arguments_of(state).items()],
         rows=[
             (row, set_text(own_limits(row.state), paused=row.state.paused), _is_key(row.state.key))
-            for row in key_rows(access, state.name, found.items)
+            for row in key_rows(access, state.name, items)
         ],
-        rest=without_key(state, found.items, are_all=are_all),
-        nothing="No key matches" if part or only_changed else "No message runs or waits",
-        looked=found.looked,
+        rest=without_key(state, items, are_all=are_all),
         part=part,
         order=order,
         orders=ORDERS,
         only_changed=only_changed,
         by_name=MAX_BY_NAME,
-        link={name: value for name, value in request.args.items() if name != "after" and value},
-        first=start is None,
-        after=None if found.next is None else request_args.cursor_text(found.next),
         **source_of(state.name),
+        **found,
     )
 
 
 @pages.get("/flow/key")
 def key() -> str:
     """Show one key of a flow, and its messages that match the search."""
-    request_args.allow("name", "key", *KEY_CONDITIONS, "after", "limit", "body")
+    request_args.allow("name", "key", *CONDITIONS, "after", "limit", "body")
     access, flow, name = context().access, _flow(), request_args.text("key", exact=True)
     if name is None:
         raise InvalidNameError("key is missing: choose a key from the page of the flow")
     state = access.flows.key(flow.name, name)
-    messages, start = Messages(access, flow.name, request_args.conditions(KEY_CONDITIONS), name), request_args.cursor()
-    found = request_args.searched(messages, KEY_CONDITIONS, start, "no message waits", request_args.cursor_text)
+    messages, start = Messages(access, flow.name, request_args.conditions(CONDITIONS), name), request_args.cursor()
+    found = request_args.searched(messages, CONDITIONS, start, "no message waits", request_args.cursor_text)
     return page(
         "flow_key.html",
         state=state,
