@@ -14,9 +14,9 @@ from celery.app.task import Context
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.celery.address import results_of
-from redis_queue.celery.message.body import plain_body
 from redis_queue.celery.message.entry import content_of
 from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.next_steps import links_of
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
 from redis_queue.store.chunks import chunks
@@ -50,9 +50,6 @@ _NAMES: Final = {"task": "name", "queue": "queue", "worker": "worker", "parent":
 """Fields of a ResultRecord, and their names in the backend."""
 
 _START: Final = re.compile(rb'\{"status": ?"([A-Z_]{1,40})"')
-
-EMBED = 2
-"""Index of callbacks, chain and chord in a body of protocol 2."""
 
 
 class TaskLink(NamedTuple):
@@ -227,11 +224,5 @@ def _request(entry: Entry | None) -> Any:
         return None
     if not isinstance(message, Envelope):
         return None
-    chord = _chord(plain_body(message))
+    chord = (links_of(message) or {}).get("chord")
     return Context({**message.headers, "chord": chord}) if chord else None
-
-
-def _chord(body: Any) -> Any:
-    if isinstance(body, list) and len(body) > EMBED and isinstance(body[EMBED], Mapping):
-        return body[EMBED].get("chord")
-    return body.get("chord") if isinstance(body, Mapping) else None

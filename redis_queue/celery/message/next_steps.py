@@ -41,9 +41,15 @@ def next_steps(envelope: Envelope) -> tuple[NextStep, ...] | None:
 
     None if the body is not plain JSON.
     """
+    links = links_of(envelope)
+    return None if links is None else tuple(_steps(links))
+
+
+def links_of(envelope: Envelope) -> Mapping[str, Any] | None:
+    """Return callbacks, chain and chord of a message; None if its body is not plain JSON."""
     body = plain_body(envelope)
     links = body[_EMBED] if isinstance(body, list) and len(body) > _EMBED else body
-    return tuple(_steps(links)) if isinstance(links, Mapping) else None
+    return links if isinstance(links, Mapping) else None
 
 
 def _steps(links: Mapping[str, Any]) -> Iterator[NextStep]:
