@@ -268,14 +268,11 @@ class Activity:
 
 
 _TEXTS: Final = {
-    name: (key, MAX_TEXT)
-    for name, key in {
-        "id": "id",
-        "task": "task",
-        "parent": "parent_id",
-        "root": "root_id",
-        "group": "group",
-    }.items()
+    "id": ("id", MAX_TEXT),
+    "task": ("task", MAX_TEXT),
+    "parent": ("parent_id", MAX_TEXT),
+    "root": ("root_id", MAX_TEXT),
+    "group": ("group", MAX_TEXT),
 }
 """The texts of a run: the header of each, and its maximum length."""
 
