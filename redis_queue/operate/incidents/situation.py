@@ -20,6 +20,7 @@ from redis_queue.monitor.model import ReleaseRow, RunningTask, Series, Tally
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.operate.inspector import FEW_SHARDS
+from redis_queue.operate.items import MAX_READ
 from redis_queue.operate.liveness import WorkerState, with_tasks, worker_states
 from redis_queue.operate.queue_row import BROKEN, CeleryQueueRow, QueueRow, fault_text
 from redis_queue.store.chunks import CHUNK
@@ -31,9 +32,6 @@ MINUTES: Final = 60
 
 MAX_QUEUES: Final = 300
 """Maximum number of queues of the store that are counted, those with few shards."""
-
-MAX_RUNNING: Final = 10_000
-"""Maximum number of running tasks that are read."""
 
 MAX_USUAL: Final = 20
 """Maximum number of series whose usual run time is read."""
@@ -244,7 +242,7 @@ _PARTS: Final[Mapping[str, tuple[str, Callable[[Access, Situation], Any]]]] = {
     "releases": ("releases", lambda access, _: access.monitor.releases()),
     "celery_queues": ("Celery's queues", _celery_queues),
     "queues": ("the queues", _queues),
-    "running": ("running tasks", lambda access, _: access.monitor.workers.running(limit=MAX_RUNNING)),
+    "running": ("running tasks", lambda access, _: access.monitor.workers.running(limit=MAX_READ)),
     "ended": ("the history", lambda access, _: access.monitor.history.counts(MINUTES)),
     "usual": ("the history", _usual),
     "backlog": ("flows", lambda access, _: access.backlog.all()),
