@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 
 from kombu.exceptions import OperationalError
 
-from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.options import Conditions
 from redis_queue.errors import InvalidValueError, StoreError, StoreUnavailableError
 from redis_queue.operate.access import Access
@@ -182,7 +181,6 @@ class TaskSearch:
             return Look(place.name, note=f"not searched: they have no {unknown[0]}")
         if share < 1:
             return Look(place.name, position.looked, more=True)
-        listing = None
         try:
             listing = _PlaceList(place, self._access, self.conditions, self._states, self.report)
             found = listing.page(position.cursor, share, most=MAX_SEARCHED if listing.searches else MAX_LOOKED_AT)
@@ -191,28 +189,15 @@ class TaskSearch:
         except (StoreError, OperationalError, *BROKEN) as error:
             position.is_over = True
             return Look(place.name, position.looked, note=f"not searched: {fault_text(error)}")
-        rows += [item.row for item in found.items]
+        rows += found.items
         position.cursor, position.is_over = found.next, found.next is None
         position.looked += found.looked
-        notes = [f"{found.unread:,} are too large to search"] if found.unread else []
         total = None if position.is_over else listing.total()
-        text = "; ".join([*notes, *filter(None, [listing.fault_text()])])
-        return Look(place.name, position.looked, total, not position.is_over, text)
+        notes = f"{found.unread:,} are too large to search" if found.unread else "", listing.fault_text()
+        return Look(place.name, position.looked, total, not position.is_over, "; ".join(filter(None, notes)))
 
 
-class _Item:
-    """What a place lists, and its row, which is made when it is needed: that takes time."""
-
-    def __init__(self, found: Any, make: Callable[[Any], TaskRow]) -> None:
-        self._found, self._make = found, make
-
-    @LazyProperty
-    def row(self) -> TaskRow:
-        """The row."""
-        return self._make(self._found)
-
-
-class _PlaceList(Listing[_Item, Any]):
+class _PlaceList(Listing[TaskRow, Any]):
     """The tasks in *states* of one *place*."""
 
     def __init__(
@@ -231,18 +216,17 @@ class _PlaceList(Listing[_Item, Any]):
     def searches(self) -> bool:
         return bool(self.conditions) or not self._states.issuperset(self._place.states)
 
-    def read(self, cursor: Any, size: int, budget: int | None) -> Chunk[_Item, Any]:
+    def read(self, cursor: Any, size: int, budget: int | None) -> Chunk[TaskRow, Any]:
         chunk = self._source.read(cursor, size, budget)
-        items = [(_Item(found, self._place.row), behind) for found, behind in chunk.items]
+        items = [(self._place.row(found), behind) for found, behind in chunk.items]
         return Chunk(items, chunk.next, chunk.spent, chunk.ends)
 
-    def match(self, item: _Item) -> bool:
-        row = item.row
-        self.report.add(row.task)
-        return row.is_task and row.state in self._states and self._in_time(row.at) and self.conditions.match(row)
+    def match(self, item: TaskRow) -> bool:
+        self.report.add(item.task)
+        return item.is_task and item.state in self._states and self._in_time(item.at) and self.conditions.match(item)
 
-    def is_unread(self, item: _Item) -> bool:
-        return self.reads and item.row.unread
+    def is_unread(self, item: TaskRow) -> bool:
+        return self.reads and item.unread
 
     def opened(self) -> AbstractContextManager[Any]:
         return self._source.opened()
