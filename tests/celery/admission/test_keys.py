@@ -304,6 +304,10 @@ class TestListing:
         send(access.app, "shop")
         of_task = key_rows(access, "sync", access.flows.of_keys.states("sync", ["shop:k2"]))
         assert of_task[0].since is None
+        # Another program may name any time.
+        for group in client.scan_iter("*:list:*"):
+            client.lset(group, -1, b'"redis_queue_sent": 999999999999999')
+        assert {row.since.year for row in key_rows(access, FLOW, states) if row.since} == {9999}
 
     def test_with_many_keys_a_page_costs_no_more_than_its_rows(self, access: AppAccess, client: redis.Redis) -> None:
         counted = {}
