@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
 from typing import Any, Final
 
 from redis_queue.admission.flow_keys import scored, whole_number
 from redis_queue.admission.flows import OF_QUEUE
 from redis_queue.admission.rules import KeyState
+from redis_queue.basics.times import iso_time
 from redis_queue.store.chunks import chunks, rows_of
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import FlowKeys
@@ -206,10 +205,8 @@ class Backlog:
 def sent_at(sent: bytes, due: bytes) -> float | None:
     """Return the seconds since the epoch when a message was sent, or due, from the texts of the script broker/depth."""
     times = [int(sent) / 1000] if 0 < len(sent) < 16 else []  # noqa: PLR2004 - milliseconds
-    with contextlib.suppress(ValueError, OverflowError, OSError):
-        at = datetime.fromisoformat(due.decode())
-        times += [at.timestamp()] if at.tzinfo is not None else []
-    return max(times, default=None)
+    at = iso_time(due.decode(errors="replace"))
+    return max(times if at is None else [*times, at.timestamp()], default=None)
 
 
 def _flows_of(group: str) -> list[str]:

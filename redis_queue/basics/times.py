@@ -19,6 +19,9 @@ MAX_DELAY = timedelta(days=3653)
 END_OF_CALENDAR_MS = 253_402_300_799_000
 """The last second that a datetime can hold."""
 
+MAX_ISO: Final = 64
+"""Maximum characters of a stored time."""
+
 MAX_DELAY_MS = int(MAX_DELAY.total_seconds()) * 1000
 
 _UNITS: Final = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -82,6 +85,17 @@ def to_ms(value: datetime) -> int:
 def from_ms(value: float) -> datetime:
     """Return milliseconds since the epoch as an aware datetime in UTC, at the end of the calendar if outside it."""
     return datetime.fromtimestamp(min(max(value, 0), END_OF_CALENDAR_MS) / 1000, timezone.utc)
+
+
+def iso_time(found: object) -> datetime | None:
+    """Return the time of a stored ISO 8601 text of at most 64 characters, with a zone; None for anything else."""
+    if not isinstance(found, str) or len(found) > MAX_ISO:
+        return None
+    try:
+        at = datetime.fromisoformat(found)
+    except ValueError:
+        return None
+    return None if at.tzinfo is None else at
 
 
 def span_text(length: Seconds | None, *, parts: int = 2) -> str:

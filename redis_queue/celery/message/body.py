@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from kombu.serialization import dumps
 
+from redis_queue.basics.times import iso_time
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import FLOW, OWN
 from redis_queue.errors import InvalidValueError
@@ -19,9 +20,6 @@ MAX_RETRIES: Final = 2**31
 
 MAX_REPR: Final = 1024
 """Maximum characters of the text of new arguments, as Celery cuts it."""
-
-MAX_TIME: Final = 64
-"""Maximum characters of a time."""
 
 _BODY: Final = 3
 """Parts of a body of protocol 2: args, kwargs, and callbacks."""
@@ -114,10 +112,5 @@ def _with_body(envelope: Envelope, body: Any) -> Envelope:
 
 
 def _has_passed(expires: Any, now: datetime) -> bool:
-    if not isinstance(expires, str) or len(expires) > MAX_TIME:
-        return False
-    try:
-        at = datetime.fromisoformat(expires)
-        return at.tzinfo is not None and at <= now
-    except (ValueError, OverflowError):
-        return False
+    at = iso_time(expires)
+    return at is not None and at <= now

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, Final
 
 from billiard.einfo import ExceptionWithTraceback
@@ -19,7 +18,7 @@ from celery.utils.serialization import UnpickleableExceptionWrapper
 
 from redis_queue.basics.histogram import Durations
 from redis_queue.basics.logs import hide_secrets, logger_of
-from redis_queue.basics.times import from_ms
+from redis_queue.basics.times import from_ms, iso_time
 from redis_queue.celery.message.body import retries_in
 from redis_queue.celery.message.headers import ETA, SENT
 from redis_queue.monitor.failure_rows import MAX_FAILURE_TEXT, cut, name_of
@@ -297,7 +296,7 @@ class _Sum:
     lateness: Durations = field(default_factory=Durations)
 
     def add_start(self, started: float, sent: int | None, eta: Any) -> None:
-        due = None if eta is None else _seconds_of(eta)
+        due = _seconds_of(eta)
         if due is not None:
             self.lateness.add(started - due)
             self.waiting.add(started - max((sent or 0) / 1000, due))
@@ -310,13 +309,8 @@ class _Sum:
 
 
 def _seconds_of(eta: Any) -> float | None:
-    if not isinstance(eta, str) or len(eta) > MAX_TEXT:
-        return None
-    try:
-        at = datetime.fromisoformat(eta)
-        return at.timestamp() if at.tzinfo is not None else None
-    except (ValueError, OverflowError, OSError):
-        return None
+    at = iso_time(eta)
+    return None if at is None else at.timestamp()
 
 
 def _text(found: Any, most: int) -> str:

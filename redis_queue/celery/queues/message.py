@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from redis_queue.basics.times import END_OF_CALENDAR_MS, from_ms
+from redis_queue.basics.times import END_OF_CALENDAR_MS, from_ms, iso_time
 from redis_queue.celery.message.body import retries_in
 from redis_queue.celery.message.envelope import MAX_MESSAGE_NAME
 from redis_queue.celery.message.headers import ETA, SENT, message_in
@@ -75,7 +75,7 @@ class WaitingMessage:
             kwargs=_text(call.get("kwargsrepr"), MAX_REPR),
             retries=retries_in(call),
             sent_at=_time(call.get(SENT)),
-            due_at=_iso_time(call.get(ETA)),
+            due_at=iso_time(call.get(ETA)),
             stamps=found if isinstance(found := call.get("stamps"), Mapping) else {},
         )
 
@@ -152,11 +152,3 @@ def _time(value: Any) -> datetime | None:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= min(END_OF_CALENDAR_MS, MAX_INTEGER):
         return None
     return from_ms(value)
-
-
-def _iso_time(value: Any) -> datetime | None:
-    try:
-        found = datetime.fromisoformat(value)
-    except (TypeError, ValueError):
-        return None
-    return found if found.tzinfo is not None else None

@@ -9,11 +9,11 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from celery import signals
 
+from redis_queue.basics.times import iso_time
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import DUE_AT, PARENT
 from redis_queue.celery.tracing.spans import (
@@ -97,9 +97,9 @@ def _on_prerun(task_id: str, task: Any, **_: Any) -> None:
     due = getattr(task.request, DUE_AT, None)
     if due is None or current_tracer() is None:
         return
-    with log_errors(), suppress(ValueError, TypeError):
-        due_at = datetime.fromisoformat(due)
-        if due_at.tzinfo is None:
+    with log_errors():
+        due_at = iso_time(due)
+        if due_at is None:
             return
         attributes = lateness(due_at, time.time())
         span = trace.get_current_span()
