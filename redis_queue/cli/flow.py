@@ -111,25 +111,17 @@ def show(access: Access, *, name: str, most_keys: int) -> None:
 @flow.command("keys")
 @_name
 @click.option("--match", "part", default="", help="Only keys that contain this text.")
-@click.option(
-    "--sort",
-    "order",
-    type=click.Choice(flow_keys.ORDERS),
-    default=flow_keys.ORDERS[0],
-    show_default=True,
-    help="Those with most waiting messages first, or by name.",
-)
 @click.option("--changed", is_flag=True, help="Only keys that are paused, or have limits of their own.")
 @options.limit(50)
 @options.output
-def keys_(access: Access, *, name: str, part: str, order: str, changed: bool, limit: int) -> None:
+def keys_(access: Access, *, name: str, part: str, changed: bool, limit: int) -> None:
     """List the keys of the flow NAME: what runs, what waits and since when, and what is set for single keys.
 
-    By name it sorts, of the keys with waiting messages, the 10,000 with the most.
+    Those with most waiting messages come first.
 
     Example: redis-queue flow keys queue:reports --match acme
     """
-    listing = flow_keys.Keys(access, access.flows.find(name).name, part, order=order, changed=changed)
+    listing = flow_keys.Keys(access, access.flows.find(name).name, part, changed=changed)
     found, more = listing.first(limit)
     rows = [row.document for row in flow_keys.key_rows(access, name, found)]
     columns: dict[str, Column] = {head: head for head in ("key", "running", "waiting", "since")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from redis_queue.admission.rules import FlowLimits, FlowState, KeyState
 from redis_queue.basics.lazy_property import LazyProperty
@@ -14,12 +14,6 @@ from redis_queue.basics.times import from_ms
 from redis_queue.operate.access import Access
 from redis_queue.operate.flows import LABELS, NONE, LimitsRow, rate_text
 from redis_queue.operate.listing import Chunk, Listing
-from redis_queue.store.chunks import CHUNK
-
-MAX_BY_NAME: Final = 10_000
-"""Maximum number of keys with waiting messages that are sorted by name: those with the most."""
-
-ORDERS: Final = ("waiting", "name")
 
 KeyCursor = tuple[int, int]
 """0 = among keys with waiting messages by their number, 1 = among the others by name; and keys to skip."""
@@ -28,26 +22,22 @@ KeyCursor = tuple[int, int]
 class Keys(Listing[KeyState, KeyCursor]):
     """The keys of *flow* that contain *part*: those with most waiting messages first, then those without any.
 
-    A key that is *part* itself comes first. With the order "name", all are sorted, of those with waiting messages the
-    :data:`MAX_BY_NAME` with the most. *changed*: only keys that are paused, or have limits of their own.
+    A key that is *part* itself comes first. *changed*: only keys that are paused, or have limits of their own.
     """
 
     noun = "keys"
 
-    def __init__(
-        self, access: Access, flow: str, part: str = "", *, order: str = ORDERS[0], changed: bool = False
-    ) -> None:
+    def __init__(self, access: Access, flow: str, part: str = "", *, changed: bool = False) -> None:
         super().__init__(Conditions(text=part or None))
         self._keys, self._flow, self._part = access.flows.of_keys, flow, part
-        self._by_waiting = order == ORDERS[0] and not changed
         self._changed = changed
 
     def read(self, cursor: KeyCursor | None, size: int, budget: int | None) -> Chunk[KeyState, KeyCursor]:  # noqa: ARG002
         """Read keys and their states."""
         stage, offset = cursor or (0, 0)
         first = [] if cursor is not None else [(state, (0, 0)) for state in self._exact()]
-        stage, offset = (1, 0) if not self._by_waiting and not stage else (stage, offset)
-        names = self._keys.waiting(self._flow, offset, size) if not stage else []
+        stage = 1 if self._changed else stage
+        names = [] if stage else self._keys.waiting(self._flow, offset, size)
         if not stage and not names:
             stage, offset = 1, 0
         names = names or self._others[offset : offset + size]
@@ -56,16 +46,15 @@ class Keys(Listing[KeyState, KeyCursor]):
             state.key: state for state in self._keys.states(self._flow, [key for key in names if self._part in key])
         }
         found = enumerate((states.get(key) or KeyState(key, 0, 0) for key in names), offset + 1)
-        rows = [(state, (stage, at)) for at, state in found if state.key != self._part and self._is_here(state, stage)]
+        # Keys with waiting messages came before the others.
+        came = stage and not self._changed
+        rows = [(state, (stage, at)) for at, state in found if state.key != self._part and not (came and state.waiting)]
         return Chunk([*first, *rows], (stage, offset + len(names)) if names else None)
 
     def match(self, item: KeyState) -> bool:
         """Return whether the key contains the part, and count it."""
         self.report.add("")
         return self._part in item.key
-
-    def _is_here(self, state: KeyState, stage: int) -> bool:
-        return not (stage and self._by_waiting and state.waiting)
 
     def _exact(self) -> list[KeyState]:
         states = self._keys.states(self._flow, [self._part] if self._part else [])
@@ -75,15 +64,7 @@ class Keys(Listing[KeyState, KeyCursor]):
     def _others(self) -> list[str]:
         """The keys that are not read by their waiting messages, by name."""
         changed = self._keys.changed(self._flow)
-        if self._changed:
-            return changed
-        found = {*changed, *self._keys.running(self._flow)}
-        for offset in () if self._by_waiting else range(0, MAX_BY_NAME, CHUNK):
-            page = self._keys.waiting(self._flow, offset, CHUNK)
-            found.update(page)
-            if len(page) < CHUNK:
-                break
-        return sorted(found)
+        return changed if self._changed else sorted({*changed, *self._keys.running(self._flow)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,6 @@ from redis_queue.admission.rules import FlowState
 from redis_queue.basics.key_template import check_key
 from redis_queue.errors import InvalidNameError, InvalidValueError
 from redis_queue.operate.flow_keys import (
-    MAX_BY_NAME,
-    ORDERS,
     Keys,
     key_rows,
     limits_of_key,
@@ -58,11 +56,10 @@ def show() -> str:
 @pages.get("/flow")
 def one() -> str:
     """Show one flow, and a page of its keys."""
-    request_args.allow("name", "part", "order", "changed", "after", "limit")
+    request_args.allow("name", "part", "changed", "after", "limit")
     access, state = context().access, _flow()
-    part, order = request_args.text("part") or "", request_args.choice("order", ORDERS, ORDERS[0])
-    only_changed, start = request_args.flag("changed"), request_args.cursor()
-    keys = Keys(access, state.name, part, order=order, changed=only_changed)
+    part, only_changed, start = request_args.text("part") or "", request_args.flag("changed"), request_args.cursor()
+    keys = Keys(access, state.name, part, changed=only_changed)
     nothing = "no key is paused, or has limits of its own" if only_changed else "no message runs or waits"
     found: dict[str, Any] = {"page": Page((), None, 0)}
     if state.kind:
@@ -83,10 +80,7 @@ def one() -> str:
         ],
         rest=without_key(state, items, are_all=are_all),
         part=part,
-        order=order,
-        orders=ORDERS,
         only_changed=only_changed,
-        by_name=MAX_BY_NAME,
         **source_of(state.name),
         **found,
     )

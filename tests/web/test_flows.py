@@ -133,14 +133,13 @@ class TestOne:
         assert "ben 0 1 - (no key) 0 3" in reader.get(BULK).text.replace(NONE, "-")
         assert "(no key)" not in reader.get(f"{BULK}&part=ben").text
 
-    def test_keys_have_pages_a_search_and_an_order(self, reader: Browser, flows: Flows, filled: redis.Redis) -> None:
+    def test_keys_have_pages_and_a_search(self, reader: Browser, flows: Flows, filled: redis.Redis) -> None:
         key = FlowKeys("redis_queue").keys("queue:bulk")
         filled.zadd(key, {f"tenant-{number:03}": 1000 - number for number in range(98)})
         flows.pause("queue:bulk", key="zoe")
         expected = [*(f"tenant-{number:03}" for number in range(98)), "ann", "ben", "zoe"]
         for query, names in {
             "": expected,
-            "&order=name": sorted(expected),
             "&part=ten": expected[:98],
             "&part=en": ["tenant-000"],
             "&part=ben": ["ben"],
@@ -261,7 +260,6 @@ class TestKey:
             (f"/flow/key?name=queue:mail&key={'x' * 256}", 400, "must be 1 to 255"),
             ("/flow/key?name=queue:mail&key=a%0Ab", 400, "must be printable"),
             (f"{ANN}&after=x", 400, "invalid place"),
-            (f"{BULK}&order=size", 400, "must be one of waiting, name"),
             (f"{BULK}&changed=2", 400, "must be one of 0, 1"),
             (f"{BULK}&after=x", 400, "invalid place"),
         ],

@@ -65,7 +65,7 @@ LOOKS: dict[str, str] = {
     "flow-show-changed": "flow show queue:mail --keys 1",
     "flow-show-key": "flow show shop.sync",
     "flow-keys": "flow keys queue:reports",
-    "flow-keys-match": "flow keys queue:reports --match e --sort name --limit 1",
+    "flow-keys-match": "flow keys queue:reports --match e --limit 1",
     "flow-peek": "flow peek queue:reports ann",
     "unique-list": "unique list",
     "unique-list-task": "unique list --task shop.rem --limit 1",
