@@ -105,8 +105,8 @@ CASES: dict[str, tuple[Situation, list[str]]] = {
     "tasks end, but too few": (
         replace(HUNG, usual={}, ended={SERIES: minutes(Tally(3))}, celery_queues=[queue(executed_per_minute=2.5)]),
         [
-            "warning: slow queues: Celery queue web: the oldest of 1,204 messages has waited for 4 min; 2 tasks end per "
-            "minute; both processes of web@a are busy: 2 x shop.hang for up to 4 min",
+            "warning: slow queues: Celery queue web: the oldest of 1,204 messages has waited for 4 min; 2 tasks end "
+            "per minute; both processes of web@a are busy: 2 x shop.hang for up to 4 min",
         ],
     ),
     "long tasks that take no longer than usual": (
@@ -156,8 +156,8 @@ CASES: dict[str, tuple[Situation, list[str]]] = {
             NOW, [queue(oldest_age=400.0)], workers=[worker(busy=0, limited=7)], ended={SERIES: minutes(Tally(1))}
         ),
         [
-            "warning: slow queues: Celery queue web: the oldest of 1,204 messages has waited for 6 min; 0 of 2 processes "
-            "of web@a are busy, and rate limits hold 7 tasks back",
+            "warning: slow queues: Celery queue web: the oldest of 1,204 messages has waited for 6 min; 0 of 2 "
+            "processes of web@a are busy, and rate limits hold 7 tasks back",
         ],
     ),
     "nobody reads it": (
