@@ -51,13 +51,12 @@ class Observed:
         return CeleryProcess(
             *("-A", "tests.support.celery.observed_app", "worker", "--pool", pool, "--concurrency", "2"),
             *("--without-gossip", "--without-mingle", "--hostname", f"{name}@test", *arguments),
-            environment={
-                "BROKER_URL": self.broker_url,
-                "STORE_URL": self.store.url,
-                "SETTINGS": json.dumps(self.settings),
-                **(environment or {}),
-            },
+            environment={**self.environment(), **(environment or {})},
         )
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables by which the app is configured in another process."""
+        return {"BROKER_URL": self.broker_url, "STORE_URL": self.store.url, "SETTINGS": json.dumps(self.settings)}
 
     def send(self, name: str, *args: Any, **options: Any) -> str:
         """Send a task; return its id."""
