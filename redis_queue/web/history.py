@@ -42,7 +42,7 @@ def show() -> str:
     release = request_args.text("release", exact=True)
     access = context().access
     compared = None if release is None else compare(access, span, release, task=task or "", queue=queue or "")
-    found = table(access, span, task=task or "", queue=queue or "")
+    found = table(access, span, task=task or "", queue=queue or "") if task or queue or compared is None else []
     chosen = [Series(one, of)] if one and of else [row.series for row in found[:MAX_CURVES]] if task or queue else None
     rows: Sequence[HistoryRow] = sorted(found, key=SORTS[sort]) if compared is None else compared.rows
     link: dict[str, Any] = {"task": task, "queue": queue, "sort": sort, "one": one, "of": of, "release": release}
