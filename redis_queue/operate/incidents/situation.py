@@ -17,6 +17,7 @@ from redis_queue.doctor.finding import Finding, run_all
 from redis_queue.doctor.server import PRESSING, servers
 from redis_queue.errors import RedisQueueError, StoreError, StoreUnavailableError
 from redis_queue.monitor.model import ReleaseRow, RunningTask, Series, Tally
+from redis_queue.monitor.report import OTHER
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.operate.inspector import FEW_SHARDS
@@ -80,6 +81,12 @@ class Situation:
     pressure: Sequence[Finding] = ()
     read_elsewhere: frozenset[str] | None = None
     unread: Mapping[str, str] = field(default_factory=dict)
+
+    @LazyProperty
+    def ended_by_task(self) -> dict[str, list[Tally]]:
+        """The counts of each task in each minute, of all its queues."""
+        tasks = _grouped((series.task, minutes) for series, minutes in self.ended.items() if series != OTHER)
+        return {task: [sum(same, Tally()) for same in zip(*found, strict=True)] for task, found in tasks.items()}
 
     @LazyProperty
     def readers(self) -> dict[str, list[WorkerState]]:

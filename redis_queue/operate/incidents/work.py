@@ -9,7 +9,6 @@ from typing import Final
 
 from redis_queue.basics.times import span_text
 from redis_queue.monitor.model import RunningTask, Tally
-from redis_queue.monitor.report import OTHER
 from redis_queue.operate.incidents.incident import Incident, page_of, tasks_text, usual_seconds
 from redis_queue.operate.incidents.situation import LONG, MINUTES, Situation
 from redis_queue.operate.liveness import HEALTHY
@@ -74,7 +73,7 @@ def broken_workers(now: Situation) -> Iterator[Incident]:
 def failing_tasks(now: Situation) -> Iterator[Incident]:
     """No task fails nearly always, or far more often than before."""
     spans = _spans(now)
-    for task, minutes in _by_task(now).items():
+    for task, minutes in now.ended_by_task.items():
         cause, length = _rise(spans, minutes)
         recent = minutes[-length:]
         ends = sum(recent, Tally())
@@ -93,7 +92,7 @@ def failing_tasks(now: Situation) -> Iterator[Incident]:
 
 def retry_storms(now: Situation) -> Iterator[Incident]:
     """No task is retried far more often than it ends."""
-    for task, minutes in _by_task(now).items():
+    for task, minutes in now.ended_by_task.items():
         recent = sum(minutes[-RECENT:], Tally())
         if recent.retried < MIN_RETRIES or recent.retried < RETRIES_PER_END * recent.ends:
             continue
@@ -131,16 +130,6 @@ def slow_tasks(now: Situation) -> Iterator[Incident]:
             task.since,
             len(rows),
         )
-
-
-def _by_task(now: Situation) -> dict[str, list[Tally]]:
-    """Return the counts of each task in each minute, of all its queues."""
-    found: dict[str, list[Tally]] = {}
-    for series, minutes in now.ended.items():
-        if series != OTHER:
-            before = found.get(series.task, [Tally()] * len(minutes))
-            found[series.task] = [first + second for first, second in zip(before, minutes, strict=True)]
-    return found
 
 
 def _spans(now: Situation) -> dict[str, int]:
