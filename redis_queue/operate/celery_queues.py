@@ -19,6 +19,7 @@ from redis_queue.celery.queues.open import broker_queues
 from redis_queue.errors import InvalidNameError, StoreError
 from redis_queue.monitor.model import Series, Tally, WorkerRow
 from redis_queue.operate.inspector import Inspector
+from redis_queue.operate.liveness import WorkerState
 from redis_queue.operate.queue_row import BROKEN, SORTS, CeleryOverview, CeleryQueueRow, sort_rows
 from redis_queue.store.keys import check_name
 from redis_queue.store.redis_errors import redact
@@ -82,15 +83,21 @@ class CeleryQueues:
         self._looks: dict[str, tuple[float, int]] = {}
 
     def overview(
-        self, part: str = "", *, offset: int = 0, limit: int = MAX_CELERY_QUEUES, order: str = "name"
+        self,
+        part: str = "",
+        *,
+        offset: int = 0,
+        limit: int = MAX_CELERY_QUEUES,
+        order: str = "name",
+        states: Sequence[WorkerState] = (),
     ) -> CeleryOverview:
         """Return the rows of up to *limit* queues whose names contain *part*, from position *offset* on in *order*.
 
         The *order* is one of SORTS; only the lengths of lists are read of queues that are not shown, and more of up to
         :data:`MAX_SORTED` that have messages. The cost does not grow with the number of messages. If the broker cannot
-        be read, each row has an error. Raises StoreError if the store cannot be read.
+        be read, each row has an error. *states* saves a read of the workers. Raises StoreError for the store's faults.
         """
-        workers, at = self._reports(), self._inspector.now()
+        workers, at = [one.row for one in states if one.state != "lost"] or self._reports(), self._inspector.now()
         end, ready, in_flight = offset + limit, None, None
         error = NO_REPORTS if workers is None else ""
         try:

@@ -111,9 +111,10 @@ def show() -> str:
     access = context().access
     listing = access.catalog.listing(limit=MAX_QUEUES)
     too_many = listing.total + listing.unseen > MAX_CHECKED
+    monitored = _activity(access, span)
     overview = access.inspector.overview(listing.known)
     rows = overview.queues
-    celery = _celery(access, overview.at, sort)
+    celery = _celery(access, overview.at, sort, monitored.workers)
     dispatching = [row.name for row in rows if row.kind == "delay" and not row.error][:MAX_CURVES]
     paused = set() if celery is None else paused_queues(access)
     oldest = list(_oldest(overview, celery, paused))
@@ -135,7 +136,7 @@ def show() -> str:
         oldest=max((one for one in oldest if not one.is_left), key=lambda one: one.seconds, default=None),
         left=[one for one in oldest if one.is_left],
         next_due=min((row.next_due for row in rows if row.next_due), default=None),
-        monitored=_activity(access, span),
+        monitored=monitored,
         spans=[(name, one.title) for name, one in SPANS.items()],
         span=span,
         step=STEPS[span],
@@ -155,11 +156,11 @@ def _health(*, again: bool) -> Seen[Finding] | None:
     return replace(seen, found=sorted(problems, key=lambda finding: ORDER[finding.severity]))
 
 
-def _celery(access: Access, at: datetime, sort: str) -> CeleryOverview | None:
+def _celery(access: Access, at: datetime, sort: str, states: Sequence[WorkerState]) -> CeleryOverview | None:
     if access.celery_queues is None:
         return None
     try:
-        return access.celery_queues.overview(limit=MAX_ROWS, order=sort)
+        return access.celery_queues.overview(limit=MAX_ROWS, order=sort, states=states)
     except BROKEN as error:
         return CeleryOverview(at, error=fault_text(error))
 

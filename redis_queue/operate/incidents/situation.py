@@ -175,10 +175,10 @@ def _queues(access: Access, _: Situation) -> list[QueueRow]:
     return access.inspector.queues(row for row in known if row.shards <= FEW_SHARDS)
 
 
-def _celery_queues(access: Access, _: Situation) -> Sequence[CeleryQueueRow]:
+def _celery_queues(access: Access, found: Situation) -> Sequence[CeleryQueueRow]:
     if access.celery_queues is None:
         return ()
-    overview = access.celery_queues.overview()
+    overview = access.celery_queues.overview(states=found.workers)
     if overview.error:
         raise StoreError(overview.error)
     return overview.rows
