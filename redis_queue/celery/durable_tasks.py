@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.app.amqp import AMQP
 
+from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.times import Seconds
 from redis_queue.celery.control.cancels import wrap_control
 from redis_queue.celery.dispatch.beat import wait_in_outages
@@ -20,7 +21,8 @@ from redis_queue.celery.leases.poison import count_starts
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.publish.bulk import Bulk
 from redis_queue.celery.publish.capture import Capture
-from redis_queue.celery.publish.send import seconds_of
+from redis_queue.celery.publish.send import Sends, seconds_of
+from redis_queue.celery.schedules.schedules import Schedules
 from redis_queue.celery.settings import ATTRIBUTE, extension_of
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.celery.tracing import describe_runs
@@ -90,6 +92,16 @@ class DurableTasks(StoredTasks):
         wait_in_outages()
         if not _is_amqp_in_creation(app):
             self.attach(app.amqp)
+
+    @property
+    def sends(self) -> Sends:
+        """What each thread is about to send."""
+        return self._capture.sends
+
+    @LazyProperty
+    def schedules(self) -> Schedules:
+        """The periodic tasks of the app: put, list, pause and delete them, and see their runs."""
+        return Schedules(self.app)
 
     def attach(self, amqp: AMQP) -> None:
         """Store the delayed messages that *amqp* sends."""

@@ -141,6 +141,8 @@ class CelerySettings:
     #: flight in the step that takes it out of its queue. kombu records it afterwards, and a worker killed in between
     #: loses it. Needs kombu 5.7; with other versions workers log what they lack, and consume without it.
     atomic_fetch: bool = True
+    #: Whether dispatchers send the app's ``beat_schedule``, so that no beat is needed. Stock beat must not run then.
+    schedules: bool = False
     #: Whether workers report each second what they do, for the dashboard, metrics and probes.
     monitor: bool = True
     #: The release of your app that workers report: charts mark its changes, runs and failures name it. 1 to 64
@@ -187,7 +189,7 @@ class CelerySettings:
         _check_seconds("dispatch_interval", self.dispatch_interval, 0.1, 60)
         _check_seconds("dispatch_lease", self.dispatch_lease, 2, 3600)
         _check_seconds("task_lease", self.task_lease, 2, 3600)
-        for name in ("dispatch", "atomic_fetch", "monitor", "keep_arguments"):
+        for name in ("dispatch", "schedules", "atomic_fetch", "monitor", "keep_arguments"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: must be True or False")
         if self.management_url is not None:

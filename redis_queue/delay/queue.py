@@ -46,13 +46,15 @@ class DelayQueue(BaseQueue[Entry]):
 
     Attributes for integrations: *moves* has the operations of dispatchers, *dispatch_log* their counts, *foreign*
     the operations on messages that this queue did not write, *marked* those on several calls with one id, *revokes*
-    the revoked ids; *reader* finds entries by id. In the signatures, *Held* is an :class:`Entry`.
+    the revoked ids; *reader* finds entries by id; *shards* are its hash tags. In the signatures, *Held* is an
+    :class:`Entry`.
     """
 
     _kind = "delay"
     _writer_class: type[EntryWriter] = EntryWriter
 
     def _add_parts(self) -> None:
+        self.shards = self._shards
         self.reader = EntryReader(self._shards)
         self._writer = self._writer_class(self._shards)
         self.moves = Moves(self._shards)

@@ -113,13 +113,17 @@ class Shards:
         The queue is in the registry before anything is stored.
         """
         if not self._registered:
-            self._registry.add(self._kind, self.name, self.settings)
-            self._registered = True
+            self.register()
         new, reply = shard.call(script, now=shard.clock(), **arguments)
         if new:
             # It was the first call ever, or the first one after a FLUSHALL during the life of this object.
-            self._registry.add(self._kind, self.name, self.settings)
+            self.register()
         return reply
+
+    def register(self) -> None:
+        """Add the queue to the registry."""
+        self._registry.add(self._kind, self.name, self.settings)
+        self._registered = True
 
     def destroy(self) -> None:
         """Delete all keys, and take the queue out of the registry."""

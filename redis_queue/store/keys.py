@@ -142,6 +142,28 @@ class Keys(KeyGroup):
         super().__init__(f"{{{_escape(prefix)}:{kind}:{_escape(check_name(name))}{number}}}:")
 
 
+class ScheduleKeys(KeyGroup):
+    """Keys of the schedules whose runs a DelayQueue gets, ``{<prefix>:delay:<name>:0}:schedules:<key>``.
+
+    They have the hash tag of its first shard: a run is stored, and its schedule moves on, in one script.
+    """
+
+    schedules = Key("HASH", "schedule -> JSON of its definition", part="definitions")
+    schedule_states = Key(
+        "HASH",
+        'schedule -> "<generation> <next due time> <known since> <runs> <skipped: late, overlap, paused, taken> '
+        "<failed runs> <of them the last ones> <0, or 1 = paused> <id of the run that has not ended, or -> "
+        '<since when>"',
+        part="states",
+    )
+    schedule_looks = Key("ZSET", "schedule -> when a dispatcher has to look at it; inf = never", part="looks")
+    schedule_events = Key("HASH", "schedule -> its last events, one in a line, the newest first", part="events")
+    schedule_apps = Key("HASH", "app -> JSON of the versions whose schedules were declared", part="apps")
+
+    def __init__(self, first: Keys) -> None:
+        super().__init__(f"{first.root}schedules:")
+
+
 class LockKeys(KeyGroup):
     """The key of a lock, ``{<prefix>:lock:<name>}:<key>``."""
 
@@ -353,7 +375,7 @@ class KombuKeys(KeyGroup):
     target = Key("LIST", "messages of another queue")
 
 
-KEY_GROUPS: Final = (Keys, LockKeys, MonitorKeys, FlowKeys, PrefixKeys, BrokerKeys, KombuKeys)
+KEY_GROUPS: Final = (Keys, ScheduleKeys, LockKeys, MonitorKeys, FlowKeys, PrefixKeys, BrokerKeys, KombuKeys)
 
 TYPES: Final[dict[str, Type]] = {name: key.type for owner in KEY_GROUPS for name, key in owner.declarations().items()}
 """Type of each key, by the name that scripts use."""
@@ -400,9 +422,14 @@ def pattern(prefix: str, owners: str = "") -> str:
 
 def check_name(name: str, *, what: str = "queue") -> str:
     """Return *name* if it is a valid name: 1 to 200 printable characters. Raises InvalidNameError."""
-    if not isinstance(name, str) or not name or len(name) > MAX_NAME or not name.isprintable():
+    if not is_name(name):
         raise InvalidNameError(f"{what} name={quoted(name)}: must be 1 to {MAX_NAME} printable characters")
     return name
+
+
+def is_name(name: object) -> bool:
+    """Return whether *name* is a valid name."""
+    return isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()
 
 
 def _escape(name: str) -> str:

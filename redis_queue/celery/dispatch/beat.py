@@ -77,6 +77,8 @@ class PeriodicDispatch:
         self._queue = Store.of(app).delay_queue()
         self._spreads = Store.of(app).settings.overdue_policy.policy == "spread"
         self._dispatcher = Dispatcher(app, self._queue)
+        extension = extension_of(app)
+        self._schedules = extension.schedules if extension is not None and extension.delays else None
         self._report = DispatchReport(self._queue, f"{socket.gethostname()}:{os.getpid()}:task")
 
     def run(self) -> Dispatched:
@@ -84,6 +86,8 @@ class PeriodicDispatch:
         if not self._lock.acquire(blocking=False):
             return Dispatched()
         try:
+            if self._schedules is not None:
+                self._schedules.dispatch.run()
             done = Dispatched() if self._spreads and self._queue.moves.leader() else self._dispatcher.run()
             self._report.add(done)
             # The next run may go to another process.
@@ -150,12 +154,24 @@ def wait_in_outages() -> None:
     signals.beat_init.connect(_wait_in_outages, weak=False, dispatch_uid="redis_queue_beat_waits")
 
 
+def _end_if_doubling(scheduler: Any, stopped: Any) -> None:
+    """End a beat with another scheduler if dispatchers send ``beat_schedule``."""
+    if extension_of(scheduler.app).settings.schedules and not hasattr(scheduler, "redis_queue_loop"):
+        logger.critical(
+            "beat ends: redis_queue_schedules is on, so workers send beat_schedule, and it would be sent twice; run no "
+            "beat, or celery beat -S redis_queue",
+            extra={"action": "beat_doubles"},
+        )
+        stopped.set()
+
+
 def _wait_in_outages(sender: Any, **_: Any) -> None:
     from celery.beat import SchedulingError  # noqa: PLC0415 - only beat has it loaded
 
     scheduler, stopped = sender.scheduler, sender._is_shutdown
     if extension_of(scheduler.app) is None:
         return
+    _end_if_doubling(scheduler, stopped)
     backoff = Backoff(first=0.2)
     log = OutageLog(logger, "beat cannot send", "beat sends again", action="beat_waits")
 

@@ -19,10 +19,11 @@ from redis_queue.basics.logs import OutageLog, logger_of
 from redis_queue.basics.waits import Backoff
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.outcome import DispatchReport
+from redis_queue.celery.settings import extension_of
 from redis_queue.celery.store import Store
 from redis_queue.delay.model import Dispatched, Leadership
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.errors import RedisQueueError, StoreError
+from redis_queue.errors import RedisQueueError, StoreError, StoreUnavailableError
 from redis_queue.store.redis_errors import RedisErrors, translate
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ FOLLOWER: Final = 2.0
 
 BUDGET: Final = 0.5
 """Longest run in seconds. Between two runs, the loop renews its lease and checks whether it should stop."""
+
+FIRE_BUDGET: Final = 0.05
+"""Longest time in seconds that runs of schedules are sent before entries are dispatched: they are among these."""
 
 LOOP: Final = "redis_queue_loop"
 """Attribute of an app that holds the DispatchLoop of this worker."""
@@ -66,12 +70,14 @@ class DispatchLoop:
     """Dispatches due entries of *app* until :meth:`stop`; survives restarts of Redis and of the broker.
 
     Of all loops on one queue, one leads: it sleeps until the next due time, and wakes up when an earlier entry is
-    stored. The others only check at intervals whether it is alive. The name of a loop begins with *kind*.
+    stored. The others only check at intervals whether it is alive. The name of a loop begins with *kind*. *declares*:
+    store the app's ``beat_schedule`` first; None: if the setting ``redis_queue_schedules`` says so.
     """
 
-    def __init__(self, app: Celery, *, kind: str = "") -> None:
+    def __init__(self, app: Celery, *, kind: str = "", declares: bool | None = None) -> None:
         self._app = app
         self._store = Store(app)
+        self._schedules = ScheduleLoop(app, self._store, declares=declares)
         self._interval = self._store.settings.dispatch_interval_seconds
         self._stopped = threading.Event()
         self._put_back_at = -math.inf
@@ -139,18 +145,20 @@ class DispatchLoop:
 
     def _poll(self) -> float:
         """Dispatch due entries if this loop leads; return the seconds to wait."""
+        self._schedules.declare()
         left = self._leader.renew()
         if not self.leads:
             self._wake_ups.close()
             return max(min(left, self._interval * FOLLOWER), 0.05) * random.uniform(1.0, 1.2)
         self._wake_ups.listen()
         self._put_back()
+        next_run = self._schedules.run(self._interval, woken=self._wake_ups.take())
         done = self._dispatcher.run(BUDGET, due=self._due)
         self.total += done
         self._report.add(done)
         self._due = done.more or done.next_in < self._interval
         # After a run that ended at its budget, the next due time is not known.
-        return 0.0 if done.more else min(self._interval, done.next_in)
+        return 0.0 if done.more else min(self._interval, done.next_in, next_run)
 
     def _put_back(self) -> None:
         """Put back the entries of dead dispatchers, once per lease: not every app runs the periodic task."""
@@ -224,6 +232,48 @@ class DispatchStep(bootsteps.StartStopStep):  # type: ignore[misc]
             logger.warning("the dispatch thread is still sending a batch", extra={"action": "dispatch_slow_stop"})
 
     terminate = stop
+
+
+class ScheduleLoop:
+    """The part of a DispatchLoop that sends runs of schedules, if the app has DurableTasks with delays.
+
+    Never raises: an error here must not keep delayed tasks from being sent.
+    """
+
+    def __init__(self, app: Celery, store: Store, *, declares: bool | None) -> None:
+        extension = extension_of(app)
+        self._schedules: Any = extension.schedules if extension is not None and extension.delays else None
+        self._declares = store.settings.schedules if declares is None else declares
+        self._look_at = -math.inf
+        self._outage = OutageLog(logger, "cannot send schedules", "sending schedules again", action="schedules_away")
+        self._backoff = Backoff()
+
+    def declare(self) -> None:
+        """Store the app's ``beat_schedule``, once. Raises StoreUnavailableError: the caller tries again."""
+        if not self._declares or self._schedules is None:
+            return
+        try:
+            self._schedules.declare()
+        except StoreUnavailableError:
+            raise
+        except Exception:
+            logger.exception("cannot declare beat_schedule", extra={"action": "schedules_undeclared"})
+        self._declares = False
+
+    def run(self, interval: float, *, woken: bool) -> float:
+        """Send the runs that are due; return the seconds until the next look, at most *interval*."""
+        now = time.monotonic()
+        if self._schedules is None or (now < self._look_at and not woken):
+            return max(0.0, self._look_at - now)
+        try:
+            left: float = min(interval, self._schedules.dispatch.run(FIRE_BUDGET))
+            self._outage.end()
+            self._backoff.reset()
+        except Exception as error:  # noqa: BLE001 - as the docstring says
+            left = min(interval, self._backoff.next())
+            self._outage.note(error, retry_in=left)
+        self._look_at = time.monotonic() + left
+        return left
 
 
 class LeaderLease:
@@ -318,6 +368,12 @@ class WakeUps:
         self._pubsub: redis.client.PubSub | None = None
         self._pinged_at = 0.0
         self._answered = True
+        self._woken = True
+
+    def take(self) -> bool:
+        """Return whether there was a wake-up, or a new subscription, since the last call."""
+        woken, self._woken = self._woken, False
+        return woken
 
     def listen(self) -> None:
         """Subscribe, or check that the subscription is alive; call it before each look for due entries."""
@@ -369,7 +425,7 @@ class WakeUps:
         except RedisErrors as error:
             pubsub.close()
             raise translate(error) from error
-        self._pubsub = pubsub
+        self._pubsub, self._woken = pubsub, True
 
     def _ping(self, pubsub: redis.client.PubSub) -> None:
         pubsub.ping()
@@ -377,4 +433,6 @@ class WakeUps:
 
     def _is_wake_up(self, message: dict[str, Any]) -> bool:
         self._answered = self._answered or message["type"] == "pong"
-        return bool(message["type"] == "message")
+        woken = bool(message["type"] == "message")
+        self._woken = self._woken or woken
+        return woken

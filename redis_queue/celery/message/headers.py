@@ -36,6 +36,12 @@ FLOW: Final = "redis_queue_flow"
 UNIQUE: Final = "redis_queue_unique"
 """Header with the key of a unique task, see :class:`UniqueHeader`."""
 
+SCHEDULE: Final = "schedule"
+"""Header with the name of the schedule that sent the message. Tasks read it, so it has a plain name."""
+
+SCHEDULED_FOR: Final = "scheduled_for"
+"""Header with the due time of its run as ISO 8601 in UTC."""
+
 OWN: Final = frozenset({ETA, CALL, SENT, FLOW, UNIQUE})
 """Headers that belong to one message; messages sent by its task must not inherit them."""
 

@@ -20,7 +20,7 @@ from redis_queue.basics.histogram import Durations
 from redis_queue.basics.logs import hide_secrets, logger_of
 from redis_queue.basics.times import from_ms, iso_time
 from redis_queue.celery.message.body import retries_in
-from redis_queue.celery.message.headers import ETA, SENT
+from redis_queue.celery.message.headers import ETA, SCHEDULE, SENT
 from redis_queue.monitor.failure_rows import MAX_FAILURE_TEXT, cut, name_of
 from redis_queue.monitor.model import Outcome, Run, Series, Tally
 from redis_queue.monitor.report import MAX_ENDED, OTHER
@@ -50,6 +50,9 @@ _OWN_TIMES: Final = ("ended_at", "started_at", "fetched_at")
 
 MAX_SERIES: Final = 400
 """Maximum number of series that are added up until they are written; runs of others are counted as "(other)"."""
+
+MAX_SCHEDULE_ENDS: Final = 10_000
+"""Maximum number of ended runs of schedules that wait to be reported."""
 
 MINUTE: Final = 60.0
 
@@ -176,6 +179,8 @@ class Activity:
         self._worker = worker
         self._texts = {**_TEXTS, **(_ARGUMENTS if arguments else {})}
         self._sums: dict[tuple[Any, Any, Any], _Sum] = {}
+        #: Ended runs of schedules until they are reported: name, task id, outcome, and when they ended.
+        self.schedule_ends: deque[tuple[str, str, Outcome, float]] = deque(maxlen=MAX_SCHEDULE_ENDS)
         self._looks: deque[tuple[float, int, int]] = deque([(time.monotonic(), 0, 0)])
         # A handler of a signal may interrupt a thread that holds it, and end a run.
         self._lock = threading.RLock()
@@ -187,6 +192,8 @@ class Activity:
         """
         try:
             self._count(request, outcome, seconds)
+            if outcome != "retried" and SCHEDULE in request._request_dict:
+                self._add_schedule_end(request._request_dict, outcome)
             task = request._request_dict.get("task")
             if kept and self.sample.wants(task, outcome, seconds):
                 self.sample.add(task, self._run(request, outcome), seconds)
@@ -245,6 +252,11 @@ class Activity:
         found = _Sum(Series(str(task)[:MAX_TEXT], self.queue_of(info)[:MAX_TEXT]))
         self._sums[route] = found
         return found
+
+    def _add_schedule_end(self, headers: Mapping[str, Any], outcome: Outcome) -> None:
+        name, id_ = headers[SCHEDULE], headers.get("id")
+        if isinstance(name, str) and isinstance(id_, str):
+            self.schedule_ends.append((name, id_, outcome, time.time()))
 
     def _run(self, request: Any, outcome: Outcome) -> _Fields:
         # As little as possible: a better run may take its place before it is written.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from celery import bootsteps
 
+from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import END_OF_CALENDAR_MS
 from redis_queue.basics.waits import Backoff
@@ -26,6 +28,8 @@ from redis_queue.errors import StoreUnavailableError
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import FailureKind
 from redis_queue.monitor.report import Reports
+from redis_queue.schedules.state import Event
+from redis_queue.schedules.store import MAX_CHANGES, ScheduleStore
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -100,6 +104,7 @@ class Reporter:
             partial(self._write_counts, reports),
             partial(self._write_state, reports, leaving=leaving),
             lambda: self._failures.write(failures, self._skew),
+            self._write_schedule_ends,
         )
         for write in writes:
             try:
@@ -117,6 +122,23 @@ class Reporter:
         while self._counts:
             self._counts[0]()
             del self._counts[0]
+
+    def _write_schedule_ends(self) -> None:
+        ends = self._activity.schedule_ends
+        while ends:
+            some = list(itertools.islice(ends, MAX_CHANGES))
+            self._schedules.settle(
+                [
+                    (name, Event("ended", round((at + self._skew) * 1000), id_, text=text))
+                    for name, id_, text, at in some
+                ]
+            )
+            for _ in some:
+                ends.popleft()
+
+    @LazyProperty
+    def _schedules(self) -> ScheduleStore:
+        return ScheduleStore(Store.of(self._app).within(REPORT_TIMEOUT).delay_queue())
 
     def _write_state(self, reports: Reports, *, leaving: bool) -> None:
         skew, sample = self._skew, self._activity.sample

@@ -224,7 +224,7 @@ class Capture:
         eta = _eta(message)
         if not eta:
             return None
-        shortest = 0.0 if send.header is not None else self._stored.settings.min_delay_seconds
+        shortest = 0.0 if send.header is not None or send.always_stored else self._stored.settings.min_delay_seconds
         if send.countdown:
             return (max(0.0, float(send.countdown)), None) if send.countdown > shortest else None
         # As a worker reads it: a naive eta has the time zone of the app.

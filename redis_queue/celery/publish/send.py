@@ -58,6 +58,8 @@ class Send:
     due: Due | None = None
     #: The list in which push_many collects the message, to store it later.
     batch: list[tuple[Envelope, Due]] | None = None
+    #: Whether it is to be stored however short its delay is.
+    always_stored: bool = False
     #: The key that the message of a unique task owns.
     key: UniqueHeader | None = None
     #: Whether it replaces a message that waits in the store: then it is stored too, in place of that message.
@@ -97,13 +99,19 @@ class Sends(threading.local):
     opened: Send | None = None
     #: The list in which push_many collects messages.
     batch: list[tuple[Envelope, Due]] | None = None
+    #: Whether the messages of this thread are stored however short their delays are.
+    every: bool = False
 
     @contextmanager
-    def collect(self) -> Iterator[list[tuple[Envelope, Due]]]:
-        """Collect the delayed messages of the `with` block in the list that this yields."""
+    def collect(self, *, every: bool = False) -> Iterator[list[tuple[Envelope, Due]]]:
+        """Collect the delayed messages of the `with` block in the list that this yields; *every*: with any delay."""
         found: list[tuple[Envelope, Due]] = []
-        with self._set(None, found):
-            yield found
+        before, self.every = self.every, every
+        try:
+            with self._set(None, found):
+                yield found
+        finally:
+            self.every = before
 
     @contextmanager
     def open(self, send: Send) -> Iterator[None]:
@@ -119,7 +127,7 @@ class Sends(threading.local):
         found = self.opened
         if found is not None and found.task_id == task_id:
             return found
-        return Send(task_id, is_retry_of(app, task_id), batch=self.batch)
+        return Send(task_id, is_retry_of(app, task_id), batch=self.batch, always_stored=self.every)
 
     @contextmanager
     def _set(self, opened: Send | None, batch: list[tuple[Envelope, Due]] | None) -> Iterator[None]:

@@ -1,0 +1,154 @@
+"""Declaration: the ``beat_schedule`` of an app becomes schedules in its store, unless a newer version did so."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from celery.schedules import crontab
+
+from redis_queue.basics.logs import logger_of
+from redis_queue.basics.options import some_of
+from redis_queue.celery.monitor.snapshot import release_of
+from redis_queue.celery.schedules.rules import read_rules
+from redis_queue.celery.settings import CelerySettings
+from redis_queue.errors import InvalidValueError, RedisQueueError
+from redis_queue.schedules.definition import Definition
+from redis_queue.schedules.store import ATTEMPTS
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from redis_queue.celery.schedules.schedules import Schedules
+
+logger = logger_of(__name__)
+
+CLEAN_UP: Final = "celery.backend_cleanup"
+
+
+@dataclass(frozen=True, slots=True)
+class DeclareReport:
+    """What a declaration of the static schedules changed; *newer* is the version that is in force instead, if any."""
+
+    changed: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    newer: str = ""
+
+
+class Declaration:
+    """The ``beat_schedule`` of *app* as *schedules*.
+
+    A version of them is the release of the app, if it is known, and the digest of the schedules. It is older than
+    another one that was declared first after it, and then changes nothing: a worker of an old release that starts again
+    does not undo a newer one. A name that a dynamic schedule or another app has is left alone. Bad entries are left
+    out, and named in the report.
+    """
+
+    def __init__(self, app: Celery, schedules: Schedules) -> None:
+        self._app = app
+        self._schedules = schedules
+
+    def make(self, *, force: bool = False) -> DeclareReport:
+        """Store the schedules unless a newer version has; *force*: make this version the newest. Raises StoreError."""
+        definitions, report = self._static()
+        digest = hashlib.sha256("\n".join(sorted(item.text() for item in definitions)).encode()).hexdigest()[:12]
+        release = release_of(CelerySettings.of(self._app).release)
+        version = f"{release}:{digest}" if release else digest
+        app, names = self._schedules.app_name, {item.name for item in definitions}
+        for _ in range(ATTEMPTS):
+            before, known = self._schedules.store.versions(app)
+            versions = known["versions"]
+            if version in versions[1:] and not force:
+                logger.info(
+                    "schedules of version %s are not used: those of %s are newer; for a rollback, run redis-queue "
+                    "schedules declare --force",
+                    version,
+                    versions[0],
+                    extra={"action": "schedules_older"},
+                )
+                return replace(report, newer=versions[0])
+            if versions[:1] == [version] and names == set(known["names"]):
+                break
+            ordered = [version, *(item for item in versions if item != version)]
+            if self._schedules.store.set_versions(app, before, ordered, names | set(known["names"])):
+                known["names"] = sorted(names | set(known["names"]))
+                break
+        self._reconcile(definitions, version, sorted(set(known["names"]) - names), report)
+        before, known = self._schedules.store.versions(app)
+        if known["versions"][:1] == [version] and set(known["names"]) != names:
+            self._schedules.store.set_versions(app, before, known["versions"], names)
+        return report
+
+    def _reconcile(
+        self, definitions: Sequence[Definition], version: str, gone: Sequence[str], report: DeclareReport
+    ) -> None:
+        """Store *definitions*, and delete the static schedules *gone* of this app."""
+        for definition in definitions:
+            try:
+                if self._schedules.put_definition(replace(definition, version=version)):
+                    report.changed.append(definition.name)
+            except InvalidValueError as error:
+                report.refused[definition.name] = str(error)
+        for name, stored in zip(gone, self._schedules.store.get(gone), strict=True):
+            found = None if stored is None else stored.definition
+            if (
+                found is not None
+                and found.static
+                and found.app == self._schedules.app_name
+                and self._schedules.delete(name)
+            ):
+                report.deleted.append(name)
+        for name, why in report.refused.items():
+            extra = {"action": "schedule_refused"}
+            logger.error("schedule %s of beat_schedule is not sent: %s", name, why, extra=extra)
+        if report.changed or report.deleted:
+            logger.info(
+                "schedules of version %s: %s changed, %s deleted",
+                version,
+                some_of(report.changed, 5) or "none",
+                some_of(report.deleted, 5) or "none",
+                extra={"action": "schedules_declared"},
+            )
+
+    def _static(self) -> tuple[list[Definition], DeclareReport]:
+        """Return the definitions of ``beat_schedule``, and a report of the bad ones."""
+        report = DeclareReport()
+        found: list[Definition] = []
+        for name, entry in beat_entries(self._app).items():
+            try:
+                found.append(self._of_entry(name, entry))
+            except (RedisQueueError, TypeError, KeyError) as error:
+                report.refused[str(name)] = str(error)
+        return found, report
+
+    def _of_entry(self, name: str, entry: Mapping[str, Any]) -> Definition:
+        known = {"task", "schedule", "args", "kwargs", "options", "relative"}
+        if not isinstance(entry, Mapping) or not {"task", "schedule"} <= entry.keys() <= known | {"name"}:
+            raise InvalidValueError(f"{name!r}: must be a mapping with task, schedule, and maybe args, kwargs, options")
+        rules = read_rules(entry["schedule"])
+        if entry.get("relative"):
+            rules = [{**rule, "relative": True} if "every" in rule else rule for rule in rules]
+        definition = self._schedules.definition(
+            name,
+            entry["task"],
+            args=entry.get("args") or (),
+            kwargs=entry.get("kwargs"),
+            options=entry.get("options") or {},
+            rules=rules,
+            timezone=self._schedules.timezone(),
+            static=True,
+        )
+        self._schedules.check(definition)
+        return definition
+
+
+def beat_entries(app: Celery) -> dict[str, Any]:
+    """Return the entries that stock beat would have: ``beat_schedule``, and the clean-up of results."""
+    entries = dict(app.conf.beat_schedule or {})
+    if app.conf.result_expires and not app.backend.supports_autoexpire:
+        clean_up = {"task": CLEAN_UP, "schedule": crontab("0", "4", "*"), "options": {"expires": 12 * 3600}}
+        entries.setdefault(CLEAN_UP, clean_up)
+    return entries

@@ -1,0 +1,187 @@
+"""Send the runs of schedules that are due, and make their messages."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import from_ms
+from redis_queue.celery.entries import MessageWriter
+from redis_queue.celery.message.entry import task_options
+from redis_queue.celery.message.headers import SCHEDULE, SCHEDULED_FOR, new_call
+from redis_queue.celery.publish.send import Sends
+from redis_queue.celery.schedules.calendar import Calendar, check_timezone
+from redis_queue.celery.schedules.rules import check_rules, read_exclusions
+from redis_queue.celery.tracing import schedule_spans
+from redis_queue.delay.model import Push
+from redis_queue.errors import StoreError
+from redis_queue.monitor.monitor import Workers
+from redis_queue.schedules.definition import Definition
+from redis_queue.schedules.state import Event, State, Step, plan, resumed, text_of
+from redis_queue.schedules.store import Change, ScheduleStore, Stored
+from redis_queue.store.redis_errors import redact
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+logger = logger_of(__name__)
+
+BATCH: Final = 50
+"""Schedules that one step looks at."""
+
+RETRY: Final = 10_000, 3_600_000
+"""Shortest and longest time in ms after which a schedule that cannot be sent is tried again: as long as it is late."""
+
+
+class Runs:
+    """Sends the runs of the schedules in *store*, as messages of *app*, which *sends* collects for *writer*.
+
+    A run is stored in the step in which its schedule moves on. So any number of processes may send at once.
+    """
+
+    def __init__(
+        self, app: Celery, store: ScheduleStore, sends: Sends, writer: MessageWriter, workers: Workers
+    ) -> None:
+        self._app = app
+        self._store = store
+        self._sends = sends
+        self._writer = writer
+        self._workers = workers
+
+    def run(self, budget: float = math.inf) -> float:
+        """Send the runs that are due, until *budget* seconds have passed; return the seconds until the next ones.
+
+        Raises StoreError. Whatever else fails concerns one schedule, and is noted among its events.
+        """
+        stop_at = time.monotonic() + budget
+        while True:
+            now, left, found = self._store.due(BATCH)
+            if not found:
+                return left
+            self._store.change([change for stored in found for change in self._changes(stored, now)])
+            if time.monotonic() >= stop_at:
+                return 0.0
+
+    def message(self, definition: Definition, id_: str, due: int, at: int, following: int | None = None) -> Push | None:
+        """Return the message of a run that is due at *due* and sent at *at* (ms); None if it is stored already.
+
+        That is one of a unique task. Raises InvalidValueError for a unique task whose key is taken, and what Celery
+        raises.
+        """
+        app = self._app
+        options = {**task_options(app, definition.task), **definition.options}
+        headers = {**(options.pop("headers", None) or {}), SCHEDULE: definition.name, "celery_beat_task": True}
+        headers[SCHEDULED_FOR] = from_ms(due).isoformat()
+        if definition.expires == "next":
+            options |= {} if following is None else {"expires": from_ms(definition.fire_ms(following))}
+        elif definition.expires is not None:
+            options["expires"] = from_ms(at + definition.expires)
+        eta = from_ms(at + options.pop("countdown", 0) * 1000)
+        with self._sends.collect(every=True) as kept:
+            result = app.send_task(
+                definition.task,
+                list(definition.args),
+                dict(definition.kwargs),
+                task_id=id_,
+                eta=eta,
+                headers=headers,
+                add_to_parent=False,
+                **options,
+            )
+        if not kept:
+            if str(result.id) != id_:
+                raise TakenError(str(result.id))
+            return None
+        ((envelope, moment),) = kept
+        call = new_call()
+        with schedule_spans([(envelope.with_call(call), moment)]) as traced:
+            ((message, _),) = traced
+            return self._writer.as_push(message, moment, mark=call)
+
+    def _changes(self, stored: Stored, now: int) -> Iterator[Change]:
+        state, definition = stored.state, stored.definition
+        if state is None or definition is None:
+            logger.error(
+                "schedule %s cannot be read: %s", stored.name, stored.error, extra={"action": "schedule_unreadable"}
+            )
+            self._store.set_aside(stored.name)
+            return
+        try:
+            yield from self._step(stored, definition, state, now)
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - it must not keep other schedules from being sent
+            text = redact(text_of(error))
+            logger.error("schedule %s is not sent: %s", stored.name, text, extra={"action": "schedule_failed"})
+            late = max(0, now - state.due)
+            look = now + min(max(late, RETRY[0]), RETRY[1])
+            yield Change(stored.name, stored.state_text, state, look=look, events=[Event("error", now, text=text)])
+
+    def _step(self, stored: Stored, definition: Definition, state: State, now: int) -> Iterator[Change]:
+        times = calendar_of(definition)
+        if state.is_paused:
+            step = resumed(definition, state, now, times)
+        else:
+            step = plan(definition, state, now, times, lambda: self.is_over(definition, state, now))
+        if step.cancels:
+            self._app.control.revoke(state.active, terminate=True)
+        yield from self.sent(stored, definition, step, now)
+
+    def sent(self, stored: Stored, definition: Definition, step: Step, now: int) -> Iterator[Change]:
+        """Yield the changes that send the runs of *step*, one after the other."""
+        before, state, events = stored.state_text, step.state, step.events
+        if not step.sends:
+            yield Change(stored.name, before, state, look=step.look, events=events)
+        messages: list[tuple[int, str, Push | None]] = []
+        for due, following in zip(step.sends, [*step.sends[1:], state.due or None], strict=True):
+            id_ = self._store.run_id(definition.name, due)
+            try:
+                messages.append((due, id_, self.message(definition, id_, due, definition.fire_ms(due), following)))
+            except TakenError as error:
+                state = state.skip("taken", 1)
+                events = [*events, Event("skipped", now, str(error), due, due, 1, "taken")]
+        if step.sends and not messages:
+            yield Change(stored.name, before, state, look=step.look, events=events)
+        for number, (due, id_, message) in enumerate(messages):
+            is_last = number == len(messages) - 1
+            runs = state.runs + number + 1
+            following = step.state.due if is_last else messages[number + 1][0]
+            after = replace(state, due=following, runs=runs, active=id_, active_at=now)
+            look = step.look if is_last else now
+            yield Change(
+                stored.name, before, after, look=look, events=[*events, Event("sent", now, id_, due)], message=message
+            )
+            before, events = str(after).encode(), []
+
+    def is_over(self, definition: Definition, state: State, now: int) -> bool:
+        """Return whether the run that has not ended, as far as is known, can block no more.
+
+        It is a dead letter, or since so long no worker has reported that it runs, and it does not wait in the store.
+        """
+        place = self._store.place_of(state.active)
+        if place == "dead":
+            return True
+        if place == "waiting" or now - state.active_at <= definition.overlap_timeout:
+            return False
+        return self._workers.find_running(state.active) is None
+
+
+class TakenError(Exception):
+    """The key of a unique task is taken by another task, whose id is the text: nothing was sent."""
+
+
+def calendar_of(definition: Definition) -> Calendar:
+    """Return the due times of *definition*. Raises InvalidValueError for a stored one that is not valid."""
+    return _calendar(json.dumps([definition.rules, definition.timezone, definition.exclude, definition.dst]))
+
+
+@lru_cache(maxsize=20_000)
+def _calendar(text: str) -> Calendar:
+    rules, timezone, exclude, dst = json.loads(text)
+    return Calendar(check_rules(rules), check_timezone(timezone), read_exclusions(exclude), dst)

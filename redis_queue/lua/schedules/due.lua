@@ -1,0 +1,32 @@
+-- Read the schedules that dispatchers have to look at.
+--
+-- KEYS schedules, schedule_states, schedule_looks
+-- ARGV now    TIME   0 = the server's clock
+-- ARGV limit  COUNT  most schedules
+--
+-- Returns {the time in ms, microseconds until the next look (0 = now, -1 = none), then name, state and definition of
+-- each; "" for what is missing}. Stops after the schedule that makes 1 MiB.
+-- O(limit + log schedules)
+
+local MAX_BYTES = 1048576
+local micros = 0
+if now == 0 then
+  local time = redis.call('TIME')
+  now, micros = time[1] * 1000 + math.floor(time[2] / 1000), time[2] % 1000
+end
+local at = string.format('%.0f', now)
+local names = redis.call('ZRANGEBYSCORE', schedule_looks, '-inf', at, 'LIMIT', 0, limit)
+local reply, bytes = {at, 0}, 0
+for _, name in ipairs(names) do
+  local definition = redis.call('HGET', schedules, name) or ''
+  reply[#reply + 1] = name
+  reply[#reply + 1] = redis.call('HGET', schedule_states, name) or ''
+  reply[#reply + 1] = definition
+  bytes = bytes + #definition
+  if bytes >= MAX_BYTES then break end
+end
+if #names == 0 then
+  local first = tonumber(redis.call('ZRANGE', schedule_looks, 0, 0, 'WITHSCORES')[2]) or math.huge
+  reply[2] = first == math.huge and -1 or math.max(0, math.ceil((first - now) * 1000 - micros))
+end
+return reply

@@ -1,0 +1,1 @@
+"""Schedules: rules by which a task is sent again and again."""

@@ -1,0 +1,271 @@
+"""ScheduleStore: the schedules of one DelayQueue, which gets the messages of their runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+from uuid import UUID, uuid5
+
+from redis_queue.basics.logs import logger_of
+from redis_queue.delay.entries import EntryWriter
+from redis_queue.delay.model import Push
+from redis_queue.delay.queue import DelayQueue
+from redis_queue.errors import InvalidValueError, StoreError
+from redis_queue.schedules.definition import Definition
+from redis_queue.schedules.state import NEVER, NONE, Event, State
+from redis_queue.store.chunks import CHUNK, by_size, chunks, rows_of
+from redis_queue.store.codec import read_document
+from redis_queue.store.ids import id_bytes, id_text
+from redis_queue.store.keys import ScheduleKeys, check_name, is_name
+from redis_queue.store.scripts import now_ms
+
+logger = logger_of(__name__)
+
+MAX_SCHEDULES: Final = 100_000
+
+MAX_EVENTS: Final = 60
+"""Maximum number of events of a schedule that are kept."""
+
+MAX_CHANGES: Final = 100
+"""Maximum number of changes in one call."""
+
+ATTEMPTS: Final = 20
+"""How often a schedule is read again that another process changed meanwhile."""
+
+MAX_VERSIONS: Final = 100
+"""Maximum number of versions of an app that are remembered."""
+
+_RUNS: Final = UUID("5f3e7f5c-2a1c-4c0e-9a51-4d1f3d2c9b7a")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A schedule as it is stored: *error* says what cannot be read of it."""
+
+    name: str
+    state: State | None
+    definition: Definition | None
+    state_text: bytes
+    look: float = NEVER
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of the schedule *name*, if its state is still *before* (b"" = it does not exist).
+
+    *after* is its new state, None deletes it. *message* is stored with it.
+    """
+
+    name: str
+    before: bytes
+    after: State | None
+    definition: str = ""
+    look: float = NEVER
+    events: Sequence[Event] = ()
+    message: Push | None = None
+
+
+class ScheduleStore:
+    """The schedules whose runs *queue* gets. Creating it does no I/O; all methods raise StoreError."""
+
+    def __init__(self, queue: DelayQueue) -> None:
+        self._queue = queue
+        self._shard = queue.shards[0]
+        self._keys = ScheduleKeys(self._shard.keys)
+        self._scripts = queue.shards.scripts
+        self._writer = EntryWriter(queue.shards)
+        held = self._shard.keys
+        self._due = self._scripts.bind("schedules/due", self._keys)
+        self._change = self._scripts.bind(
+            "schedules/change", self._keys, meta=held.meta, records=held.records, waiting=held.waiting, wake=held.wake
+        )
+        self._declare = self._scripts.bind("schedules/declare", self._keys)
+
+    def now(self) -> int:
+        """Return the time of the server in ms."""
+        return now_ms(self._scripts, self._shard.clock)
+
+    def due(self, limit: int) -> tuple[int, float, list[Stored]]:
+        """Return the time in ms, the seconds until the next look (inf = none), and the schedules to look at now."""
+        now, left, *rows = self._due(now=self._shard.clock(), limit=limit)
+        found = [_read(name, state, definition) for name, state, definition in rows_of(rows, 3)]
+        return int(now), left / 1e6 if left >= 0 else NEVER, found
+
+    def change(self, changes: Sequence[Change]) -> list[bool]:
+        """Make *changes*, up to 100 in a call; tell for each whether it was made: else the schedule is another one.
+
+        Raises InvalidValueError for one schedule more than :data:`MAX_SCHEDULES`, and what a push raises.
+        """
+        rows = [self._row(change) for change in changes]
+        flags: list[bool] = []
+        for chunk in chunks(rows, MAX_CHANGES):
+            for part in by_size(chunk, lambda row: len(row[-1]) + len(row[3])):
+                more = [value for row in part for value in row]
+                new, reply = self._change(now=self._shard.clock(), limit=MAX_SCHEDULES, most=MAX_EVENTS, more=more)
+                if new:
+                    self._queue.shards.register()
+                if b"2" in reply:
+                    raise InvalidValueError(f"there are {MAX_SCHEDULES:,} schedules: delete some first")
+                flags += [flag == ord("1") for flag in reply]
+        return flags
+
+    def _row(self, change: Change) -> tuple[Any, ...]:
+        message: tuple[Any, ...] = "", 0, b""
+        if change.message is not None:
+            id_, _, due, _, record = self._writer.row(change.message, iter(()))
+            message = id_bytes(id_), due, record
+        after = "" if change.after is None else str(change.after)
+        look = "inf" if change.look == NEVER else int(change.look)
+        events = "\n".join(map(str, reversed(change.events)))
+        return id_bytes(change.name), change.before, after, change.definition, look, events, *message
+
+    def get(self, names: Iterable[str]) -> list[Stored | None]:
+        """Return the schedules *names*; None for each that does not exist."""
+        found: list[Stored | None] = []
+        for chunk in chunks(check_name(name, what="schedule") for name in names):
+            fields = [id_bytes(name) for name in chunk]
+            columns = [
+                self._scripts.command("HMGET", key, *fields)
+                for key in (self._keys.schedule_states, self._keys.schedules)
+            ]
+            looks = self._scripts.command("ZMSCORE", self._keys.schedule_looks, *fields)
+            for field, state, definition, look in zip(fields, *columns, looks, strict=True):
+                known = state is not None or definition is not None
+                stored = _read(field, state or b"", definition or b"")
+                found.append(replace(stored, look=NEVER if look is None else float(look)) if known else None)
+        return found
+
+    def names(self, offset: int = 0, limit: int = CHUNK) -> list[str]:
+        """Return names of schedules, those first that are sent next."""
+        found = self._scripts.command("ZRANGE", self._keys.schedule_looks, offset, offset + limit - 1)
+        return [id_text(name) for name in found]
+
+    def count(self) -> int:
+        """Return how many schedules there are."""
+        return int(self._scripts.command("ZCARD", self._keys.schedule_looks))
+
+    def set_aside(self, name: str) -> None:
+        """Look at a schedule that cannot be read no more, until it is put again."""
+        self._scripts.command("ZADD", self._keys.schedule_looks, "XX", "inf", id_bytes(name))
+
+    def place_of(self, run_id: str) -> Literal["waiting", "dead", ""]:
+        """Return where the message of a run is, if it did not leave the DelayQueue for a broker."""
+        _, is_dead = self._queue.reader.find([run_id]).get(run_id, (None, None))
+        return "" if is_dead is None else "dead" if is_dead else "waiting"
+
+    def events(self, name: str) -> list[Event]:
+        """Return the last events of a schedule, the newest first."""
+        found = self._scripts.command("HGET", self._keys.schedule_events, id_bytes(check_name(name, what="schedule")))
+        return Event.read_all(found)
+
+    def update(self, name: str, make: Callable[[Stored | None], Change | None]) -> bool:
+        """Make the change that *make* returns for a schedule as it is stored; again if another process was faster.
+
+        Return False if *make* returned None. Raises StoreError if others are always faster.
+        """
+        for _ in range(ATTEMPTS):
+            (stored,) = self.get([name])
+            change = make(stored)
+            if change is None:
+                return False
+            if self.change([change])[0]:
+                return True
+        raise StoreError(f"schedule {name!r}: other processes change it all the time; try again")
+
+    def settle(self, ends: Sequence[tuple[str, Event]]) -> None:
+        """Note how runs ended, each the name of its schedule and an event; those of unknown schedules are ignored.
+
+        After too many failures in a row, a schedule is paused.
+        """
+        left = list(ends)
+        for _ in range(ATTEMPTS):
+            names = list(dict.fromkeys(name for name, _ in left if is_name(name)))
+            known = dict(zip(names, self.get(names), strict=True))
+            rows: list[tuple[tuple[str, Event], Change]] = []
+            for name, event in left:
+                stored = known.get(name)
+                if stored is not None and stored.state is not None and stored.definition is not None:
+                    change = _settled(stored, stored.state, stored.definition, event)
+                    rows.append(((name, event), change))
+                    known[name] = replace(
+                        stored, state=change.after, state_text=str(change.after).encode(), look=change.look
+                    )
+            done = self.change([change for _, change in rows])
+            left = [end for (end, _), flag in zip(rows, done, strict=True) if not flag]
+            if not left:
+                return
+        raise StoreError(f"{len(left)} ends of runs: other processes change their schedules all the time")
+
+    def run_id(self, name: str, due: int) -> str:
+        """Return the task id of the run of *name* that is due at *due* (ms): always the same one."""
+        place = f"{self._queue.settings.prefix}\0{self._queue.name}\0{name}\0{due}"
+        number = 0
+        # Its entry has to be in the first shard, where the schedules are.
+        while True:
+            found = str(uuid5(_RUNS, f"{place}\0{number}"))
+            if self._queue.shards.of(found) is self._shard:
+                return found
+            number += 1
+
+    def versions(self, app: str) -> tuple[bytes, dict[str, Any]]:
+        """Return what is stored about the versions of *app*, as text and read: ``{"versions": […], "names": […]}``."""
+        text = self._scripts.command("HGET", self._keys.schedule_apps, id_bytes(app)) or b""
+        try:
+            found = read_document(text) if text else {}
+            versions, names = found.get("versions", []), found.get("names", [])
+            if not all(isinstance(item, str) for item in [*versions, *names]):
+                raise TypeError
+        except (ValueError, TypeError, AttributeError):
+            logger.warning(
+                "the versions of app %s are unreadable", app, extra={"action": "schedule_versions_unreadable"}
+            )
+            return text, {"versions": [], "names": []}
+        return text, {"versions": list(versions), "names": list(names)}
+
+    def set_versions(self, app: str, before: bytes, versions: Sequence[str], names: Iterable[str]) -> bool:
+        """Store the versions of *app*, the current one first, and the names it declares; False if *before* is old."""
+        after = json.dumps({"versions": list(versions)[:MAX_VERSIONS], "names": sorted(names)})
+        return bool(self._declare(app=id_bytes(app), before=before, after=after))
+
+
+def _settled(stored: Stored, state: State, definition: Definition, event: Event) -> Change:
+    failed = event.text == "failed"
+    streak = state.streak + 1 if failed else 0 if event.text == "succeeded" else state.streak
+    active = NONE if state.active == event.id else state.active
+    after, look, events = (
+        replace(state, failed=state.failed + failed, streak=streak, active=active),
+        stored.look,
+        [event],
+    )
+    most = definition.pause_after_failures
+    if failed and most is not None and streak >= most and not state.is_paused:
+        after, look = replace(after, is_paused=True), NEVER
+        events.append(Event("paused", event.at, text=f"{streak} runs in a row failed"))
+    return Change(stored.name, stored.state_text, after, look=look, events=events)
+
+
+def new_generation() -> str:
+    """Return the name of a new generation of a schedule."""
+    return os.urandom(4).hex()
+
+
+def _read(name: bytes, state: bytes, definition: bytes) -> Stored:
+    found_state: State | None = None
+    found: Definition | None = None
+    errors: list[str] = []
+    shown = id_text(name)
+    try:
+        found_state = State.read(state)
+    except InvalidValueError as error:
+        errors.append(str(error))
+    try:
+        found = Definition.read(definition)
+        if found.name != shown:
+            raise InvalidValueError(f"its definition has the name {found.name[:60]!r}")
+    except InvalidValueError as error:
+        errors.append(str(error))
+    return Stored(shown, found_state, found, state, error="; ".join(errors))
