@@ -46,7 +46,8 @@ _STATE: Final = re.compile(r"([0-9a-f]{8})((?: -?\d{1,15}){9}) ([01]) (\S{1,255}
 class State:
     """How far a schedule has come. *generation* is new for each new definition; times are in ms since the epoch.
 
-    *due* is the next due time, 0 if there is none. *active* is the id of a run that has not ended, as far as is known.
+    *since* is when its definition was stored, from which intervals count; *due* is the next due time, 0 if there is
+    none. *active* is the id of a run that has not ended, as far as is known.
     """
 
     generation: str
@@ -188,7 +189,7 @@ def plan(definition: Definition, state: State, now: int, times: DueTimes, is_ove
     dues = _passed(definition, state, now, times, MAX_SENDS if definition.missed == "all" else MAX_DUES)
     if not dues:
         return Step(state, look=definition.fire_ms(state.due) if state.due else NEVER)
-    after = following(definition, dues[-1], times)
+    after = following(definition, state.since, dues[-1], times)
     newest_is_known = after is None or definition.fire_ms(after) > now
     wanted = _wanted(definition, dues, now, newest_is_known=newest_is_known)
     step = Step(state)
@@ -223,7 +224,7 @@ def resumed(definition: Definition, state: State, now: int, times: DueTimes) -> 
     dues = _passed(definition, state, now, times, MAX_DUES)
     step = Step(state)
     step.skip("paused", dues, now)
-    after = (following(definition, dues[-1], times) or 0) if dues else state.due
+    after = (following(definition, state.since, dues[-1], times) or 0) if dues else state.due
     is_over = not after or definition.fire_ms(after) > now
     step.state = replace(step.state, due=after, is_paused=not is_over, streak=0)
     step.look = now if not is_over else definition.fire_ms(after) if after else NEVER
@@ -232,9 +233,12 @@ def resumed(definition: Definition, state: State, now: int, times: DueTimes) -> 
     return step
 
 
-def following(definition: Definition, due: int, times: DueTimes) -> int | None:
-    """Return the due time after *due*, or None. It is later than *due*, whatever the calendar says."""
-    found = times.next(due, due)
+def following(definition: Definition, since: int, due: int, times: DueTimes) -> int | None:
+    """Return the due time after *due*, or None. It is later than *due*, whatever the calendar says.
+
+    Intervals count from *since*, not from *due*: other rules do not shift them.
+    """
+    found = times.next(due, since)
     if found is None or found <= due or (definition.until is not None and found > definition.until):
         return None
     return found
@@ -246,7 +250,7 @@ def _passed(definition: Definition, state: State, now: int, times: DueTimes, mos
     due: int | None = state.due or None
     while due is not None and definition.fire_ms(due) <= now and len(found) < most:
         found.append(due)
-        due = following(definition, due, times)
+        due = following(definition, state.since, due, times)
     return found
 
 

@@ -202,7 +202,7 @@ class Schedules:
             old = None if stored is None else stored.state
             state = State(new_generation(), first, now)
             if old is not None:
-                state = replace(old, generation=state.generation, due=first, streak=0)
+                state = replace(old, generation=state.generation, due=first, since=now, streak=0)
             look = definition.fire_ms(first)
             if state.is_paused:
                 look = NEVER if stored is None else stored.look  # type: ignore[assignment]
@@ -239,7 +239,7 @@ class Schedules:
         found: builtins.list[datetime] = []
         while due is not None and len(found) < limit:
             found.append(from_ms(due))
-            due = following(definition, due, calendar_of(definition))
+            due = following(definition, state.since, due, calendar_of(definition))
         most = limit if definition.max_runs is None else max(0, definition.max_runs - state.runs)
         return found[:most]
 
@@ -312,9 +312,9 @@ class Schedules:
 
         Runs among the last events that were sent are left out. Raises InvalidValueError for more than 1,000.
         """
-        definition, _ = self._readable(name)
+        definition, state = self._readable(name)
         low, high = point_ms(start, name="start"), min(point_ms(end, name="end"), self.store.now())
-        dues = calendar_of(definition).occurrences(low - 1, high - 1, MAX_BACKFILL + 1)
+        dues = calendar_of(definition).occurrences(low - 1, high - 1, MAX_BACKFILL + 1, state.since)
         if len(dues) > MAX_BACKFILL:
             raise InvalidValueError(f"more than {MAX_BACKFILL:,} runs were due: choose a shorter time")
         sent: builtins.list[str] = []
