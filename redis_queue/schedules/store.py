@@ -229,7 +229,7 @@ class ScheduleStore:
     def set_versions(self, app: str, before: bytes, versions: Sequence[str], names: Iterable[str]) -> bool:
         """Store the versions of *app*, the current one first, and the names it declares; False if *before* is old."""
         after = json.dumps({"versions": list(versions)[:MAX_VERSIONS], "names": sorted(names)})
-        return bool(self._declare(app=id_bytes(app), before=before, after=after))
+        return bool(self._declare(app=id_bytes(app), known=before, stored=after))
 
 
 def _settled(stored: Stored, state: State, definition: Definition, event: Event) -> Change:
@@ -263,9 +263,10 @@ def _read(name: bytes, state: bytes, definition: bytes) -> Stored:
     except InvalidValueError as error:
         errors.append(str(error))
     try:
-        found = Definition.read(definition)
-        if found.name != shown:
-            raise InvalidValueError(f"its definition has the name {found.name[:60]!r}")
+        read = Definition.read(definition)
+        if read.name != shown:
+            raise InvalidValueError(f"its definition has the name {read.name[:60]!r}")
+        found = read
     except InvalidValueError as error:
         errors.append(str(error))
     return Stored(shown, found_state, found, state, error="; ".join(errors))

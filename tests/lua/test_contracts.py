@@ -24,8 +24,11 @@ from redis_queue.keeper.renewal import LeaseIndex, Renewer
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, Run, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
+from redis_queue.schedules.definition import Definition
+from redis_queue.schedules.state import State
+from redis_queue.schedules.store import Change, ScheduleStore
 from redis_queue.store import keys as keys_module
-from redis_queue.store.keys import FlowKeys, Keys, MonitorKeys
+from redis_queue.store.keys import FlowKeys, Keys, MonitorKeys, ScheduleKeys
 from redis_queue.store.records import Records
 from redis_queue.store.script_files import KINDS, Script, load
 from redis_queue.store.scripts import BoundScript
@@ -35,7 +38,7 @@ from tests.support.store.stage import Copy, Stage
 from tests.support.wait import must
 
 MAX_LINES = 150
-FOLDERS = ("admission", "broker", "delay", "lock", "monitor", "queue", "records")
+FOLDERS = ("admission", "broker", "delay", "lock", "monitor", "queue", "records", "schedules")
 _FLOW_SCRIPTS = ("configure", "purge", "reconsider", "remove", "restore", "send", "set_key", "settle", "take")
 OF_FLOWS = tuple(f"admission/{name}" for name in _FLOW_SCRIPTS)
 HOSTILE_NAME = "a{b}:c d*[é]?"
@@ -300,7 +303,14 @@ IN_ONE_REDIS = (*OF_FLOWS, "broker/", "lock/", "admission/cancel")
 def test_all_keys_of_a_call_are_in_one_cluster_slot(name: str) -> None:
     script = load(name)
     of_queues = (Keys("p{r}e:fix", "queue", HOSTILE_NAME), Keys("p{r}e:fix", "delay", HOSTILE_NAME, 3))
-    others = {"monitor": (MonitorKeys("p{r}e:fix"),), "admission": (FlowKeys("p{r}e:fix"),)}
+    first = of_queues[1]
+    of_schedules = ScheduleKeys(first)
+    vars(of_schedules).update({name: getattr(first, name) for name in ("meta", "records", "waiting", "wake")})
+    others: dict[str, tuple[object, ...]] = {
+        "admission": (FlowKeys("p{r}e:fix"),),
+        "monitor": (MonitorKeys("p{r}e:fix"),),
+        "schedules": (of_schedules,),
+    }
     for keys in others.get(name.partition("/")[0], of_queues):
         other = getattr(keys, "dead", b"")
         bound = [keys.slot("thread") if key == "slot" else getattr(keys, key, other) for key in script.keys]
@@ -441,6 +451,7 @@ def test_every_method_uses_keys_of_one_slot_and_of_the_documented_type(
     timed.foreign.adopt([(adopted, ForeignMessage(b"element", "foreign", -1))])
     timed.push("useless", delay=60)
     timed.purge("waiting")
+    use_schedules(timed)
     # The only script that a healthy queue never calls.
     records: Records = queue._records
     queue.put("broken")
@@ -457,10 +468,19 @@ def test_every_method_uses_keys_of_one_slot_and_of_the_documented_type(
     check_types(client, calls)
 
 
+def use_schedules(queue: DelayQueue) -> None:
+    schedules = ScheduleStore(queue)
+    run = Push("a run", id=schedules.run_id("nightly", 1), due_at=datetime.now(timezone.utc))
+    definition = Definition("nightly", "t", [{"every": 1000}]).text()
+    schedules.change([Change("nightly", b"", State("0" * 8, 1, 1), definition, look=1, message=run)])
+    assert [stored.name for stored in schedules.due(10)[2]] == ["nightly"]
+    assert schedules.set_versions("app", b"", ["1"], ["nightly"])
+
+
 LOOKS = """
     broker/depth broker/look broker/sizes delay/count delay/dispatchers delay/find delay/head delay/list
     delay/minutes delay/stats queue/peek queue/stats records/dead_letters records/in_flight records/look
-    records/quarantined records/recordless records/tally records/versions
+    records/quarantined records/recordless records/tally records/versions schedules/due
 """
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from redis_queue.basics.logs import logger_of
@@ -68,7 +69,7 @@ class Runs:
             if time.monotonic() >= stop_at:
                 return 0.0
 
-    def message(self, definition: Definition, id_: str, due: int, at: int, following: int | None = None) -> Push | None:
+    def message(self, definition: Definition, id_: str, due: int, at: int, following: int = 0) -> Push | None:
         """Return the message of a run that is due at *due* and sent at *at* (ms); None if it is stored already.
 
         That is one of a unique task. Raises InvalidValueError for a unique task whose key is taken, and what Celery
@@ -79,7 +80,7 @@ class Runs:
         headers = {**(options.pop("headers", None) or {}), SCHEDULE: definition.name, "celery_beat_task": True}
         headers[SCHEDULED_FOR] = from_ms(due).isoformat()
         if definition.expires == "next":
-            options |= {} if following is None else {"expires": from_ms(definition.fire_ms(following))}
+            options |= {} if not following else {"expires": from_ms(definition.fire_ms(following))}
         elif definition.expires is not None:
             options["expires"] = from_ms(at + definition.expires)
         eta = from_ms(at + options.pop("countdown", 0) * 1000)
@@ -135,28 +136,25 @@ class Runs:
 
     def sent(self, stored: Stored, definition: Definition, step: Step, now: int) -> Iterator[Change]:
         """Yield the changes that send the runs of *step*, one after the other."""
-        before, state, events = stored.state_text, step.state, step.events
-        if not step.sends:
-            yield Change(stored.name, before, state, look=step.look, events=events)
+        state, events = step.state, step.events
         messages: list[tuple[int, str, Push | None]] = []
-        for due, following in zip(step.sends, [*step.sends[1:], state.due or None], strict=True):
+        dues = [*step.sends, step.state.due]
+        for due, following in pairwise(dues):
             id_ = self._store.run_id(definition.name, due)
             try:
                 messages.append((due, id_, self.message(definition, id_, due, definition.fire_ms(due), following)))
             except TakenError as error:
                 state = state.skip("taken", 1)
                 events = [*events, Event("skipped", now, str(error), due, due, 1, "taken")]
-        if step.sends and not messages:
+        before, last = stored.state_text, len(messages) - 1
+        if not messages:
             yield Change(stored.name, before, state, look=step.look, events=events)
         for number, (due, id_, message) in enumerate(messages):
-            is_last = number == len(messages) - 1
-            runs = state.runs + number + 1
-            following = step.state.due if is_last else messages[number + 1][0]
-            after = replace(state, due=following, runs=runs, active=id_, active_at=now)
-            look = step.look if is_last else now
-            yield Change(
-                stored.name, before, after, look=look, events=[*events, Event("sent", now, id_, due)], message=message
-            )
+            following = messages[number + 1][0] if number < last else step.state.due
+            after = replace(state, due=following, runs=state.runs + number + 1, active=id_, active_at=now)
+            look = now if number < last else step.look
+            events = [*events, Event("sent", now, id_, due)]
+            yield Change(stored.name, before, after, look=look, events=events, message=message)
             before, events = str(after).encode(), []
 
     def is_over(self, definition: Definition, state: State, now: int) -> bool:

@@ -7,8 +7,8 @@
 -- ARGV limit  COUNT  most schedules; more are refused
 -- ARGV most   COUNT  most events of a schedule that are kept beside new ones
 -- ARGV items  LIST   nine for each: name, state before ("" = none), state after ("" = delete the schedule), definition
---                    ("" = as before), ms of the next look ("inf" = none), new events, one in a line, id ("" = no message), due
---                    time in ms, record
+--                    ("" = as before), ms of the next look ("inf" = none), new events, one in a line, id ("" = no
+--                    message), due time in ms, record
 --
 -- Returns {1 if the queue is new, flags}: per item 1 = done, 0 = the state is another one, 2 = too many schedules. A
 -- message whose id is stored already is not stored again. A full Redis refuses all, unless no item has a message.

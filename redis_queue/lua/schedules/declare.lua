@@ -2,12 +2,12 @@
 --
 -- KEYS schedule_apps
 -- ARGV app     TEXT   its name
--- ARGV before  TEXT   what was read; "" = nothing
--- ARGV after   TEXT   JSON of its versions and of the names that it declares
+-- ARGV known   TEXT   what was read; "" = nothing
+-- ARGV stored  TEXT   JSON of its versions and of the names that it declares
 --
 -- Returns 1 = done, 0 = another process was faster.
 -- O(1)
 
-if (redis.call('HGET', schedule_apps, app) or '') ~= before then return 0 end
-redis.call('HSET', schedule_apps, app, after)
+if (redis.call('HGET', schedule_apps, app) or '') ~= known then return 0 end
+redis.call('HSET', schedule_apps, app, stored)
 return 1

@@ -1,0 +1,501 @@
+"""Schedules of an app: put, send, pause, resume, delete, declare; each due time is sent once by any dispatcher."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import datetime, timedelta, timezone
+from threading import Barrier, Thread
+from typing import Any, ClassVar
+from uuid import UUID
+
+import pytest
+import redis
+from celery import Celery
+from celery.schedules import crontab, schedule
+
+from redis_queue import DelayQueue, Unique
+from redis_queue.celery import DurableTasks
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.schedules.schedules import Schedules
+from redis_queue.errors import BodyError, ConfigurationError, InvalidValueError, RedisQueueError
+from redis_queue.schedules.state import Event
+from redis_queue.schedules.store import ScheduleStore
+from redis_queue.store.keys import Keys, ScheduleKeys
+from tests.support.celery.brokers import Broker, ManualClock, stored_messages
+
+pytestmark = pytest.mark.parametrize("broker", ["redis"], indirect=True)
+
+KEYS = ScheduleKeys(Keys("redis_queue", "delay", "scheduled", 0))
+
+MakeApp = Callable[..., DurableTasks]
+
+
+def work(*args: Any, **kwargs: Any) -> None:
+    """Do the work of a task."""
+
+
+@pytest.fixture
+def make_app(broker: Broker, redis_url: str, delayed: Callable[..., DelayQueue]) -> Iterator[MakeApp]:
+    """Makes apps with one name, or *name*, whose DelayQueue has the manual clock."""
+    with ExitStack() as apps:
+
+        def make(name: str = "shop", **conf: Any) -> DurableTasks:
+            app: Celery = broker.app(redis_queue_url=redis_url, result_expires=None, **conf)
+            app.main = name
+            app.task(name="shop.build", shared=False)(work)
+            app.task(name="shop.single", shared=False, unique=Unique(until="end"))(work)
+            found = DurableTasks(app)
+            found.queue = delayed()
+            apps.callback(app.close)
+            return found
+
+        yield make
+
+
+@pytest.fixture
+def durable(make_app: MakeApp) -> DurableTasks:
+    return make_app()
+
+
+@pytest.fixture
+def schedules(durable: DurableTasks) -> Schedules:
+    return durable.schedules
+
+
+def messages(durable: DurableTasks) -> list[Envelope]:
+    """Return the stored messages by due time."""
+    return sorted(stored_messages(durable.app), key=lambda envelope: str(envelope.headers["scheduled_for"]))
+
+
+def sent(durable: DurableTasks) -> list[str]:
+    """Return the due times of the stored runs, as minutes and seconds of the hour."""
+    return [envelope.headers["scheduled_for"][14:19] for envelope in messages(durable)]
+
+
+def at_the_hour(clock: ManualClock) -> None:
+    """Move the clock to the next full hour."""
+    clock.advance(3600 - clock() / 1000 % 3600)
+
+
+def test_a_run_is_the_message_of_its_task_with_the_due_time_in_its_headers(
+    durable: DurableTasks, schedules: Schedules, clock: ManualClock
+) -> None:
+    at_the_hour(clock)
+    put = schedules.put(
+        "nightly",
+        "*/10 * * * *",
+        "shop.build",
+        args=(1, UUID(int=5)),
+        kwargs={"é": datetime(2026, 1, 1, tzinfo=timezone.utc)},
+        queue="reports",
+        priority=3,
+        headers={"tenant": "a"},
+        expires="next",
+    )
+    assert (put.next_run, put.runs, put.task) == (clock.after(600), 0, "shop.build")
+    assert schedules.dispatch.run() == pytest.approx(600)
+    clock.advance(600)
+    schedules.dispatch.run()
+    (message,) = messages(durable)
+    assert message.headers["schedule"] == "nightly"
+    assert message.headers["scheduled_for"] == clock.after(0).isoformat()
+    assert message.headers["tenant"] == "a"
+    assert message.headers["expires"] == clock.after(600).isoformat()
+    assert (message.routing_key, message.priority) == ("reports", 3)
+    args, kwargs, _ = json.loads(message.body)
+    assert args == [1, {"__type__": "uuid", "__value__": {"hex": UUID(int=5).hex}}]
+    assert kwargs == {"é": {"__type__": "datetime", "__value__": "2026-01-01T00:00:00+00:00"}}
+    assert message.id == schedules.store.run_id("nightly", clock())
+    assert schedules.dispatch.run() == pytest.approx(600)
+    now = schedules.find("nightly")
+    assert (now.runs, now.next_run, now.running) == (1, clock.after(600), message.id)
+    assert [(run.due, run.outcome) for run in schedules.runs("nightly")] == [(clock.after(0), None)]
+
+
+def test_an_equal_schedule_keeps_next_run_and_counts_and_another_one_begins_anew(
+    schedules: Schedules, clock: ManualClock
+) -> None:
+    schedules.put("a", "every 10 s", "shop.build")
+    clock.advance(12)
+    schedules.dispatch.run()
+    before = schedules.find("a")
+    clock.advance(5)
+    assert schedules.put("a", 10, "shop.build") == before
+    changed = schedules.put("a", 20, "shop.build")
+    assert (changed.next_run, changed.runs) == (clock.after(20), 1)
+
+
+def test_missed_runs_are_sent_by_policy_and_counted(
+    durable: DurableTasks, schedules: Schedules, clock: ManualClock
+) -> None:
+    at_the_hour(clock)
+    for missed in ("skip", "latest", "all"):
+        schedules.put(missed, "*/10 * * * *", "shop.build", missed=missed, window=1500)
+    clock.advance(3630)
+    schedules.dispatch.run()
+    found = [(envelope.headers["schedule"], envelope.headers["scheduled_for"][14:16]) for envelope in messages(durable)]
+    assert sorted(found) == [("all", "00"), ("all", "40"), ("all", "50"), ("latest", "00")]
+    skipped = {name: schedules.find(name).skipped["late"] for name in ("skip", "latest", "all")}
+    assert skipped == {"skip": 6, "latest": 5, "all": 3}
+    (event,) = [event for event in schedules.events("skip") if event.kind == "skipped"]
+    assert (event.count, event.text, event.until - event.due) == (6, "late", 3_000_000)
+    assert {schedules.find(name).next_run for name in skipped} == {clock.after(570)}
+
+
+def test_many_missed_runs_are_passed_in_steps(durable: DurableTasks, schedules: Schedules, clock: ManualClock) -> None:
+    schedules.put("fast", 1, "shop.build", missed="all")
+    schedules.put("faster", 0.1, "shop.build")
+    clock.advance(300)
+    schedules.dispatch.run()
+    assert durable.queue.count() == 301
+    assert schedules.find("faster").skipped["late"] == 2999
+
+
+def test_a_paused_schedule_sends_nothing_and_counts_what_it_leaves_out(
+    durable: DurableTasks, schedules: Schedules, clock: ManualClock
+) -> None:
+    for name in ("skips", "catches up", "ends by itself"):
+        schedules.put(name, 60, "shop.build", missed="all")
+    schedules.pause("skips", reason="holidays")
+    schedules.pause("catches up")
+    assert schedules.pause("ends by itself", until=clock.after(150)).pause_ends == clock.after(150)
+    clock.advance(130)
+    schedules.dispatch.run()
+    assert sent(durable) == []
+    resumed = schedules.resume("skips")
+    assert (resumed.paused, resumed.skipped["paused"], resumed.next_run) == (False, 2, clock.after(50))
+    schedules.resume("catches up", catch_up=True)
+    schedules.dispatch.run()
+    assert len(sent(durable)) == 2
+    clock.advance(20)
+    schedules.dispatch.run()
+    over = schedules.find("ends by itself")
+    assert (over.paused, over.skipped["paused"], over.next_run) == (False, 2, clock.after(30))
+    kinds = [(event.kind, event.text) for event in schedules.events("skips")]
+    assert kinds == [("resumed", ""), ("skipped", "paused"), ("paused", "holidays")]
+
+
+@pytest.mark.parametrize("change", ["pause", "delete", "put", "delete and put"])
+def test_an_older_copy_sends_nothing(
+    durable: DurableTasks, schedules: Schedules, clock: ManualClock, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedules.put("a", 60, "shop.build")
+    clock.advance(60)
+    read = ScheduleStore.due
+
+    def changed_after(self: ScheduleStore, limit: int) -> Any:
+        found = read(self, limit)
+        monkeypatch.setattr(ScheduleStore, "due", read)
+        if change == "pause":
+            schedules.pause("a")
+        if "delete" in change:
+            schedules.delete("a")
+        if "put" in change:
+            schedules.put("a", 60 if "delete" in change else 61, "shop.build")
+        return found
+
+    monkeypatch.setattr(ScheduleStore, "due", changed_after)
+    schedules.dispatch.run()
+    assert sent(durable) == []
+
+
+def test_any_number_of_dispatchers_send_each_due_time_once(
+    durable: DurableTasks, make_app: MakeApp, clock: ManualClock
+) -> None:
+    for number in range(30):
+        durable.schedules.put(f"s{number}", 60, "shop.build")
+    others = [make_app().schedules for _ in range(4)]
+    for _ in range(3):
+        clock.advance(60)
+        together = Barrier(len(others))
+
+        def work(found: Schedules, together: Barrier = together) -> None:
+            together.wait()
+            found.dispatch.run()
+
+        threads = [Thread(target=work, args=(other,)) for other in others]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert durable.queue.count() == 90
+    assert {durable.schedules.find(f"s{number}").runs for number in range(30)} == {3}
+
+
+def test_a_bad_schedule_stops_no_other(
+    durable: DurableTasks, schedules: Schedules, client: redis.Redis, clock: ManualClock
+) -> None:
+    names = [
+        "hostile state",
+        "hostile definition",
+        "unknown zone",
+        "wrong rule",
+        "no such serializer",
+        "other name",
+        "good",
+    ]
+    for name in names:
+        schedules.put(name, 60, "shop.build")
+    client.hset(KEYS.schedule_states, "hostile state", b"\xff" * 100_000)
+    client.hset(
+        KEYS.schedules,
+        "hostile definition",
+        "[" * 100_000,
+    )
+
+    def edit(name: str, /, **fields: Any) -> None:
+        text = client.hget(KEYS.schedules, name)
+        assert isinstance(text, bytes)
+        client.hset(KEYS.schedules, name, json.dumps({**json.loads(text), **fields}))
+
+    edit("unknown zone", timezone="Mars/Olympus")
+    edit("wrong rule", rules=[{"cron": "0 0 31 2 *"}])
+    edit("no such serializer", options={"serializer": "none"})
+    edit("other name", name="good")
+    clock.advance(60)
+    schedules.dispatch.run()
+    assert [envelope.headers["schedule"] for envelope in messages(durable)] == ["good"]
+    found = {item.name: item for item in schedules.list()}
+    assert [bool(found[name].error) for name in names] == [True, True, True, True, False, True, False]
+    errors = [event for event in schedules.events("no such serializer") if event.kind == "error"]
+    assert len(errors) == 1
+    # Tried again later, not at once, and sent as soon as it can be.
+    edit("no such serializer", options={})
+    clock.advance(11)
+    schedules.dispatch.run()
+    assert [envelope.headers["schedule"] for envelope in messages(durable)] == ["good", "no such serializer"]
+    assert schedules.delete("hostile state")
+    schedules.put("unknown zone", 60, "shop.build")
+
+
+def test_an_end_of_a_run_is_noted_and_failures_pause(schedules: Schedules, clock: ManualClock) -> None:
+    schedules.put("a", 60, "shop.build", pause_after_failures=2)
+    ids = []
+    for _ in range(2):
+        clock.advance(60)
+        schedules.dispatch.run()
+        ids.append(schedules.find("a").running)
+    ends = [("a", Event("ended", clock(), id_, text="failed")) for id_ in ids]
+    schedules.store.settle([("unknown", ends[0][1]), ends[0]])
+    assert (schedules.find("a").failures, schedules.find("a").paused) == (1, False)
+    schedules.store.settle([ends[1]])
+    found = schedules.find("a")
+    assert (found.failures, found.failed, found.paused, found.running) == (2, 2, True, "")
+    assert [run.outcome for run in schedules.runs("a")] == ["failed", "failed"]
+    assert schedules.events("a")[0].text == "2 runs in a row failed"
+    assert (schedules.resume("a").failures, schedules.find("a").paused) == (0, False)
+
+
+def test_runs_that_overlap(durable: DurableTasks, schedules: Schedules, clock: ManualClock) -> None:
+    for overlap in ("allow", "skip", "queue"):
+        schedules.put(overlap, 60, "shop.build", overlap=overlap, overlap_timeout=600)
+    for _ in range(3):
+        clock.advance(60)
+        schedules.dispatch.run()
+    runs = {
+        name: (schedules.find(name).runs, schedules.find(name).skipped["overlap"])
+        for name in ("allow", "skip", "queue")
+    }
+    assert runs == {"allow": (3, 0), "skip": (1, 2), "queue": (1, 0)}
+    for name in ("skip", "queue"):
+        schedules.store.settle([(name, Event("ended", clock(), schedules.find(name).running, text="succeeded"))])
+    clock.advance(1)
+    schedules.dispatch.run()
+    # The newest of those that waited.
+    assert (schedules.find("queue").runs, schedules.find("queue").skipped["overlap"]) == (2, 1)
+    # A run that left the store and that no worker has reported for so long blocks no more.
+    durable.queue.cancel_many([entry.id for entry in durable.queue.list()])
+    clock.advance(601)
+    schedules.dispatch.run()
+    assert schedules.find("queue").runs == 3
+    assert schedules.find("skip").runs == 2
+
+
+def test_it_ends_by_time_and_by_number(durable: DurableTasks, schedules: Schedules, clock: ManualClock) -> None:
+    schedules.put("until", 60, "shop.build", until=clock.after(130))
+    schedules.put("twice", 60, "shop.build", max_runs=2)
+    for _ in range(4):
+        clock.advance(60)
+        schedules.dispatch.run()
+    assert [schedules.find(name).runs for name in ("until", "twice")] == [2, 2]
+    assert [schedules.find(name).next_run for name in ("until", "twice")] == [None, None]
+    assert schedules.dispatch.run() == float("inf")
+    assert schedules.next_runs("until") == []
+    assert len(sent(durable)) == 4
+
+
+def test_a_unique_task_that_waits_or_runs_is_not_sent_again(
+    durable: DurableTasks, schedules: Schedules, clock: ManualClock
+) -> None:
+    schedules.put("a", 60, "shop.single")
+    for _ in range(2):
+        clock.advance(60)
+        schedules.dispatch.run()
+    found = schedules.find("a")
+    assert (found.runs, found.skipped["taken"]) == (1, 1)
+    assert len(messages(durable)) == 1
+
+
+def test_by_hand(durable: DurableTasks, schedules: Schedules, clock: ManualClock) -> None:
+    at_the_hour(clock)
+    schedules.put("a", "*/10 * * * *", "shop.build")
+    clock.advance(601)
+    schedules.dispatch.run()
+    now = schedules.run_now("a")
+    assert now in {envelope.id for envelope in messages(durable)}
+    start = clock.after(-3601)
+    backfilled = schedules.backfill("a", start, clock.after(3600))
+    assert len(backfilled) == 6
+    assert schedules.backfill("a", start, clock.after(3600)) == []
+    assert schedules.find("a").runs == 8
+    assert (
+        sent(durable) == ["00:00", "10:00", "10:01", "10:00", "20:00", "30:00", "40:00", "50:00"]
+        or len(sent(durable)) == 8
+    )
+    assert schedules.next_runs("a", 2) == [clock.after(599), clock.after(1199)]
+    with pytest.raises(InvalidValueError, match="more than 1,000"):
+        schedules.backfill("a", clock.after(-86400 * 365), clock.after(0))
+    assert schedules.delete("a")
+    assert not schedules.delete("a")
+    assert len(messages(durable)) == 8
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"rules": "0 0 31 2 *"}, "Bad day-of-month"),
+    ({"rules": 0}, "0"),
+    ({"rules": -5}, "-5"),
+    ({"rules": timedelta(0)}, "0"),
+    ({"rules": "now and then"}, "now and then"),
+    ({"rules": lambda: 5}, "data"),
+    ({"timezone": "Europe/Berlim"}, "Europe/Berlin"),
+    ({"name": "x" * 201}, "200"),
+    ({"name": "a\nb"}, "printable"),
+    ({"args": (object(),)}, "args"),
+    ({"args": lambda: ()}, "data"),
+    ({"until": datetime(2020, 1, 1, tzinfo=timezone.utc)}, "until"),
+    ({"until": datetime(2020, 1, 1)}, "time zone"),
+    ({"quue": "x"}, "queue"),
+    ({"eta": datetime(2030, 1, 1, tzinfo=timezone.utc)}, "eta"),
+    ({"countdown": -1}, "countdown"),
+    ({"exclude": "shop.holidays"}, "dates"),
+    ({"missed": "all", "expires": "next"}, "expire"),
+    ({"window": float("nan")}, "window"),
+    ({"jitter": -1}, "jitter"),
+    ({"args": ("x" * 300_000,)}, "at most"),
+]
+
+
+@pytest.mark.parametrize(("given", "text"), BAD)
+def test_bad_input_is_refused_and_nothing_is_stored(
+    schedules: Schedules, client: redis.Redis, given: dict[str, Any], text: str
+) -> None:
+    fields = {"name": "a", "rules": 60, "task": "shop.build", **given}
+    with pytest.raises((InvalidValueError, BodyError), match=text):
+        schedules.put(**fields)
+    assert not client.exists(KEYS.schedules, KEYS.schedule_states, KEYS.schedule_looks)
+
+
+def test_an_unknown_name_has_a_suggestion(schedules: Schedules) -> None:
+    schedules.put("nightly", 60, "shop.build")
+    for call in (
+        schedules.find,
+        schedules.pause,
+        schedules.resume,
+        schedules.run_now,
+        schedules.next_runs,
+        schedules.runs,
+    ):
+        with pytest.raises(InvalidValueError, match="did you mean 'nightly'"):
+            call("nightli")
+    assert schedules.get("nightli") is None
+
+
+def test_overlap_needs_reports(make_app: MakeApp) -> None:
+    with pytest.raises(ConfigurationError, match="redis_queue_monitor"):
+        make_app(redis_queue_monitor=False).schedules.put("a", 60, "shop.build", overlap="skip")
+
+
+class TestDeclare:
+    """The beat_schedule of an app, by version."""
+
+    BEAT: ClassVar = {
+        "interval": {"task": "shop.build", "schedule": 30.0, "args": (1,)},
+        "cron": {"task": "shop.build", "schedule": crontab(minute="*/5"), "options": {"queue": "q", "expires": 10}},
+        "relative": {"task": "shop.build", "schedule": schedule(3600, relative=True), "relative": True},
+    }
+
+    def test_it_becomes_schedules_and_what_is_gone_is_deleted(self, make_app: MakeApp, clock: ManualClock) -> None:
+        durable = make_app(beat_schedule=self.BEAT)
+        report = durable.schedules.declare()
+        assert sorted(report.changed) == ["cron", "interval", "relative"]
+        assert durable.schedules.declare().changed == []
+        found = {item.name: item for item in durable.schedules.list()}
+        assert {name: item.static for name, item in found.items()} == dict.fromkeys(self.BEAT, True)
+        durable.schedules.pause("interval")
+        clock.advance(40)
+        second = make_app(beat_schedule={"cron": self.BEAT["cron"], "interval": self.BEAT["interval"]})
+        assert second.schedules.declare().deleted == ["relative"]
+        assert second.schedules.find("interval").paused
+        assert second.schedules.find("cron") == found["cron"]
+
+    @pytest.mark.parametrize("release", [None, "by release"])
+    def test_an_older_version_changes_nothing_until_it_is_forced(self, make_app: MakeApp, release: str | None) -> None:
+        def version(number: int) -> Schedules:
+            conf = {} if release is None else {"redis_queue_release": f"r{number}"}
+            entry = {"task": "shop.build", "schedule": 30.0 + number}
+            return make_app(beat_schedule={"a": entry}, **conf).schedules
+
+        assert version(1).declare().changed == ["a"]
+        assert version(2).declare().changed == ["a"]
+        old = version(1).declare()
+        assert (old.changed, bool(old.newer)) == ([], True)
+        assert version(2).find("a").rules == "every 32 s"
+        assert version(1).declare(force=True).changed == ["a"]
+        assert version(2).declare().newer
+        assert version(3).find("a").rules == "every 31 s"
+
+    def test_twenty_that_start_together_make_one(self, make_app: MakeApp) -> None:
+        apps = [make_app(beat_schedule=self.BEAT).schedules for _ in range(20)]
+        reports: list[Any] = []
+        threads = [Thread(target=lambda app=app: reports.append(app.declare())) for app in apps]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(name for report in reports for name in report.changed) == ["cron", "interval", "relative"]
+
+    def test_names_of_others_are_left_alone_and_bad_entries_named(self, make_app: MakeApp) -> None:
+        class Own(schedule):  # type: ignore[misc]
+            """A schedule of the user's own."""
+
+        durable = make_app(
+            beat_schedule={
+                "dynamic": {"task": "shop.build", "schedule": 60},
+                "own": {"task": "shop.build", "schedule": Own(5)},
+                "no task": {"schedule": 60},
+                "good": {"task": "shop.build", "schedule": 60},
+            }
+        )
+        durable.schedules.put("dynamic", 5, "shop.build")
+        report = durable.schedules.declare()
+        assert report.changed == ["good"]
+        assert sorted(report.refused) == ["dynamic", "no task", "own"]
+        assert durable.schedules.find("dynamic").rules == "every 5 s"
+        with pytest.raises(InvalidValueError, match="beat_schedule"):
+            durable.schedules.put("good", 5, "shop.build")
+        other = make_app("other", beat_schedule={"good": {"task": "shop.build", "schedule": 7}})
+        assert "good" in other.schedules.declare().refused
+        assert durable.schedules.find("good").rules == "every 1 min"
+
+    def test_hostile_versions_stop_nothing(self, make_app: MakeApp, client: redis.Redis) -> None:
+        client.hset(KEYS.schedule_apps, "shop", b'{"versions": {"a": 1}, "names": 5}\xff')
+        assert make_app(beat_schedule=self.BEAT).schedules.declare().changed != []
+
+
+def test_schedules_need_delays(broker: Broker, redis_url: str) -> None:
+    durable = DurableTasks(broker.app(redis_queue_url=redis_url), delays=False)
+    durable.schedules.put("a", 60, "shop.build")
+    with pytest.raises(RedisQueueError, match="with delays"):
+        durable.schedules.run_now("a")
