@@ -166,9 +166,13 @@ class Moves:
     def lead(self, name: str, lease: Seconds) -> Leadership:
         """Become or stay the one dispatcher that waits for due entries; *lease* 0 steps down.
 
-        Leading saves work and is not a lock: entries move safely without it.
+        A leader that does not listen to its :meth:`wake_channels` is replaced before its lease ends. Leading saves work
+        and is not a lock: entries move safely without it.
         """
-        mine, leader, left = self._shards[0].run("delay/lead", member=name, lease=duration_ms(lease, name="lease"))
+        # In a Cluster, a node does not know all subscriptions.
+        channel = b"" if self._shards.is_cluster else self._shards[0].keys.wake
+        length = duration_ms(lease, name="lease")
+        mine, leader, left = self._shards[0].run("delay/lead", member=name, lease=length, channel=channel)
         return Leadership(bool(mine), leader.decode(errors="replace"), max(0, left) / 1000)
 
     def leader(self) -> str | None:

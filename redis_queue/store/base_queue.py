@@ -55,7 +55,8 @@ class Shards:
         self.client = client
         self.settings = settings
         self.scripts = Scripts(client)
-        self._cluster = isinstance(client, redis.RedisCluster)
+        #: Whether it is a Redis Cluster.
+        self.is_cluster = isinstance(client, redis.RedisCluster)
         listed = kind == "queue"
         self._shards = [
             Records(self.scripts, Keys(settings.prefix, kind, name, number), settings, listed=listed, clock=clock)
@@ -152,7 +153,7 @@ class Shards:
                 found.append(work(shard))
             except StoreError as error:
                 errors.append(error)
-                if not self._cluster and isinstance(error, StoreUnavailableError):
+                if not self.is_cluster and isinstance(error, StoreUnavailableError):
                     break
         return found, errors
 
@@ -226,7 +227,7 @@ class Shards:
 
     def check_one_server(self, verb: str) -> None:
         """Raise ConfigurationError on Redis Cluster."""
-        if self._cluster:
+        if self.is_cluster:
             raise ConfigurationError(f"{verb} writes lists of other hash tags, which Redis Cluster forbids; use claim")
 
     def _number(self, id_: str) -> int:

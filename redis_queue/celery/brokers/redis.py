@@ -139,9 +139,9 @@ def is_same_database(broker: redis.Redis, store: Client, prefix: str) -> bool:
     probe = PrefixKeys(prefix).probe(os.urandom(16).hex())
     # Not SET: a full Redis refuses it, but executes this script.
     lead = Scripts(store).bind("delay/lead", None, leader=probe)
-    lead(member=b"probe", lease=PROBE_MS)
+    lead(member=b"probe", lease=PROBE_MS, channel="")
     try:
         # GET is among the permissions of a user for store and broker.
         return broker.get(probe) is not None
     finally:
-        lead(member=b"probe", lease=0)
+        lead(member=b"probe", lease=0, channel="")

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 logger = logger_of(__name__)
 
-FOLLOWER: Final = 2.0
-"""Maximum intervals after which a loop that does not lead checks the leader, before a random addition."""
+FOLLOWER: Final = 1.0
+"""Maximum seconds after which a loop that does not lead checks the leader, before a random addition of up to half."""
 
 BUDGET: Final = 0.5
 """Longest run in seconds. Between two runs, the loop renews its lease and checks whether it should stop."""
@@ -149,7 +149,7 @@ class DispatchLoop:
         left = self._leader.renew()
         if not self.leads:
             self._wake_ups.close()
-            return max(min(left, self._interval * FOLLOWER), 0.05) * random.uniform(1.0, 1.2)
+            return max(min(left, FOLLOWER), 0.05) * random.uniform(1.0, 1.5)
         self._wake_ups.listen()
         self._put_back()
         next_run = self._schedules.run(self._interval, woken=self._wake_ups.take())
