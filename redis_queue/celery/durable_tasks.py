@@ -22,6 +22,7 @@ from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.publish.bulk import Bulk
 from redis_queue.celery.publish.capture import Capture
 from redis_queue.celery.publish.send import Sends, seconds_of
+from redis_queue.celery.schedules.declaration import Declaration, DeclareReport
 from redis_queue.celery.schedules.schedules import Schedules
 from redis_queue.celery.settings import ATTRIBUTE, extension_of
 from redis_queue.celery.stored_tasks import StoredTasks
@@ -102,6 +103,13 @@ class DurableTasks(StoredTasks):
     def schedules(self) -> Schedules:
         """The periodic tasks of the app: put, list, pause and delete them, and see their runs."""
         return Schedules(self.app)
+
+    def declare_schedules(self, *, force: bool = False) -> DeclareReport:
+        """Store the app's ``beat_schedule``, unless a newer version of it is stored; *force*: make this one the newest.
+
+        Dispatchers do so when they start, if ``redis_queue_schedules`` is on. Raises StoreError.
+        """
+        return Declaration(self.schedules).make(force=force)
 
     def attach(self, amqp: AMQP) -> None:
         """Store the delayed messages that *amqp* sends."""

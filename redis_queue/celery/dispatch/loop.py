@@ -242,7 +242,7 @@ class ScheduleLoop:
 
     def __init__(self, app: Celery, store: Store, *, declares: bool | None) -> None:
         extension = extension_of(app)
-        self._schedules: Any = extension.schedules if extension is not None and extension.delays else None
+        self._durable = extension if extension is not None and extension.delays else None
         self._declares = store.settings.schedules if declares is None else declares
         self._look_at = -math.inf
         self._outage = OutageLog(logger, "cannot send schedules", "sending schedules again", action="schedules_away")
@@ -250,10 +250,10 @@ class ScheduleLoop:
 
     def declare(self) -> None:
         """Store the app's ``beat_schedule``, once. Raises StoreUnavailableError: the caller tries again."""
-        if not self._declares or self._schedules is None:
+        if not self._declares or self._durable is None:
             return
         try:
-            self._schedules.declare()
+            self._durable.declare_schedules()
         except StoreUnavailableError:
             raise
         except Exception:
@@ -263,10 +263,10 @@ class ScheduleLoop:
     def run(self, interval: float, *, woken: bool) -> float:
         """Send the runs that are due; return the seconds until the next look, at most *interval*."""
         now = time.monotonic()
-        if self._schedules is None or (now < self._look_at and not woken):
+        if self._durable is None or (now < self._look_at and not woken):
             return max(0.0, self._look_at - now)
         try:
-            left: float = min(interval, self._schedules.dispatch.run(FIRE_BUDGET))
+            left: float = min(interval, self._durable.schedules.dispatch.run(FIRE_BUDGET))
             self._outage.end()
             self._backoff.reset()
         except Exception as error:  # noqa: BLE001 - as the docstring says

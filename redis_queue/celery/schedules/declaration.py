@@ -5,23 +5,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from celery import Celery
 from celery.schedules import crontab
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.options import some_of
 from redis_queue.celery.monitor.snapshot import release_of
 from redis_queue.celery.schedules.rules import read_rules
+from redis_queue.celery.schedules.schedules import Schedules
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.errors import InvalidValueError, RedisQueueError
 from redis_queue.schedules.definition import Definition
 from redis_queue.schedules.store import ATTEMPTS
-
-if TYPE_CHECKING:
-    from celery import Celery
-
-    from redis_queue.celery.schedules.schedules import Schedules
 
 logger = logger_of(__name__)
 
@@ -39,7 +36,7 @@ class DeclareReport:
 
 
 class Declaration:
-    """The ``beat_schedule`` of *app* as *schedules*.
+    """The ``beat_schedule`` of an app as its *schedules*.
 
     A version of them is the release of the app, if it is known, and the digest of the schedules. It is older than
     another one that was declared first after it, and then changes nothing: a worker of an old release that starts again
@@ -47,8 +44,8 @@ class Declaration:
     out, and named in the report.
     """
 
-    def __init__(self, app: Celery, schedules: Schedules) -> None:
-        self._app = app
+    def __init__(self, schedules: Schedules) -> None:
+        self._app = schedules.app
         self._schedules = schedules
 
     def make(self, *, force: bool = False) -> DeclareReport:

@@ -14,7 +14,6 @@ from redis_queue.basics.options import did_you_mean
 from redis_queue.basics.times import Seconds, duration_ms, from_ms, point_ms
 from redis_queue.celery.message.entry import TaskCall
 from redis_queue.celery.schedules.calendar import check_timezone, tzdata_version
-from redis_queue.celery.schedules.declaration import Declaration, DeclareReport
 from redis_queue.celery.schedules.rules import read_exclusions, read_rules, rules_text
 from redis_queue.celery.schedules.runs import Runs, calendar_of
 from redis_queue.celery.settings import extension_of
@@ -108,7 +107,7 @@ class Schedules:
     """
 
     def __init__(self, app: Celery) -> None:
-        self._app = app
+        self.app = app
         self._stored = StoredTasks.of(app)
 
     @LazyProperty
@@ -119,11 +118,11 @@ class Schedules:
     @LazyProperty
     def dispatch(self) -> Runs:
         """Sends the runs that are due. Raises ConfigurationError without DurableTasks with delays."""
-        extension = extension_of(self._app)
+        extension = extension_of(self.app)
         if extension is None or not extension.delays:
             raise ConfigurationError("schedules need DurableTasks(app) with delays")
         workers = Workers(self._stored.store.client, self._stored.store.prefix, self._stored.store.clock)
-        return Runs(self._app, self.store, extension.sends, self._stored.writer, workers)
+        return Runs(self.app, self.store, extension.sends, self._stored.writer, workers)
 
     def put(
         self,
@@ -342,10 +341,6 @@ class Schedules:
         """
         return self.store.update(name, lambda stored: None if stored is None else Change(name, stored.state_text, None))
 
-    def declare(self, *, force: bool = False) -> DeclareReport:
-        """Store the app's ``beat_schedule``, as :class:`~redis_queue.celery.schedules.declaration.Declaration` says."""
-        return Declaration(self._app, self).make(force=force)
-
     def definition(
         self, name: str, task: Any, *, args: Any, kwargs: Any, options: Mapping[str, Any], **known: Any
     ) -> Definition:
@@ -357,7 +352,7 @@ class Schedules:
                 raise InvalidValueError(f"{what}: must be data; a function that makes them is not stored")
         call, own = TaskCall.of(task, args, kwargs, given)
         countdown = own.get("countdown") if countdown is None else countdown
-        payload = call.payload(self._app)
+        payload = call.payload(self.app)
         if countdown:
             payload["options"]["countdown"] = duration_ms(countdown, name="countdown") / 1000
         return Definition(name=name, app=self.app_name, tzdata=tzdata_version(), **payload, **known)
@@ -410,9 +405,9 @@ class Schedules:
 
     def timezone(self) -> str:
         """Return the name of the app's time zone. Raises InvalidValueError if it has none."""
-        return check_timezone(str(self._app.timezone))
+        return check_timezone(str(self.app.timezone))
 
     @property
     def app_name(self) -> str:
         """The name of the app, which owns its schedules."""
-        return str(self._app.main or "app")
+        return str(self.app.main or "app")
