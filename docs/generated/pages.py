@@ -8,7 +8,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parent.parent
 
 GROUPS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    "start": ("Start", ("tutorial", "delayed-tasks", "task-leases", "fetch", "lock", "guarantees", "faq")),
+    "start": ("Start", ("tutorial", "delayed-tasks", "task-leases", "fetch", "schedules", "lock", "guarantees", "faq")),
     "how-to": (
         "How to",
         (
@@ -23,6 +23,7 @@ GROUPS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
             "how-to/failures",
             "how-to/dead-letters",
             "how-to/migrate-from-eta",
+            "how-to/migrate-from-beat",
             "how-to/migrate-from-longterm-scheduler",
             "how-to/migrate-from-rq-delay",
             "how-to/uninstall",

@@ -27,7 +27,8 @@ from redis_queue.celery.leases.poison import DeliveryLimitStep
 from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.monitor.step import MonitorStep
 from redis_queue.celery.queues.names import known_queues
-from redis_queue.celery.settings import NAMESPACE
+from redis_queue.celery.schedules.declaration import Declaration
+from redis_queue.celery.settings import NAMESPACE, extension_of
 from redis_queue.celery.store import Store
 from redis_queue.celery.store_consumer.step import StoreConsumerStep
 from redis_queue.celery.stored_tasks import delayed_of, has_leases
@@ -55,6 +56,8 @@ class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if delayed_of(parent.app) is not None:
             wrap_panel()
         check_flows(parent.app)
+        if self._dispatches and Store.of(parent.app).settings.schedules and delayed_of(parent.app) is not None:
+            Declaration(extension_of(parent.app).schedules).static()
         warn_of_flows(parent.app)
 
     def start(self, parent: Any) -> None:
@@ -131,6 +134,7 @@ def describe(app: Celery, *, dispatches: bool) -> str:
     parts = [f"store {redact(store.url)}", f"delays {_on(delays)}"]
     if delays:
         parts += [f"delay queue {store.delay_queue_name}", f"dispatching {_on(dispatches)}"]
+        parts += ["schedules on"] if store.settings.schedules else []
     parts += [f"reports {_on(store.settings.monitor)}", f"leases {_on(leases)}"]
     if leases:
         parts += [f"{name} on by default" for name in active_defaults(app)]

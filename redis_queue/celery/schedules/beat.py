@@ -8,6 +8,7 @@ from typing import Any, Final
 from celery.beat import Scheduler
 
 from redis_queue.celery.dispatch.loop import DispatchLoop
+from redis_queue.celery.schedules.declaration import Declaration
 from redis_queue.celery.settings import extension_of
 from redis_queue.errors import ConfigurationError
 
@@ -23,7 +24,7 @@ STOP_WITHIN: Final = 1.0
 class RedisQueueScheduler(Scheduler):  # type: ignore[misc]
     """Declares the app's ``beat_schedule``, and dispatches as workers do; beats and workers elect one that leads.
 
-    Raises ConfigurationError without DurableTasks with delays.
+    Raises ConfigurationError without DurableTasks with delays, and if the library that a rule needs is missing.
     """
 
     def __init__(self, app: Any, **options: Any) -> None:
@@ -36,6 +37,7 @@ class RedisQueueScheduler(Scheduler):  # type: ignore[misc]
         if extension is None or not extension.delays:
             raise ConfigurationError("celery beat -S redis_queue needs DurableTasks(app) with delays")
         self.app.loader.import_default_modules()
+        Declaration(extension.schedules).static()
         self.redis_queue_loop = DispatchLoop(self.app, kind=BEAT, declares=True)
         self._thread = threading.Thread(target=self.redis_queue_loop.run, name="redis-queue-beat", daemon=True)
         self._thread.start()

@@ -16,7 +16,7 @@ from redis_queue.celery.monitor.snapshot import release_of
 from redis_queue.celery.schedules.rules import read_rules
 from redis_queue.celery.schedules.schedules import Schedules
 from redis_queue.celery.settings import CelerySettings
-from redis_queue.errors import InvalidValueError, RedisQueueError
+from redis_queue.errors import InvalidValueError
 from redis_queue.schedules.definition import Definition
 from redis_queue.schedules.store import ATTEMPTS
 
@@ -49,8 +49,11 @@ class Declaration:
         self._schedules = schedules
 
     def make(self, *, force: bool = False) -> DeclareReport:
-        """Store the schedules unless a newer version has; *force*: make this version the newest. Raises StoreError."""
-        definitions, report = self._static()
+        """Store the schedules unless a newer version has; *force*: make this version the newest.
+
+        Raises StoreError, and ConfigurationError if the library that a rule needs is missing.
+        """
+        definitions, report = self.static()
         digest = hashlib.sha256("\n".join(sorted(item.text() for item in definitions)).encode()).hexdigest()[:12]
         release = release_of(CelerySettings.of(self._app).release)
         version = f"{release}:{digest}" if release else digest
@@ -110,14 +113,14 @@ class Declaration:
                 extra={"action": "schedules_declared"},
             )
 
-    def _static(self) -> tuple[list[Definition], DeclareReport]:
-        """Return the definitions of ``beat_schedule``, and a report of the bad ones."""
+    def static(self) -> tuple[list[Definition], DeclareReport]:
+        """Return the definitions of ``beat_schedule``, and a report of the bad ones. Raises ConfigurationError."""
         report = DeclareReport()
         found: list[Definition] = []
         for name, entry in beat_entries(self._app).items():
             try:
                 found.append(self._of_entry(name, entry))
-            except (RedisQueueError, TypeError, KeyError) as error:
+            except (InvalidValueError, TypeError, KeyError) as error:
                 report.refused[str(name)] = str(error)
         return found, report
 
