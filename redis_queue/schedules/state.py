@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -26,6 +27,9 @@ ON_TIME: Final = 10_000
 
 MAX_DUES: Final = 1000
 """Maximum number of due times that one step passes."""
+
+MAX_STEP: Final = 0.05
+"""Seconds after which a step passes no more due times: some rules take long to compute."""
 
 MAX_SENDS: Final = 50
 """Maximum number of runs of one schedule that one step sends."""
@@ -245,10 +249,13 @@ def following(definition: Definition, since: int, due: int, times: DueTimes) -> 
 
 
 def _passed(definition: Definition, state: State, now: int, times: DueTimes, most: int) -> list[int]:
-    """Return up to *most* due times that have passed."""
+    """Return up to *most* due times that have passed, at least one if there is one."""
     found: list[int] = []
+    stop_at = time.monotonic() + MAX_STEP
     due: int | None = state.due or None
     while due is not None and definition.fire_ms(due) <= now and len(found) < most:
+        if found and time.monotonic() > stop_at:
+            break
         found.append(due)
         due = following(definition, state.since, due, times)
     return found

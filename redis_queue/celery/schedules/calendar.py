@@ -153,7 +153,7 @@ class Calendar:
             # In a repeated hour Celery answers with times of its first pass: follow these until they are past.
             due, before = 0, after
             while due <= after:
-                at = self._local(before).replace(fold=0)
+                at = self._local(before)
                 one.nowfun = lambda at=at: at
                 try:
                     last, delta, _ = one.remaining_delta(at)
@@ -170,7 +170,7 @@ class Calendar:
 
 @lru_cache(maxsize=1)
 def _zones() -> frozenset[str]:
-    # What localtime is differs between hosts.
+    # "localtime" differs between hosts.
     return frozenset(zoneinfo.available_timezones()) - {"localtime"}
 
 
@@ -230,18 +230,20 @@ def _crontabs(expression: str, zone: tzinfo) -> list[Any]:
 def solar_events(event: str, latitude: float, longitude: float) -> Any:
     """Return Celery's object for a solar rule.
 
-    Raises ValueError for invalid arguments, ConfigurationError if ephem is missing.
+    Raises InvalidValueError for invalid arguments, ConfigurationError if ephem is missing.
     """
     try:
         return solar(event, latitude, longitude, nowfun=lambda: EPOCH)
     except (ImportError, ImproperlyConfigured):
         raise ConfigurationError("solar rules need ephem: pip install ephem") from None
+    except ValueError as reason:
+        raise InvalidValueError(f"solar={quoted([event, latitude, longitude])}: {reason}") from None
 
 
 def _next_solar(place: Sequence[Any], after: int) -> int | None:
     rule = solar_events(*place)
     sun, options = rule.ephem.Sun(), {"use_center": True} if rule.use_center else {}
-    # The result depends on the start by a second or so. Each day is computed from its midnight: an event has one time.
+    # Results for one event differ by up to a second with the start of the search: always start at midnight.
     start = after - after % DAY_MS
     while start <= after + 366 * DAY_MS:
         day = start - start % DAY_MS
@@ -257,5 +259,5 @@ def _next_solar(place: Sequence[Any], after: int) -> int | None:
         elif due > after:
             return due
         else:
-            start = due + HOUR_MS
+            start = min(due + HOUR_MS, day + DAY_MS)
     return None

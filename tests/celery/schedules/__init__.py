@@ -1,0 +1,1 @@
+"""Schedules: rules and due times, compared with brute force and with Celery."""
