@@ -101,7 +101,12 @@ class DurableTasks(StoredTasks):
 
     @LazyProperty
     def schedules(self) -> Schedules:
-        """The periodic tasks of the app: put, list, pause and delete them, and see their runs."""
+        """The periodic tasks of the app: put, list, pause and delete them, and see their runs.
+
+        Raises ConfigurationError without *delays*.
+        """
+        if not self.delays:
+            raise ConfigurationError("schedules need DurableTasks(app) with delays")
         return Schedules(self.app)
 
     def declare_schedules(self, *, force: bool = False) -> DeclareReport:

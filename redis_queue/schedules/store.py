@@ -85,6 +85,10 @@ class ScheduleStore:
         )
         self._declare = self._scripts.bind("schedules/declare", self._keys)
 
+    def check(self, message: Push) -> None:
+        """Raise the error that :meth:`change` would raise for *message*; nothing is sent to Redis."""
+        self._queue.check(message)
+
     def now(self) -> int:
         """Return the time of the server in ms."""
         return now_ms(self._scripts, self._shard.clock)

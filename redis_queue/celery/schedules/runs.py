@@ -103,7 +103,10 @@ class Runs:
         call = new_call()
         with schedule_spans([(envelope.with_call(call), moment)]) as traced:
             ((message, _),) = traced
-            return self._writer.as_push(message, moment, mark=call)
+            push = self._writer.as_push(message, moment, mark=call)
+        # Here it is the error of one schedule; in the call that stores all of a batch it would be that of all.
+        self._store.check(push)
+        return push
 
     def _changes(self, stored: Stored, now: int) -> Iterator[Change]:
         state, definition = stored.state, stored.definition

@@ -32,7 +32,12 @@ for i = 1, #items, 9 do
   local id, due, record = items[i + 6], items[i + 7], items[i + 8]
   if flags[(i + 8) / 9] == 1 and id ~= '' and redis.call('HEXISTS', records, id) == 0 then
     redis.call('HSET', records, id, head .. record)
-    redis.call('ZADD', waiting, due, id)
+    local placed = redis.pcall('ZADD', waiting, due, id)
+    if type(placed) ~= 'number' then
+      -- A permission is missing: a repeated call would take the record for a stored message.
+      redis.call('HDEL', records, id)
+      return placed
+    end
     sends, first = sends + 1, math.min(first, tonumber(due))
   end
 end

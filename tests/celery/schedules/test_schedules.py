@@ -19,7 +19,7 @@ from redis_queue import DelayQueue, Unique
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.schedules.schedules import Schedules
-from redis_queue.errors import BodyError, ConfigurationError, InvalidValueError, RedisQueueError
+from redis_queue.errors import BodyError, ConfigurationError, InvalidValueError
 from redis_queue.schedules.state import Event
 from redis_queue.schedules.store import ScheduleStore
 from redis_queue.store.keys import Keys, ScheduleKeys
@@ -234,6 +234,7 @@ def test_a_bad_schedule_stops_no_other(
         "wrong rule",
         "no such serializer",
         "other name",
+        "long queue",
         "good",
     ]
     for name in names:
@@ -254,11 +255,12 @@ def test_a_bad_schedule_stops_no_other(
     edit("wrong rule", rules=[{"cron": "0 0 31 2 *"}])
     edit("no such serializer", options={"serializer": "none"})
     edit("other name", name="good")
+    edit("long queue", options={"queue": "q" * 100_000})
     clock.advance(60)
     schedules.dispatch.run()
     assert [envelope.headers["schedule"] for envelope in messages(durable)] == ["good"]
     found = {item.name: item for item in schedules.list()}
-    assert [bool(found[name].error) for name in names] == [True, True, True, True, False, True, False]
+    assert [bool(found[name].error) for name in names] == [True, True, True, True, False, True, False, False]
     errors = [event for event in schedules.events("no such serializer") if event.kind == "error"]
     assert len(errors) == 1
     # Tried again later, not at once, and sent as soon as it can be.
@@ -495,7 +497,10 @@ class TestDeclare:
 
 
 def test_schedules_need_delays(broker: Broker, redis_url: str) -> None:
-    durable = DurableTasks(broker.app(redis_queue_url=redis_url), delays=False)
-    durable.schedules.put("a", 60, "shop.build")
-    with pytest.raises(RedisQueueError, match="with delays"):
-        durable.schedules.run_now("a")
+    app = broker.app(redis_queue_url=redis_url)
+    durable = DurableTasks(app, delays=False)
+    with pytest.raises(ConfigurationError, match="with delays"):
+        durable.schedules.put("a", 60, "shop.build")
+    Schedules(app).put("a", 60, "shop.build")
+    with pytest.raises(ConfigurationError, match="with delays"):
+        Schedules(app).run_now("a")
