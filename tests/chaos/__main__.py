@@ -32,6 +32,7 @@ LONG: Final = {
     "flow": (2200, 0.012),
     "flow fair": (3300, 0.012),
     "unique": (800, 0.012),
+    "schedules": (2000, 0.006),
     "flow rabbitmq": (600, 0.012),
     "flow fair rabbitmq": (600, 0.012),
     "unique rabbitmq": (600, 0.012),

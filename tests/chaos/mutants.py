@@ -315,6 +315,21 @@ FOUND_BY_RUNS: Final = {
             "includes/flow_take", "at + 1 / math.max(0.001, weight)", "at"
         ),
     },
+    ("schedules", 500): {
+        "send a run of a schedule that has moved on": lua(
+            "schedules/change", "local flag = found == before and 1 or 0", "local flag = 1"
+        ),
+    },
+    ("schedules", 100): {
+        "count an interval from now": py(
+            "schedules/state.py",
+            "after = following(definition, dues[-1], times)",
+            "after = following(definition, now, times)",
+        ),
+        "skip a run and do not count it": py(
+            "schedules/state.py", "self.state = self.state.skip(reason, len(dues))", "pass"
+        ),
+    },
     ("unique", 150): {
         "run what was replaced": lua(
             "includes/unique_take", "if is_dropped(token, letter) then", "if is_dropped(token, letter) and false then"

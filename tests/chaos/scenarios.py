@@ -17,6 +17,7 @@ from kombu.connection import Connection
 from chaos.flows import FairFlows, Flows
 from chaos.queues import Queues
 from chaos.run import Strikes
+from chaos.schedules import PeriodicTasks
 from chaos.tasks import POPPING, STOCK, Tasks
 from chaos.uniques import Uniques
 from chaos.workload import Workload
@@ -213,6 +214,13 @@ def unique() -> Iterator[Site]:
     """A Celery app with unique tasks, whose producers are killed, too."""
     with RedisServer() as server:
         yield Site(Uniques(_as_broker(server), server.url))
+
+
+@scenario
+def schedules() -> Iterator[Site]:
+    """Periodic tasks that three dispatchers and two beats send, and Redis is killed and restarted."""
+    with RedisServer(aof="always") as server:
+        yield Site(PeriodicTasks(_as_broker(server), server.url), Strikes(server.restart, every=7.0))
 
 
 @scenario
