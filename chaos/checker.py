@@ -23,15 +23,15 @@ def check(events: Sequence[Event], left: Iterable[str]) -> CheckResult:
 
     Besides the promises of messages: nobody takes a lock while another one holds it, and the fence of each holder is
     greater than those before. The runs of tasks have a place in their flows, and keep their limits, rates, order and
-    turns. Calls of unique tasks have one task of a key at a time, and lose none. Of schedules, each due time is sent once or
-    counted as skipped.
+    turns. Calls of unique tasks have one task of a key at a time, and lose none. Of schedules, each due time is sent
+    once or counted as skipped.
     """
     others = [event for event in events if not is_unique(event) and not is_schedule(event)]
     verdict = check_messages((event for event in others if not is_hold(event) and not is_run(event)), left)
     verdict.violations += [Violation(*broken) for broken in broken_holds(filter(is_hold, others))]
     verdict.violations += [Violation(*broken) for broken in broken_runs(others)]
     verdict.violations += [Violation(*broken) for broken in broken_uniques(events)]
-    verdict.violations += [Violation(*broken) for broken in broken_schedules(list(filter(is_schedule, events)))]
+    verdict.violations += [Violation(*broken) for broken in broken_schedules(filter(is_schedule, events))]
     outside = (event for event in events if event.op == OUTSIDE)
     verdict.violations += [Violation("ran outside its flow", event.id, [event]) for event in outside]
     return verdict

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -52,45 +53,56 @@ def stands(name: str, every: int, state: State, events: Sequence[ScheduleEvent])
 Broken = Iterator[tuple[str, str, list[Event]]]
 
 
-def broken_schedules(events: Sequence[Event]) -> Broken:
+@dataclass
+class Story:
+    """What a history tells of one schedule: its runs by due time, its final state, and what it skipped last."""
+
+    runs: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
+    skips: list[Event] = field(default_factory=list)
+    state: Event | None = None
+
+    def add(self, event: Event) -> None:
+        """Add an event of the schedule."""
+        if event.op == "run":
+            self.runs[event.due].append(event)
+        elif event.op == "skip":
+            self.skips.append(event)
+        else:
+            self.state = event
+
+
+def broken_schedules(events: Iterable[Event]) -> Broken:
     """Yield each broken promise with its schedule, and the events that show it.
 
     * Once: of one due time, no two messages run.
     * In step: due times are whole intervals after the first one.
-    * Accounted for: each due time from the first one to before the next one has run or is counted as skipped; what has
-      run was counted as sent, and what an event calls skipped has not run.
+    * Accounted for: each due time from the first one to before the next one has run or is counted as skipped; what was
+      counted as sent has run, and what an event calls skipped has not.
     """
-    runs: dict[str, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
-    states: dict[str, Event] = {}
-    skips: dict[str, list[Event]] = defaultdict(list)
+    stories: dict[str, Story] = defaultdict(Story)
     for event in events:
-        name = event.id.partition(":")[2].partition("@")[0]
-        if event.op == "run":
-            runs[name][event.due].append(event)
-        elif event.op == "stands":
-            states[name] = event
-        elif event.op == "skip":
-            skips[name].append(event)
-    for name, dues in runs.items():
-        for found in dues.values():
+        stories[event.id.partition(":")[2].partition("@")[0]].add(event)
+    for name, story in stories.items():
+        for found in story.runs.values():
             if len({event.id for event in found}) > 1:
                 yield "two runs of one due time", name, found
-        if name not in states:
-            yield "ran without a schedule", name, next(iter(dues.values()))
-    for name, state in states.items():
-        yield from _unaccounted(name, state, runs[name], skips[name])
+        if story.state is None:
+            yield "ran without a schedule", name, next(iter(story.runs.values()))
+        else:
+            yield from _unaccounted(name, story, story.state)
 
 
-def _unaccounted(name: str, state: Event, runs: dict[int, list[Event]], skips: Sequence[Event]) -> Broken:
+def _unaccounted(name: str, story: Story, state: Event) -> Broken:
     first, after, every = state.at, state.due, state.lane
     grid = range(first, after, every)
-    if (after - first) % every or any(due not in grid for due in runs):
-        yield "out of step", name, [state, *(found[0] for due, found in runs.items() if due not in grid)]
+    astray = [found[0] for due, found in story.runs.items() if due not in grid]
+    if (after - first) % every or astray:
+        yield "out of step", name, [state, *astray]
     if len(grid) != state.claim + state.deliveries:
         yield "missed and unsaid", name, [state]
-    if len(runs) != state.claim:
+    if len(story.runs) != state.claim:
         yield "sent and did not run", name, [state]
-    for skip in skips:
-        again = [due for due in runs if skip.at <= due <= skip.due]
+    for skip in story.skips:
+        again = [found[0] for due, found in story.runs.items() if skip.at <= due <= skip.due]
         if len(again) + skip.claim > len(range(skip.at, skip.due + 1, every)):
-            yield "skipped and ran", name, [skip, *(runs[due][0] for due in again)]
+            yield "skipped and ran", name, [skip, *again]

@@ -323,8 +323,8 @@ FOUND_BY_RUNS: Final = {
     ("schedules", 100): {
         "count an interval from now": py(
             "schedules/state.py",
-            "after = following(definition, dues[-1], times)",
-            "after = following(definition, now, times)",
+            "after = following(definition, state.since, dues[-1], times)",
+            "after = following(definition, now, now, times)",
         ),
         "skip a run and do not count it": py(
             "schedules/state.py", "self.state = self.state.skip(reason, len(dues))", "pass"
