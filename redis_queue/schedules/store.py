@@ -152,9 +152,9 @@ class ScheduleStore:
         """Return how many schedules there are."""
         return int(self._scripts.command("ZCARD", self._keys.schedule_looks))
 
-    def set_aside(self, name: str) -> None:
-        """Look at a schedule that cannot be read no more, until it is put again."""
-        self._scripts.command("ZADD", self._keys.schedule_looks, "XX", "inf", id_bytes(name))
+    def set_aside(self, name: str, look: int) -> None:
+        """Look again at *look* (ms) at a schedule that cannot be read: another process may put it, or have put it."""
+        self._scripts.command("ZADD", self._keys.schedule_looks, "XX", look, id_bytes(name))
 
     def place_of(self, run_id: str) -> Literal["waiting", "dead", ""]:
         """Return where the message of a run is, if it did not leave the DelayQueue for a broker."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
@@ -17,6 +18,7 @@ from redis_queue.basics.logs import OutageLog, logger_of
 from redis_queue.basics.waits import Backoff
 from redis_queue.catalog import put_back_each
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
+from redis_queue.celery.dispatch.loop import ScheduleLoop
 from redis_queue.celery.dispatch.outcome import DispatchReport
 from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.settings import extension_of, part_of
@@ -77,8 +79,7 @@ class PeriodicDispatch:
         self._queue = Store.of(app).delay_queue()
         self._spreads = Store.of(app).settings.overdue_policy.policy == "spread"
         self._dispatcher = Dispatcher(app, self._queue)
-        extension = extension_of(app)
-        self._schedules = extension.schedules if extension is not None and extension.delays else None
+        self._schedules = ScheduleLoop(app, Store.of(app), declares=False)
         self._report = DispatchReport(self._queue, f"{socket.gethostname()}:{os.getpid()}:task")
 
     def run(self) -> Dispatched:
@@ -86,8 +87,7 @@ class PeriodicDispatch:
         if not self._lock.acquire(blocking=False):
             return Dispatched()
         try:
-            if self._schedules is not None:
-                self._schedules.dispatch.run()
+            self._schedules.run(woken=True, budget=math.inf)
             done = Dispatched() if self._spreads and self._queue.moves.leader() else self._dispatcher.run()
             self._report.add(done)
             # The next run may go to another process.

@@ -152,13 +152,13 @@ class DispatchLoop:
             return max(min(left, FOLLOWER), 0.05) * random.uniform(1.0, 1.5)
         self._wake_ups.listen()
         self._put_back()
-        next_run = self._schedules.run(self._interval, woken=self._wake_ups.take())
+        self._schedules.run(woken=self._wake_ups.take())
         done = self._dispatcher.run(BUDGET, due=self._due)
         self.total += done
         self._report.add(done)
         self._due = done.more or done.next_in < self._interval
         # After a run that ended at its budget, the next due time is not known.
-        return 0.0 if done.more else min(self._interval, done.next_in, next_run)
+        return 0.0 if done.more else min(self._interval, done.next_in, self._schedules.due_in())
 
     def _put_back(self) -> None:
         """Put back the entries of dead dispatchers, once per lease: not every app runs the periodic task."""
@@ -244,6 +244,7 @@ class ScheduleLoop:
         extension = extension_of(app)
         self._durable = extension if extension is not None and extension.delays else None
         self._declares = store.settings.schedules if declares is None else declares
+        self._interval = store.settings.dispatch_interval_seconds
         self._look_at = -math.inf
         self._outage = OutageLog(logger, "cannot send schedules", "sending schedules again", action="schedules_away")
         self._backoff = Backoff()
@@ -260,20 +261,22 @@ class ScheduleLoop:
             logger.exception("cannot declare beat_schedule", extra={"action": "schedules_undeclared"})
         self._declares = False
 
-    def run(self, interval: float, *, woken: bool) -> float:
-        """Send the runs that are due; return the seconds until the next look, at most *interval*."""
-        now = time.monotonic()
-        if self._durable is None or (now < self._look_at and not woken):
-            return max(0.0, self._look_at - now)
+    def run(self, *, woken: bool, budget: float = FIRE_BUDGET) -> None:
+        """Send the runs that are due, at most for *budget* seconds; no-op before the next look unless *woken*."""
+        if self._durable is None or (self.due_in() > 0 and not woken):
+            return
         try:
-            left: float = min(interval, self._durable.schedules.dispatch.run(FIRE_BUDGET))
+            left = min(self._interval, self._durable.schedules.dispatch.run(budget))
             self._outage.end()
             self._backoff.reset()
         except Exception as error:  # noqa: BLE001 - as the docstring says
-            left = min(interval, self._backoff.next())
+            left = min(self._interval, self._backoff.next())
             self._outage.note(error, retry_in=left)
         self._look_at = time.monotonic() + left
-        return left
+
+    def due_in(self) -> float:
+        """Return the seconds until the next look; inf if the app has no schedules."""
+        return math.inf if self._durable is None else max(0.0, self._look_at - time.monotonic())
 
 
 class LeaderLease:

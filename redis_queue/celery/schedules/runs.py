@@ -40,6 +40,10 @@ RETRY: Final = 10_000, 3_600_000
 """Shortest and longest time in ms after which a schedule that cannot be sent is tried again: as long as it is late."""
 
 
+UNREADABLE: Final = 300_000
+"""Time in ms after which a schedule that cannot be read is looked at again: a newer version may have written it."""
+
+
 class Runs:
     """Sends the runs of the schedules in *store*, as messages of *app*, which *sends* collects for *writer*.
 
@@ -114,7 +118,7 @@ class Runs:
             logger.error(
                 "schedule %s cannot be read: %s", stored.name, stored.error, extra={"action": "schedule_unreadable"}
             )
-            self._store.set_aside(stored.name)
+            self._store.set_aside(stored.name, now + UNREADABLE)
             return
         try:
             yield from self._step(stored, definition, state, now)

@@ -1,0 +1,61 @@
+"""Schedules beside the other work of a dispatcher: neither holds up the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from celery import Celery
+
+from redis_queue.celery import DispatchLoop
+from redis_queue.celery.dispatch.beat import dispatch_due
+from redis_queue.store.keys import Keys, ScheduleKeys
+from tests.support.celery.dispatch import running
+from tests.support.celery.periodic import Rota, rota_on_one_redis
+from tests.support.celery.periodic_names import TICK
+from tests.support.store.server_states import Ballast
+from tests.support.wait import wait_until
+
+KEYS = ScheduleKeys(Keys("redis_queue", "delay", "scheduled", 0))
+
+
+@pytest.fixture
+def rota() -> Iterator[Rota]:
+    """Store and broker in one Redis."""
+    with rota_on_one_redis() as rota:
+        yield rota
+
+
+def test_dispatcher_of_an_app_without_schedules_waits_for_due_entries(rota: Rota) -> None:
+    app = Celery("plain", broker=rota.broker_url, set_as_current=False)
+    app.conf.redis_queue_url = rota.server.url
+    leader = Keys("redis_queue", "delay", "scheduled", 0).leader
+    loop = DispatchLoop(app)
+    with running(loop):
+        wait_until(lambda: loop.leads, description="the dispatcher to lead")
+        left = rota.client.pttl(leader)
+        wait_until(lambda: rota.client.pttl(leader) < left - 500, description="half a second to pass")
+        assert rota.client.info("commandstats")["cmdstat_evalsha"]["calls"] < 50
+    app.close()
+
+
+def test_periodic_task_sends_delayed_tasks_while_a_full_redis_refuses_runs(rota: Rota) -> None:
+    rota.durable.app.send_task(TICK, countdown=0.1)
+    rota.schedules.put("tick", 0.1, TICK)
+    wait_until(lambda: rota.schedules.store.now() > rota.state("tick").due + 200, description="both to be due")
+    ballast = Ballast(rota.client)
+    assert dispatch_due(rota.app) == {"sent": 1, "failed": 0}
+    assert rota.state("tick").runs == 0
+    ballast.free()
+    assert dispatch_due(rota.app) == {"sent": 1, "failed": 0}
+    assert rota.state("tick").runs == 1
+
+
+def test_schedule_that_a_newer_version_wrote_is_looked_at_again(rota: Rota) -> None:
+    rota.schedules.put("tick", 0.1, TICK)
+    rota.client.hset(KEYS.schedules, "tick", '{"v": 2}')
+    wait_until(lambda: rota.schedules.store.now() > rota.state("tick").due, description="the first run to be due")
+    rota.schedules.dispatch.run()
+    look = rota.client.zscore(KEYS.schedule_looks, "tick")
+    assert look is not None
+    assert 60_000 < look - rota.schedules.store.now() < 600_000
