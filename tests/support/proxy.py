@@ -101,27 +101,29 @@ class FaultProxy(Running):
         """Number of exchanges that the last planned fault still waits for: 0 when all of them have been hit."""
         return self._faults.cuts
 
-    def drop_next_reply(self, n: int = 1, *, matching: bytes = b"") -> None:
+    def drop_next_reply(self, n: int = 1, *, matching: bytes = b"", passes: int = 0) -> None:
         """Let the server execute the next `n` exchanges that contain `matching`, and reset the connection each time.
+
+        Before, `passes` such exchanges pass.
 
         An exchange is what a client sends without a pause of 50 ms: a command or a pipeline. The client sees the reset
         after the server has executed all of it. Commands of the connection setup (HELLO, AUTH, CLIENT except TRACKING,
         SELECT, READONLY) pass and do not count. `matching` is searched in each chunk of up to 64 KiB as it is
         received. Only the last planned fault of this and the following four kinds is active.
         """
-        self._run(self._plan(LOST_REPLY, n, matching))
+        self._run(self._plan(LOST_REPLY, n, matching, passes))
 
     def cut_next_reply(self, n: int = 1, *, matching: bytes = b"", after: int | None = None) -> None:
         """Like `drop_next_reply()`, but forward the first `after` bytes of the reply, or half of it."""
         self._run(self._plan(Cut("reply", after=after), n, matching))
 
-    def cut_next_request(self, n: int = 1, *, matching: bytes = b"", before: bytes = b"") -> None:
+    def cut_next_request(self, n: int = 1, *, matching: bytes = b"", before: bytes = b"", passes: int = 0) -> None:
         """Reset the connection instead of forwarding such an exchange; only the bytes in front of `before` arrive."""
-        self._run(self._plan(Cut("request", before=before), n, matching))
+        self._run(self._plan(Cut("request", before=before), n, matching, passes))
 
-    def hold_next_request(self, n: int = 1, *, matching: bytes = b"") -> None:
+    def hold_next_request(self, n: int = 1, *, matching: bytes = b"", passes: int = 0) -> None:
         """Hold such an exchange back until `release()`; then it arrives even if its client has gone."""
-        self._run(self._plan(Cut("hold"), n, matching))
+        self._run(self._plan(Cut("hold"), n, matching, passes))
 
     def mute_next(self, *, matching: bytes = b"") -> None:
         """Forward the next such exchange, then nothing more on its connection, which stays open."""
@@ -169,8 +171,8 @@ class FaultProxy(Running):
         elif self._listener is None:
             await self._listen()
 
-    async def _plan(self, cut: Cut, number: int, matching: bytes) -> None:
-        self._faults.plan(cut, number, matching)
+    async def _plan(self, cut: Cut, number: int, matching: bytes, passes: int = 0) -> None:
+        self._faults.plan(cut, number, matching, passes)
 
     async def _release(self) -> None:
         self._faults.released.set()

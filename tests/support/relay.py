@@ -53,6 +53,7 @@ class Faults:
         self.mode: Mode = "pass"
         self.latency = 0.0
         self.cuts = 0
+        self.passes = 0
         self.cuts_matching = b""
         self.cut = LOST_REPLY
         self.bytes_to_server = 0
@@ -76,14 +77,17 @@ class Faults:
             await asyncio.sleep(self.latency / 2)
         await self.passable.wait()
 
-    def plan(self, cut: Cut, number: int, matching: bytes) -> None:
-        """Cut the next `number` exchanges that contain `matching`."""
-        self.cut, self.cuts, self.cuts_matching = cut, number, matching
+    def plan(self, cut: Cut, number: int, matching: bytes, passes: int = 0) -> None:
+        """Cut the next `number` exchanges that contain `matching`, after `passes` of them."""
+        self.cut, self.cuts, self.cuts_matching, self.passes = cut, number, matching, passes
         self.released.clear()
 
     def cut_for(self, request: bytes) -> Cut | None:
         """Return the cut for the exchange of `request`, if one is planned for it; each cut is used once."""
         if not self.cuts or HANDSHAKE.match(request) or self.cuts_matching not in request:
+            return None
+        if self.passes:
+            self.passes -= 1
             return None
         self.cuts -= 1
         return self.cut
