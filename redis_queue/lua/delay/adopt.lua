@@ -17,7 +17,7 @@
 -- include clock, schema, last_call
 if last == sequence then return {0, outcome} end
 -- check records
--- include wake_dispatcher
+-- include wake_dispatcher, store_entry
 
 local function stands(key, index, place, score, element)
   local kind = redis.call('TYPE', key).ok
@@ -39,13 +39,8 @@ for i = 1, #found, 8 do
     flag = record ~= '' and redis.call('HEXISTS', records, id) == 1 and 2 or 1
   end
   if flag == 1 and record ~= '' then
-    redis.call('HSET', records, id, head .. record)
-    local placed = redis.pcall('ZADD', waiting, due, id)
-    if type(placed) ~= 'number' then
-      -- A permission is missing, so all earlier entries failed, too.
-      redis.call('HDEL', records, id)
-      return placed
-    end
+    local refused = store_entry(id, due, head .. record)
+    if refused then return refused end
     stored, first = stored + 1, math.min(first, tonumber(due))
   end
   if flag == 1 and index == '' then

@@ -14,7 +14,7 @@
 -- message whose id is stored already is not stored again. A full Redis refuses all, unless no item has a message.
 -- O(items * log)
 
--- include schema, clock, wake_dispatcher
+-- include schema, clock, wake_dispatcher, store_entry
 -- check schedules, schedule_looks, schedule_events
 local count, states, flags, sends = redis.call('HLEN', schedule_states), {}, {}, 0
 for i = 1, #items, 9 do
@@ -31,13 +31,8 @@ local head, first = 'v1 ' .. string.format('%.0f', now) .. ' ', math.huge
 for i = 1, #items, 9 do
   local id, due, record = items[i + 6], items[i + 7], items[i + 8]
   if flags[(i + 8) / 9] == 1 and id ~= '' and redis.call('HEXISTS', records, id) == 0 then
-    redis.call('HSET', records, id, head .. record)
-    local placed = redis.pcall('ZADD', waiting, due, id)
-    if type(placed) ~= 'number' then
-      -- A permission is missing: a repeated call would take the record for a stored message.
-      redis.call('HDEL', records, id)
-      return placed
-    end
+    local refused = store_entry(id, due, head .. record)
+    if refused then return refused end
     sends, first = sends + 1, math.min(first, tonumber(due))
   end
 end
