@@ -183,6 +183,10 @@ class Schedules:
             max_runs=max_runs,
             pause_after_failures=pause_after_failures,
         )
+        if definition.task not in self.app.tasks:
+            # Another app may have it.
+            extra = {"action": "schedule_task_unknown"}
+            logger.warning("schedule %s: this app does not have the task %s", name, definition.task, extra=extra)
         self.put_definition(definition)
         return self.find(name)
 
