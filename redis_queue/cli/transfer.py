@@ -48,7 +48,7 @@ def export(access: Access, *, file: str, name: str | None, only: Conditions) -> 
     Example: redis-queue scheduled export waiting.jsonl
     """
     count = 0
-    with signal_handler(interrupt), _atomic_file(file) as out:
+    with signal_handler(interrupt), atomic_file(file) as out:
         for entry, _ in Entries(access, access.delay_queue(name), only).all():
             out.write(json.dumps(to_json(entry)) + "\n")
             count += 1
@@ -94,7 +94,7 @@ def import_(access: Access, *, file: IO[str], name: str | None, on_conflict: OnC
 
 
 @contextmanager
-def _atomic_file(path: str) -> Iterator[IO[str]]:
+def atomic_file(path: str) -> Iterator[IO[str]]:
     """Open *path* for ASCII text, ``-`` for stdout; its old content stays until the block ends without an error.
 
     Anything but a plain file, such as a pipe, is written to directly.

@@ -148,6 +148,11 @@ class ScheduleStore:
         found = self._scripts.command("ZRANGE", self._keys.schedule_looks, offset, offset + limit - 1)
         return [id_text(name) for name in found]
 
+    def all_names(self) -> list[str]:
+        """Return the names of all schedules, sorted."""
+        pages = self._scripts.scan("ZSCAN", self._keys.schedule_looks, count=CHUNK)
+        return sorted({id_text(name) for page in pages for name, _ in page})
+
     def count(self) -> int:
         """Return how many schedules there are."""
         return int(self._scripts.command("ZCARD", self._keys.schedule_looks))

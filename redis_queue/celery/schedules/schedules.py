@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -190,29 +190,43 @@ class Schedules:
         self.put_definition(definition)
         return self.find(name)
 
-    def put_definition(self, definition: Definition) -> bool:
-        """Store *definition*, and return whether anything changed; else raise as :meth:`put` does."""
+    def put_definition(self, definition: Definition, begin: State | None = None) -> bool:
+        """Store *definition*, and return whether anything changed; else raise as :meth:`put` does.
+
+        A new schedule begins with the state *begin*, by default from now. One that exists is not due before it.
+        """
+        return self.store.update(definition.name, self.putting(definition, begin))
+
+    def putting(self, definition: Definition, begin: State | None = None) -> Callable[[Stored | None], Change | None]:
+        """Return the change that :meth:`put_definition` makes, for each stored schedule. Raises what `put` raises."""
         self.check(definition)
         now = self.store.now()
-        first = self._first_due(definition, now)
+        first = self._first_due(definition, now) if begin is None else begin.due
 
         def make(stored: Stored | None) -> Change | None:
             before = None if stored is None else stored.definition
+            old = None if stored is None else stored.state
+            state = begin or State(new_generation(), first, now)
             if before is not None:
                 self._check_owner(before, definition)
-                if stored is not None and stored.state is not None and before.means_the_same(definition):
-                    return None
-            old = None if stored is None else stored.state
-            state = State(new_generation(), first, now)
             if old is not None:
-                state = replace(old, generation=state.generation, due=first, since=now, streak=0)
-            look = definition.fire_ms(first)
+                # What was paused here stays so, and what runs here is not sent again.
+                paused = old.is_paused or state.is_paused
+                if before is not None and before.means_the_same(definition):
+                    later = begin if begin is not None and 0 < old.due < begin.due else old
+                    state = replace(old, due=later.due, since=later.since, is_paused=paused)
+                    if state == old:
+                        return None
+                else:
+                    due, since = (first, state.since) if not old.runs else (self._first_due(definition, now), now)
+                    state = replace(old, generation=state.generation, due=due, since=since, streak=0, is_paused=paused)
+            look = definition.fire_ms(state.due) if state.due else NEVER
             if state.is_paused:
-                look = NEVER if stored is None else stored.look  # type: ignore[assignment]
+                look = stored.look if stored is not None and old is not None and old.is_paused else NEVER
             text = b"" if stored is None else stored.state_text
             return Change(definition.name, text, state, definition.text(), look)
 
-        return self.store.update(definition.name, make)
+        return make
 
     def get(self, name: str) -> Schedule | None:
         """Return the schedule *name*, or None."""
