@@ -1,4 +1,4 @@
-"""``redis-queue schedules import`` and ``export``: move schedules of other schedulers, or of an export, into the store."""
+"""``redis-queue schedules import`` and ``export``: move schedules of other schedulers into the store."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import models
 
 from redis_queue.operate.actions.registry import PERMISSIONS
@@ -25,3 +27,28 @@ class Dashboard(models.Model):
             ("change_dashboard", "Can act in the dashboard of delayed tasks"),
             *((codename(verb), f"Can act in the dashboard of delayed tasks: {verb}") for verb in PERMISSIONS),
         )
+
+
+class Schedule(models.Model):
+    """A schedule in the store, for the admin: ``add_schedule`` and its kin are its permissions. It has no table."""
+
+    name = models.CharField(max_length=255, primary_key=True)
+    #: The :class:`redis_queue.celery.schedules.schedules.Schedule` that was read.
+    stored: Any = None
+
+    class Meta:
+        """Permissions without a table."""
+
+        managed = False
+        verbose_name = "schedule"
+
+    def __str__(self) -> str:
+        return str(self.name)
+
+    @classmethod
+    def of(cls, stored: Any) -> Schedule:
+        """Return the row of *stored*."""
+        found = cls(name=stored.name)
+        found.stored = stored
+        found._state.adding = False
+        return found

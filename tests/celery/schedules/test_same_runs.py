@@ -97,13 +97,7 @@ def week_differences(sources: dict[str, SourceSchedule], entries: dict[str, Any]
     count, found = 0, {}
     with time_machine.travel(start, tick=False) as traveller:
         for name, entry in entries.items():
-            turns = [entry]
-            theirs = week_of(
-                traveller,
-                start,
-                lambda turns=turns: turns[-1].is_due(),
-                lambda turns=turns: turns.append(next(turns[-1])),
-            )
+            theirs = week_of(traveller, start, entry)
             count += len(theirs)
             # The time that ephem finds for the sun depends on where it begins to search.
             tolerance = 2 if "solar" in repr(entry.schedule) else 0.002

@@ -132,7 +132,8 @@ def test_there_is_a_permission_for_each_verb(browser: Any) -> None:
     from django.contrib.auth.models import Permission
 
     del browser
-    found = set(Permission.objects.filter(content_type__app_label="redis_queue").values_list("codename", flat=True))
+    kind = {"content_type__app_label": "redis_queue", "content_type__model": "dashboard"}
+    found = set(Permission.objects.filter(**kind).values_list("codename", flat=True))
     verbs = {f"{verb.replace('-', '_')}_dashboard" for verb in PERMISSIONS}
     assert found == {"view_dashboard", "change_dashboard", *verbs}
     assert "run_now_dashboard" in verbs
