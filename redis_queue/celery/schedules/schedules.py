@@ -193,7 +193,8 @@ class Schedules:
     def put_definition(self, definition: Definition, begin: State | None = None) -> bool:
         """Store *definition*, and return whether anything changed; else raise as :meth:`put` does.
 
-        A new schedule begins with the state *begin*, by default from now. One that exists is not due before it.
+        A new schedule begins with the state *begin*, by default from now, and so if that has no due time. One that
+        exists is not due before it.
         """
         return self.store.update(definition.name, self.putting(definition, begin))
 
@@ -201,12 +202,12 @@ class Schedules:
         """Return the change that :meth:`put_definition` makes, for each stored schedule. Raises what `put` raises."""
         self.check(definition)
         now = self.store.now()
-        first = self._first_due(definition, now) if begin is None else begin.due
+        first = begin.due if begin is not None and begin.due else self._first_due(definition, now)
 
         def make(stored: Stored | None) -> Change | None:
             before = None if stored is None else stored.definition
             old = None if stored is None else stored.state
-            state = begin or State(new_generation(), first, now)
+            state = State(new_generation(), first, now) if begin is None else replace(begin, due=first)
             if before is not None:
                 self._check_owner(before, definition)
             if old is not None:

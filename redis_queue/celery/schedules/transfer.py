@@ -92,13 +92,7 @@ def _imported(schedules: Schedules, source: SourceSchedule, static: Definition |
     definition = static or source.definition
     if source.refused or definition is None:
         raise InvalidValueError(source.refused)
-    now, times = schedules.store.now(), calendar_of(definition)
-    since = now if source.since is None else source.since
-    due = times.next(since, since) if source.due is None else source.due
-    if due is None or (definition.until is not None and due > definition.until):
-        raise InvalidValueError("it has no due time before its end")
-    begin = State(new_generation(), _newest(times, due, since, now), since, is_paused=source.paused)
-    make = schedules.putting(definition, begin)
+    make = schedules.putting(definition, _begin(source, definition, schedules.store.now()))
     (stored,) = schedules.store.get([definition.name])
     change = make(stored)
     after = None if change is None else change.after
@@ -110,6 +104,16 @@ def _imported(schedules: Schedules, source: SourceSchedule, static: Definition |
         raise InvalidValueError("another process changed it meanwhile: import it again")
     next_run = from_ms(after.due) if after.due else None
     return ImportRow(definition.name, "put" if stored is None else "changed", next_run, after.is_paused)
+
+
+def _begin(source: SourceSchedule, definition: Definition, now: int) -> State:
+    times, since = calendar_of(definition), source.since
+    due = source.due if since is None or source.due is not None else times.next(since, since) or -1
+    if due is not None and not 0 <= due <= (definition.until or due):
+        raise InvalidValueError("it has no due time before its end")
+    if due is not None and not source.paused and definition.missed != "all":
+        due = _newest(times, due, due if since is None else since, now)
+    return State(new_generation(), due or 0, now if since is None else since, is_paused=source.paused)
 
 
 def _newest(times: Calendar, due: int, since: int, now: int) -> int:

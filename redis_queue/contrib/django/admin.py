@@ -73,7 +73,7 @@ class Page(ChangeList):
 
 
 @admin.register(Schedule)
-class ScheduleAdmin(admin.ModelAdmin):  # type: ignore[type-arg,unused-ignore]
+class ScheduleAdmin(admin.ModelAdmin):
     """List, form and actions of the schedules of ``REDIS_QUEUE["CELERY_APP"]``."""
 
     form = ScheduleForm

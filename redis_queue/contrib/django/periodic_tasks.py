@@ -34,7 +34,8 @@ YEAR_MS: Final = 365 * 86_400_000
 def periodic_tasks(schedules: Schedules, dst: Dst = "wall") -> Iterator[SourceSchedule]:
     """Yield the rows of PeriodicTask in this project's database, by name. Raises ConfigurationError."""
     try:
-        django.setup()
+        if not apps.ready:
+            django.setup()
         rows = apps.get_model("django_celery_beat", "PeriodicTask")._default_manager
         yield from read_each(
             ((row.name, row) for row in rows.select_related(*KINDS).order_by("name").iterator(chunk_size=CHUNK)),

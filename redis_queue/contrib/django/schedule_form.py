@@ -32,7 +32,7 @@ def _number(**options: Any) -> forms.IntegerField:
     return forms.IntegerField(min_value=1, required=False, **options)
 
 
-class ScheduleForm(forms.ModelForm):  # type: ignore[misc,unused-ignore]
+class ScheduleForm(forms.ModelForm):
     """Shows all fields of a definition; its errors are those of ``Schedules.put``."""
 
     task = forms.CharField(max_length=500)

@@ -11,27 +11,30 @@ import pytest
 
 from tests.support.django.project import served_by
 
+INSTALLED = {"append": "django_celery_beat"}
+
 
 @pytest.fixture(scope="session")
-def beat_database(shop: Path) -> Iterator[str]:
-    """A copy of the shop's database with the empty tables of django-celery-beat, which is installed."""
+def beat_database(shop: Path) -> str:
+    """A copy of the shop's database with the tables of django-celery-beat."""
     from django.core.management import call_command
     from django.test import modify_settings
 
     path = str(shop.with_name("beat.sqlite3"))
     shutil.copy(shop, path)
-    with modify_settings(INSTALLED_APPS={"append": "django_celery_beat"}), served_by(path):
+    with modify_settings(INSTALLED_APPS=INSTALLED), served_by(path):
         call_command("migrate", "django_celery_beat", verbosity=0)
-        yield path
+    return path
 
 
 @pytest.fixture
 def beat_tables(beat_database: str) -> Iterator[Any]:
     """Reads the periodic tasks of the tables, which are emptied."""
     from django.core.management import call_command
+    from django.test import modify_settings
 
     from redis_queue.contrib.django.periodic_tasks import periodic_tasks
 
-    del beat_database
-    yield periodic_tasks
-    call_command("flush", "--no-input", verbosity=0)
+    with modify_settings(INSTALLED_APPS=INSTALLED), served_by(beat_database):
+        yield periodic_tasks
+        call_command("flush", "--no-input", verbosity=0)

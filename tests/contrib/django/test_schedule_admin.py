@@ -237,4 +237,4 @@ def test_unreadable_and_unknown_schedules_and_an_away_store(
     monkeypatch.setattr("redis_queue.schedules.store.ScheduleStore.get", away)
     monkeypatch.setattr("redis_queue.schedules.store.ScheduleStore.names", away)
     for path in (LIST, f"{LIST}a/change/"):
-        assert "the server is away" in told(browser.get(path, follow=True))
+        assert "The server is away" in told(browser.get(path, follow=True))
