@@ -73,7 +73,7 @@ def import_from(
     of ``beat_schedule`` gets its definition from there. A schedule that exists is replaced; it stays paused if it is.
     Raises StoreError.
     """
-    declared, _ = Declaration(schedules.app, schedules).read()
+    declared, _ = Declaration(schedules).static()
     static = {definition.name: definition for definition in declared}
     names: set[str] = set()
     for source in sources:
@@ -153,7 +153,7 @@ def crontab_rules(fields: Mapping[str, Any]) -> list[Rule]:
 
 def beat_schedule(schedules: Schedules) -> Iterator[SourceSchedule]:
     """Yield the entries of ``beat_schedule``; their intervals begin now, as those of a new beat."""
-    definitions, report = Declaration(schedules.app, schedules).read()
+    definitions, report = Declaration(schedules).static()
     yield from (SourceSchedule(definition.name, definition) for definition in definitions)
     yield from (SourceSchedule(name, refused=reason) for name, reason in report.refused.items())
 

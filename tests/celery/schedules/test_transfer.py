@@ -20,6 +20,7 @@ from redbeat.schedules import rrule
 
 from redis_queue import DelayQueue
 from redis_queue.celery import DurableTasks
+from redis_queue.celery.schedules.declaration import Declaration
 from redis_queue.celery.schedules.redbeat import RedBeat
 from redis_queue.celery.schedules.schedules import Schedules
 from redis_queue.celery.schedules.transfer import (
@@ -205,7 +206,7 @@ def test_an_entry_of_beat_schedule_comes_from_the_code_with_the_last_run_of_redb
     assert found["celery.backend_cleanup"][0] == "unchanged"
     now = schedules.find("a")
     assert (now.static, now.next_run) == (True, NOW + timedelta(minutes=7))
-    assert schedules.declare().changed == []
+    assert Declaration(schedules).make().changed == []
     assert schedules.find("a").next_run == NOW + timedelta(minutes=7)
     assert results(schedules, beat_schedule(schedules)) == {"a": ("unchanged", "")}
 
@@ -281,7 +282,7 @@ def shown(schedules: Schedules) -> list[Any]:
 
 def test_an_export_deleted_and_imported_is_equal(schedules: Schedules, clock: ManualClock) -> None:
     schedules.app.conf.beat_schedule = {"static": {"task": "shop.build", "schedule": crontab(minute=5)}}
-    schedules.declare()
+    Declaration(schedules).make()
     fill(schedules, clock)
     before = shown(schedules)
     document, unreadable = export_document(schedules)

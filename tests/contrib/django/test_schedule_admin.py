@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from redis_queue.celery.schedules.declaration import Declaration
 from redis_queue.celery.schedules.schedules import Schedules
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.operate.audit import Audit
@@ -202,7 +203,7 @@ def test_one_of_beat_schedule_is_changed_in_the_code_only(
     browser: Any, schedules: Schedules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(schedules.app.conf, "beat_schedule", {"a": {"task": "shop.remind", "schedule": 3600}})
-    schedules.declare()
+    Declaration(schedules).make()
     login(browser, "view", "change")
     assert "_save" not in text(browser.get(f"{LIST}a/change/"))
     assert browser.post(f"{LIST}a/change/", FORM).status_code == 403
