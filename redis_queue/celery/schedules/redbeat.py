@@ -13,6 +13,7 @@ from redis_queue.celery.schedules.rules import Rule, read_rules
 from redis_queue.celery.schedules.transfer import SourceSchedule, crontab_rules, read_each
 from redis_queue.errors import InvalidValueError, quoted
 from redis_queue.schedules.definition import MAX_BYTES, Dst
+from redis_queue.schedules.store import MAX_SCHEDULES
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.codec import read_document
 from redis_queue.store.connection import connect
@@ -47,10 +48,12 @@ class RedBeat:
         return bool(self._redis.command("EXISTS", f"{self._prefix}:lock".encode()))
 
     def __iter__(self) -> Iterator[SourceSchedule]:
-        """Yield all entries in the order of redbeat, those first that are due next."""
+        """Yield all entries, by key."""
         keys: list[bytes] = []
         for page in self._redis.scan("ZSCAN", f"{self._prefix}:schedule".encode(), count=CHUNK):
             keys += [key for key, _ in page]
+            if len(keys) > MAX_SCHEDULES:
+                raise InvalidValueError(f"redbeat has more than {MAX_SCHEDULES:,} entries: delete some first")
         names = ((id_text(key).removeprefix(self._prefix), key) for key in sorted(set(keys)))
         return read_each(names, self._read)
 
