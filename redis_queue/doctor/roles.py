@@ -58,8 +58,8 @@ ROLES: Final = (
         "dispatcher",
         (*_QUEUES, _MONITOR, _REGISTRY, _PROBE, _WAKE_UP),
         "delay/lead delay/head delay/move_due delay/claim delay/deliver delay/note monitor/count monitor/failure_keep "
-        f"monitor/report {_SETTLES}",
-        "hkeys hmget ping subscribe",
+        f"monitor/report schedules/due schedules/change schedules/declare {_SETTLES}",
+        "hget hkeys hmget ping subscribe zadd zmscore",
     ),
     Role(
         "flows",
@@ -74,14 +74,14 @@ ROLES: Final = (
         (*_QUEUES, *(f"%R{keys}" for keys in (_MONITOR, _FLOWS, _REGISTRY, _AUDIT))),
         "queue/stats queue/peek delay/stats delay/count delay/list delay/find delay/head records/dead_letters "
         "records/quarantined records/look records/versions records/in_flight delay/minutes delay/dispatchers",
-        "get hget hgetall hkeys hlen hmget hscan lrange time zcount zmscore zrange zrevrange zrevrank zscan",
+        "get hget hgetall hkeys hlen hmget hscan lrange time zcard zcount zmscore zrange zrevrange zrevrank zscan",
     ),
     Role(
         "admin",
         (*_QUEUES, _MONITOR, _FLOWS, _REGISTRY),
         "records/dead_letters records/redrive records/delete_dead records/purge monitor/failure_claim "
         "monitor/failure_delete monitor/report admission/configure admission/reconsider admission/purge "
-        "admission/remove admission/set_key admission/cancel admission/release",
+        "admission/remove admission/set_key admission/cancel admission/release schedules/change schedules/declare",
         "hdel hget hkeys hmget hset llen rpush unlink zcard zrange zscan",
     ),
     Role("operator", (_AUDIT, _OPERATION), "", "get lpush lrange ltrim set"),

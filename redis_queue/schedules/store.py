@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Final, Literal
 from uuid import UUID, uuid5
 
@@ -20,7 +21,7 @@ from redis_queue.store.chunks import CHUNK, by_size, chunks, rows_of
 from redis_queue.store.codec import read_document
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import ScheduleKeys, check_name, is_name
-from redis_queue.store.scripts import now_ms
+from redis_queue.store.scripts import now_ms, pairs
 
 logger = logger_of(__name__)
 
@@ -37,6 +38,11 @@ ATTEMPTS: Final = 20
 
 MAX_VERSIONS: Final = 100
 """Maximum number of versions of an app that are remembered."""
+
+MAX_APPS: Final = 100
+"""Maximum number of apps whose refused schedules are read."""
+
+_APP: Final = {"versions": list, "names": list, "refused": dict}
 
 _RUNS: Final = UUID("5f3e7f5c-2a1c-4c0e-9a51-4d1f3d2c9b7a")
 
@@ -153,6 +159,19 @@ class ScheduleStore:
         pages = self._scripts.scan("ZSCAN", self._keys.schedule_looks, count=CHUNK)
         return sorted({id_text(name) for page in pages for name, _ in page})
 
+    def states(self, limit: int) -> list[Stored]:
+        """Return the first *limit* schedules, those first that are sent next, without definitions.
+
+        *error* says that a state is unreadable.
+        """
+        looks = pairs(self._scripts.command("ZRANGE", self._keys.schedule_looks, 0, limit - 1, "WITHSCORES"))
+        found: list[Stored] = []
+        for chunk in chunks(looks):
+            texts = self._scripts.command("HMGET", self._keys.schedule_states, *(name for name, _ in chunk))
+            rows = zip(chunk, texts, strict=True)
+            found += [_state_of(name, text or b"", float(look)) for (name, look), text in rows]
+        return found
+
     def count(self) -> int:
         """Return how many schedules there are."""
         return int(self._scripts.command("ZCARD", self._keys.schedule_looks))
@@ -168,8 +187,16 @@ class ScheduleStore:
 
     def events(self, name: str) -> list[Event]:
         """Return the last events of a schedule, the newest first."""
-        found = self._scripts.command("HGET", self._keys.schedule_events, id_bytes(check_name(name, what="schedule")))
-        return Event.read_all(found)
+        (found,) = self.events_of([check_name(name, what="schedule")])
+        return found
+
+    def events_of(self, names: Sequence[str]) -> list[list[Event]]:
+        """Return the last events of each schedule, the newest first."""
+        found: list[list[Event]] = []
+        for chunk in chunks(names, MAX_CHANGES):
+            texts = self._scripts.command("HMGET", self._keys.schedule_events, *map(id_bytes, chunk))
+            found += map(Event.read_all, texts)
+        return found
 
     def update(self, name: str, make: Callable[[Stored | None], Change | None]) -> bool:
         """Make the change that *make* returns for a schedule as it is stored; again if another process was faster.
@@ -221,24 +248,38 @@ class ScheduleStore:
             number += 1
 
     def versions(self, app: str) -> tuple[bytes, dict[str, Any]]:
-        """Return what is stored about the versions of *app*, as text and read: ``{"versions": […], "names": […]}``."""
+        """Return what is stored about the versions of *app*, as text and read.
+
+        That is ``{"versions": […], "names": […], "refused": {name: why}}``.
+        """
         text = self._scripts.command("HGET", self._keys.schedule_apps, id_bytes(app)) or b""
-        try:
-            found = read_document(text) if text else {}
-            versions, names = found.get("versions", []), found.get("names", [])
-            if not all(isinstance(item, str) for item in [*versions, *names]):
-                raise TypeError
-        except (ValueError, TypeError, AttributeError):
+        found = _read_app(text)
+        if found is None:
             logger.warning(
                 "the versions of app %s are unreadable", app, extra={"action": "schedule_versions_unreadable"}
             )
-            return text, {"versions": [], "names": []}
-        return text, {"versions": list(versions), "names": list(names)}
+        return text, found or {"versions": [], "names": [], "refused": {}}
 
-    def set_versions(self, app: str, before: bytes, versions: Sequence[str], names: Iterable[str]) -> bool:
-        """Store the versions of *app*, the current one first, and the names it declares; False if *before* is old."""
-        after = json.dumps({"versions": list(versions)[:MAX_VERSIONS], "names": sorted(names)})
-        return bool(self._declare(app=id_bytes(app), known=before, stored=after))
+    def set_versions(
+        self,
+        app: str,
+        before: bytes,
+        versions: Sequence[str],
+        names: Iterable[str],
+        refused: Mapping[str, str] = MappingProxyType({}),
+    ) -> bool:
+        """Store the versions of *app*, the current one first, the names it declares, and why some are *refused*.
+
+        Return False if *before* is old.
+        """
+        after = {"versions": list(versions)[:MAX_VERSIONS], "names": sorted(names), "refused": dict(refused)}
+        return bool(self._declare(app=id_bytes(app), known=before, stored=json.dumps(after)))
+
+    def refused(self) -> dict[str, dict[str, str]]:
+        """Return why schedules that an app declares are not stored, by name, of at most about 100 apps."""
+        _, found = self._scripts.command("HSCAN", self._keys.schedule_apps, 0, "COUNT", MAX_APPS)
+        apps = {id_text(app): _read_app(text) for app, text in pairs(found)[:MAX_APPS]}
+        return {app: known["refused"] for app, known in apps.items() if known and known["refused"]}
 
 
 def _settled(stored: Stored, state: State, definition: Definition, event: Event) -> Change:
@@ -260,6 +301,26 @@ def _settled(stored: Stored, state: State, definition: Definition, event: Event)
 def new_generation() -> str:
     """Return the name of a new generation of a schedule."""
     return os.urandom(4).hex()
+
+
+def _read_app(text: bytes) -> dict[str, Any] | None:
+    """Return the stored versions of an app; None for others."""
+    try:
+        found = read_document(text) if text else {}
+        versions, names, refused = (found.get(key, kind()) for key, kind in _APP.items())
+        if not all(isinstance(item, str) for item in [*versions, *names, *refused, *refused.values()]):
+            return None
+    except (ValueError, TypeError, AttributeError):
+        return None
+    return {"versions": list(versions), "names": list(names), "refused": dict(refused)}
+
+
+def _state_of(name: bytes, text: bytes, look: float) -> Stored:
+    try:
+        state = State.read(text)
+    except InvalidValueError as error:
+        return Stored(id_text(name), None, None, text, look, str(error))
+    return Stored(id_text(name), state, None, text, look)
 
 
 def _read(name: bytes, state: bytes, definition: bytes) -> Stored:

@@ -26,6 +26,8 @@ from redis_queue.monitor.monitor import Runs, Workers
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.operate.inspector import Inspector
+from redis_queue.schedules.state import Event, State
+from redis_queue.schedules.store import Change, ScheduleStore
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.registry import Registry
 from redis_queue.store.scripts import NumberedCalls, Scripts, load_scripts
@@ -87,11 +89,25 @@ def dispatch(queue: RedisQueue, delayed: DelayQueue) -> None:
     delayed.dispatch_log.note(Dispatched(1, 0, Histogram.of([7])), dispatcher=row)
     delayed.dispatch_log.note(Dispatched(), dispatcher=row, leaving=True)
     delayed.moves.lead("me", 0)
+    send_schedules(delayed)
     now = datetime.now(timezone.utc)
     reports = Reports(queue.client, "redis_queue")
     reports.write(WorkerRow("me", now, now), [TASK], {SERIES: Tally(1)}, [RUN])
     failures = Failures(queue.client, "redis_queue")
     failures.keep([FAILURE, replace(FAILURE, task="other"), replace(FAILURE, id="second")], 1, 7, missed=1)
+
+
+def send_schedules(delayed: DelayQueue) -> None:
+    """Declare schedules, look for due ones, send a run and note its end."""
+    store = ScheduleStore(delayed)
+    text, _ = store.versions("shop")
+    store.set_versions("shop", text, ["1"], ["nightly"])
+    store.change([Change("nightly", b"", State("0123abcd", 1, 1), '{"v": 1}', look=1)])
+    store.due(1)
+    store.settle([("nightly", Event("ended", 1, "id"))])
+    store.place_of("id")
+    store.set_aside("nightly", 2)
+    Workers(delayed.client, "redis_queue").find_running("id")
 
 
 BROKER_KEYS = ("index", "unacked", "line", "listener", "lease_ends")
@@ -169,10 +185,7 @@ def watch(queue: RedisQueue, delayed: DelayQueue) -> None:
     workers = Workers(queue.client, "redis_queue")
     workers.rows()
     workers.running()
-    runs = Runs(queue.client, "redis_queue")
-    runs.latest()
-    runs.get("id")
-    runs.tree("id")
+    watch_runs(Runs(queue.client, "redis_queue"))
     failures = Failures(queue.client, "redis_queue")
     failures.count()
     failures.groups()
@@ -185,6 +198,7 @@ def watch(queue: RedisQueue, delayed: DelayQueue) -> None:
     flows.keys("queue:mail")
     Declarations(Scripts(queue.client), FlowKeys("redis_queue")).read()
     watch_owners(Owners(queue.client, "redis_queue"))
+    watch_schedules(ScheduleStore(delayed))
 
 
 def watch_owners(owners: Owners) -> None:
@@ -193,6 +207,22 @@ def watch_owners(owners: Owners) -> None:
     owners.list()
     owners.page("sync")
     owners.count()
+
+
+def watch_schedules(schedules: ScheduleStore) -> None:
+    """Read schedules."""
+    schedules.get(schedules.names())
+    schedules.events("nightly")
+    schedules.states(10)
+    schedules.count()
+    schedules.refused()
+
+
+def watch_runs(runs: Runs) -> None:
+    """Read kept runs."""
+    runs.latest()
+    runs.get("id")
+    runs.tree("id")
 
 
 def administer(queue: RedisQueue, delayed: DelayQueue) -> None:
@@ -224,6 +254,8 @@ def administer(queue: RedisQueue, delayed: DelayQueue) -> None:
     backlog.of_queues(["mail"])
     list(backlog.purge("mail", 10))
     Owners(queue.client, "redis_queue").release("sync", "key")
+    ScheduleStore(delayed).change([Change("nightly", b"", None)])
+    ScheduleStore(delayed).set_versions("shop", b"", [], [])
 
 
 def operate(queue: RedisQueue, _: DelayQueue) -> None:

@@ -24,6 +24,12 @@ logger = logger_of(__name__)
 
 CLEAN_UP: Final = "celery.backend_cleanup"
 
+MAX_REFUSED: Final = 20
+"""Maximum number of refused schedules of an app that are stored."""
+
+MAX_WHY: Final = 300
+"""Maximum characters of why one is refused."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeclareReport:
@@ -78,8 +84,10 @@ class Declaration:
                 break
         self._reconcile(definitions, version, sorted(set(known["names"]) - names), report)
         before, known = self._schedules.store.versions(app)
-        if known["versions"][:1] == [version] and set(known["names"]) != names:
-            self._schedules.store.set_versions(app, before, known["versions"], names)
+        # The doctor reads why some were refused.
+        refused = {name: why[:MAX_WHY] for name, why in [*report.refused.items()][:MAX_REFUSED]}
+        if known["versions"][:1] == [version] and (set(known["names"]), known["refused"]) != (names, refused):
+            self._schedules.store.set_versions(app, before, known["versions"], names, refused)
         return report
 
     def _reconcile(

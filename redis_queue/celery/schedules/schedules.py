@@ -18,6 +18,7 @@ from redis_queue.celery.schedules.rules import read_exclusions, read_rules, rule
 from redis_queue.celery.schedules.runs import Runs, calendar_of
 from redis_queue.celery.settings import extension_of
 from redis_queue.celery.stored_tasks import StoredTasks
+from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import ConfigurationError, InvalidValueError, RedisQueueError
 from redis_queue.monitor.monitor import Workers
 from redis_queue.schedules.definition import Definition, Dst, Missed, Overlap
@@ -104,16 +105,28 @@ class Schedules:
 
     Dispatchers send their runs: those of workers, of ``redis-queue dispatch``, and ``celery beat -S redis_queue``. A
     run is a message like any other; its headers have ``schedule``, the name, and ``scheduled_for``, the due time.
+    Without an app, those whose runs *queue* gets can be seen, paused, resumed and deleted.
     """
 
-    def __init__(self, app: Celery) -> None:
-        self.app = app
-        self._stored = StoredTasks.of(app)
+    def __init__(self, app: Celery | None, queue: DelayQueue | None = None) -> None:
+        self._known_app = app
+        self._queue = queue
+
+    @property
+    def app(self) -> Celery:
+        """The app. Raises ConfigurationError without one."""
+        if self._known_app is None:
+            raise ConfigurationError("the schedule needs the Celery app that sends it: name it with -A APP")
+        return self._known_app
+
+    @LazyProperty
+    def _stored(self) -> StoredTasks:
+        return StoredTasks.of(self.app)
 
     @LazyProperty
     def store(self) -> ScheduleStore:
         """What is stored."""
-        return ScheduleStore(self._stored.queue)
+        return ScheduleStore(self._stored.queue if self._queue is None else self._queue)
 
     @LazyProperty
     def dispatch(self) -> Runs:
@@ -202,14 +215,14 @@ class Schedules:
         """Return the change that :meth:`put_definition` makes, for each stored schedule. Raises what `put` raises."""
         self.check(definition)
         now = self.store.now()
-        first = begin.due if begin is not None and begin.due else self._first_due(definition, now)
+        first = begin.due if begin is not None and begin.due else self.first_due(definition, now)
 
         def make(stored: Stored | None) -> Change | None:
             before = None if stored is None else stored.definition
             old = None if stored is None else stored.state
             state = State(new_generation(), first, now) if begin is None else replace(begin, due=first)
             if before is not None:
-                self._check_owner(before, definition)
+                self.check_owner(before, definition)
             if old is not None:
                 # What was paused here stays so, and what runs here is not sent again.
                 paused = old.is_paused or state.is_paused
@@ -219,7 +232,7 @@ class Schedules:
                     if state == old:
                         return None
                 else:
-                    due, since = (first, state.since) if not old.runs else (self._first_due(definition, now), now)
+                    due, since = (first, state.since) if not old.runs else (self.first_due(definition, now), now)
                     state = replace(old, generation=state.generation, due=due, since=since, streak=0, is_paused=paused)
             look = definition.fire_ms(state.due) if state.due else NEVER
             if state.is_paused:
@@ -330,13 +343,8 @@ class Schedules:
 
         Runs among the last events that were sent are left out. Raises InvalidValueError for more than 1,000.
         """
-        definition, state = self._readable(name)
-        low, high = point_ms(start, name="start"), min(point_ms(end, name="end"), self.store.now())
-        dues = calendar_of(definition).occurrences(low - 1, high - 1, MAX_BACKFILL + 1, state.since)
-        if len(dues) > MAX_BACKFILL:
-            raise InvalidValueError(f"more than {MAX_BACKFILL:,} runs were due: choose a shorter time")
         sent: builtins.list[str] = []
-        for due in dues:
+        for due in self.unsent(name, start, end):
             id_ = self.store.run_id(name, due)
 
             def make(stored: Stored | None, due: int = due, id_: str = id_) -> Change | None:
@@ -352,6 +360,16 @@ class Schedules:
             if self.store.update(name, make):
                 sent.append(id_)
         return sent
+
+    def unsent(self, name: str, start: datetime, end: datetime) -> builtins.list[int]:
+        """Return the due times (ms) of the runs that :meth:`backfill` would send; raises what it raises."""
+        definition, state = self._readable(name)
+        low, high = point_ms(start, name="start"), min(point_ms(end, name="end"), self.store.now())
+        dues = calendar_of(definition).occurrences(low - 1, high - 1, MAX_BACKFILL + 1, state.since)
+        if len(dues) > MAX_BACKFILL:
+            raise InvalidValueError(f"more than {MAX_BACKFILL:,} runs were due: choose a shorter time")
+        sent = {event.id for event in self.events(name) if event.kind == "sent"}
+        return [due for due in dues if self.store.run_id(name, due) not in sent]
 
     def delete(self, name: str) -> bool:
         """Delete a schedule; False if there is none. Runs that were sent are not affected.
@@ -387,7 +405,8 @@ class Schedules:
             raise InvalidValueError("missed='all' and expires='next': missed runs would expire; give one of them")
         definition.text()
 
-    def _check_owner(self, before: Definition, definition: Definition) -> None:
+    def check_owner(self, before: Definition, definition: Definition) -> None:
+        """Raise InvalidValueError if *definition* must not replace *before*."""
         if before.app != definition.app:
             raise InvalidValueError(
                 f"schedule {definition.name!r} belongs to the app {before.app!r}: choose another name, or delete it"
@@ -401,7 +420,8 @@ class Schedules:
                 f"schedule {definition.name!r} was put at run time: delete that one, or choose another name"
             )
 
-    def _first_due(self, definition: Definition, now: int) -> int:
+    def first_due(self, definition: Definition, now: int) -> int:
+        """Return the first due time after *now*, in ms. Raises InvalidValueError if there is none."""
         if definition.until is not None and definition.until <= now:
             raise InvalidValueError(f"until={from_ms(definition.until)}: must be later than now")
         first = calendar_of(definition).next(now, now)
