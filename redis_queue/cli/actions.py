@@ -143,10 +143,12 @@ def one_command(
     *choices: Callable[[Function], Function],
     document: Callable[[Access, Mapping[str, Any]], Mapping[str, Any]] | None = None,
     name: str = "",
+    previews: bool = False,
 ) -> click.Command:
     """Return the command of an action on the one thing that *choices* name.
 
-    With *document* it neither asks nor previews: it prints the result in words, or as JSON what *document* returns.
+    With *document* it prints the result in words, or as JSON what *document* returns. Then it neither asks nor
+    previews, unless *previews* is set.
     """
 
     def run(access: Access, *, dry_run: bool = False, yes: bool = False, **values: Any) -> None:
@@ -161,13 +163,15 @@ def one_command(
                 confirm(action, plan, yes=yes)
             carry_out(access, action, plan, problem=lambda total: plan.gone if total.left(plan) else "")
         else:
+            if previews:
+                _show_warnings(plan)
             total = act(access, action, plan)
             if wants_json():
                 show_json(document(access, choice.scope))
             else:
                 click.echo(harmless(total.text))
 
-    return _command(action, run, *choices, name=name, asks=document is None)
+    return _command(action, run, *choices, name=name, asks=previews or document is None)
 
 
 def _scope_and_arguments(action: Action, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -212,17 +216,19 @@ def confirm(action: Action, plan: Plan, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError(f"{question} There is no terminal for the question: add --yes")
     _show_subjects(plan, action.target.at, err=True)
-    if plan.text:
-        click.echo(harmless(plan.text), err=True)
+    _show_effect(plan)
     if not click.confirm(question, err=True):
         raise click.ClickException("nothing was done")
 
 
 def preview(action: Action, plan: Plan, *, error: str = "") -> None:
-    """Print the preview of a change: the count, and the first subjects."""
+    """Print the preview of a change: the count, the first subjects, and its effect on stderr."""
     at = action.target.at
     if not wants_json():
         _show_subjects(plan, at)
+        if plan.changes:
+            _show_warnings(plan)
+            _show_effect(plan)
     first = [
         {"id": subject.id, "queue": subject.queue, f"{at}_at": subject.at, "task": subject.task or None}
         for subject in plan.subjects
@@ -251,8 +257,7 @@ def carry_out(
     """
     stop, total, interrupted, error = Stop(), Result(), False, ""
     tries = plan.tries or plan.count
-    for warning in plan.warnings:
-        click.echo(harmless(warning), err=True)
+    _show_warnings(plan)
     with _progress_bar(action.past, tries) as advance, signal_handler(stop):
 
         def each(batch: Result) -> bool:
@@ -335,6 +340,18 @@ def warn(total: Result) -> None:
         click.echo(f"warning: not written to the audit: {harmless(total.unwritten)}", err=True)
     if total.maybe_sent:
         click.echo(total.maybe_sent_text, err=True)
+
+
+def _show_warnings(plan: Plan) -> None:
+    for warning in plan.warnings:
+        click.echo(harmless(warning), err=True)
+
+
+def _show_effect(plan: Plan) -> None:
+    if plan.changes:
+        show_table(("", "now", "new"), plan.changes, err=True)
+    if plan.text:
+        click.echo(harmless(plan.text), err=True)
 
 
 def _show_subjects(plan: Plan, at: str, *, err: bool = False) -> None:

@@ -18,6 +18,7 @@ MODULES: Final = {
     "flow": "flow",
     "unique": "unique",
     "scheduled": "scheduled",
+    "schedules": "schedules",
     "failures": "failures",
     "dead": "dead",
     "quarantine": "quarantine",

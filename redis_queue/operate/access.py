@@ -10,10 +10,11 @@ from typing import Any
 from redis_queue.admission.backlog import Backlog
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.times import When
-from redis_queue.catalog import AnyQueue
+from redis_queue.catalog import AnyQueue, open_as
 from redis_queue.celery.entries import EntryRemoval, TaskRemoval
 from redis_queue.celery.leases.leases import LeaseCounters, read_counters
 from redis_queue.celery.results import ResultRecords
+from redis_queue.celery.schedules.schedules import Schedules
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import StoredTasks
@@ -24,7 +25,9 @@ from redis_queue.operate.queue_row import CeleryQueueRow, Faults, Overview
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import FlowKeys
+from redis_queue.store.registry import RegistryRow
 from redis_queue.store.scripts import Scripts
+from redis_queue.store.settings import Settings
 
 
 class Access:
@@ -98,6 +101,20 @@ class Access:
     def lease_counters(self) -> LeaseCounters | None:
         """Return the lease counters of the app's broker; None without an app, or if the broker is not Redis."""
         return None if self.app is None else read_counters(self.app)
+
+    @LazyProperty
+    def task_queue(self) -> DelayQueue:
+        """The DelayQueue of Celery tasks, which may have no entry yet."""
+        if self.app is not None:
+            return StoredTasks.of(self.app).queue
+        name, usual = self.default_delay_queue, Settings()
+        known = self.catalog.find("delay", name) or RegistryRow("delay", name, usual.max_deliveries, usual.shards)
+        return open_as(DelayQueue, known, self.catalog)
+
+    @property
+    def schedules(self) -> Schedules:
+        """The periodic tasks whose runs the DelayQueue of Celery tasks gets; putting and sending them needs an app."""
+        return Schedules(self.app, self.task_queue)
 
     @LazyProperty
     def result_records(self) -> ResultRecords | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
@@ -23,15 +23,20 @@ from redis_queue.admission.rules import Flow
 from redis_queue.basics.histogram import Histogram
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.envelope import pack
+from redis_queue.celery.schedules.schedules import Schedules
 from redis_queue.cli import celery as celery_cli
 from redis_queue.cli import group
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.inspector import Inspector
-from redis_queue.store.keys import FlowKeys, Keys
+from redis_queue.schedules.state import NEVER, Event
+from redis_queue.schedules.store import Change, ScheduleStore, Stored
+from redis_queue.store.keys import FlowKeys, Keys, ScheduleKeys
 from tests.support.cli.commands import DUE, NOW, Run, runner
 from tests.support.clock import Clock
+
+DAY_MS = 86_400_000
 
 
 @pytest.fixture(autouse=True)
@@ -187,6 +192,39 @@ def tasks(app: Celery, client: redis.Redis, clock: Clock) -> DelayQueue:
     app.send_task("shop.cancel", [2], eta=DUE.replace(hour=3), task_id="task-2", queue="slow")
     delayed.queue.push({"plain": "data"}, id="data", delay=30)
     return delayed.queue
+
+
+@pytest.fixture
+def schedules(tasks: DelayQueue, app: Celery, client: redis.Redis, clock: Clock) -> Schedules:
+    """Schedules in each state: one is late, skipped runs and has a run that ended; one is paused, one unreadable."""
+    found: Schedules = DurableTasks.of(app).schedules  # type: ignore[attr-defined]
+    clock.now = NOW - 2 * DAY_MS
+    nightly = {"timezone": "Europe/Berlin", "kwargs": {"token": "secret"}, "overlap": "skip", "queue": "reports"}
+    found.put("nightly", "30 2 * * *", "shop.report", **nightly, max_runs=9)
+    found.put("poll", ["every 10 s", "0 12 * * mon"], "shop.poll", missed="skip", jitter=3)
+    found.put("once", "0 3 * * *", "shop.once", max_runs=1)
+    found.put("broken", "every 1h", "shop.broken")
+    clock.now = NOW
+    ran = Event("sent", NOW - 80_000_000 + 2500, "run-1", NOW - 80_000_000)
+    ended = Event("ended", ran.at + 60_000, "run-1", text="succeeded")
+    skipped = Event("skipped", NOW - 1_800_000, due=NOW - 5_400_000, until=NOW - 1_800_000, count=2, text="overlap")
+    note(found.store, "nightly", [ran, ended, skipped], NOW + 9_000_000, runs=1, overlap=2)
+    note(found.store, "poll", [Event("paused", NOW - 60_000, text="too much \x1b[2J")], NOW - 60_000, is_paused=True)
+    note(found.store, "once", [Event("sent", NOW - DAY_MS, "run-2", NOW - DAY_MS, text="by hand")], 0, runs=1)
+    client.hset(ScheduleKeys(Keys("redis_queue", "delay", "scheduled", 0)).schedules, "broken", "[]")
+    return found
+
+
+def note(store: ScheduleStore, name: str, events: Sequence[Event], due: int, **state: Any) -> None:
+    """Add events to a schedule, and change its next due time and its state."""
+
+    def make(stored: Stored | None) -> Change:
+        assert stored is not None
+        assert stored.state is not None
+        after = replace(stored.state, due=due, **state)
+        return Change(name, stored.state_text, after, look=NEVER if after.is_paused or not due else due, events=events)
+
+    assert store.update(name, make)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def test_both_groups_have_the_same_commands() -> None:
     assert group.commands == celery_cli.group.commands
 
 
-@pytest.mark.usefixtures("failed", "flows", "unique", "lost")
+@pytest.mark.usefixtures("failed", "flows", "unique", "lost", "schedules")
 def test_the_examples_run(
     run: Run, orders: RedisQueue, tasks: DelayQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,6 +53,7 @@ def test_the_examples_run(
         assert done.exit_code == 0, (example, done.output)
 
 
+@pytest.mark.usefixtures("schedules")
 def test_the_examples_with_an_app_run(
     run_in_app: Run, tasks: DelayQueue, app: Celery, client: redis.Redis, clock: Clock
 ) -> None:
@@ -88,7 +89,7 @@ def allow(client: redis.Redis, *roles: str) -> None:
     load_scripts(client)
 
 
-@pytest.mark.usefixtures("user", "unique", "lost")
+@pytest.mark.usefixtures("user", "unique", "lost", "schedules")
 class TestRoles:
     def test_a_dashboard_runs_every_read_command(self, run: Run, client: redis.Redis, redis_url: str) -> None:
         allow(client, "dashboard")

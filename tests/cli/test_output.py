@@ -24,7 +24,7 @@ from tests.support.clock import Clock
 from tests.support.paths import ROOT
 from tests.support.store.stage import differences, snapshot
 
-pytestmark = pytest.mark.usefixtures("unique")
+pytestmark = pytest.mark.usefixtures("unique", "schedules")
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +81,11 @@ ACTIONS = {
     "flow reset",
     "flow move",
     "flow delete",
+    "schedules put",
+    "schedules resume",
+    "schedules run",
+    "schedules backfill",
+    "schedules declare",
     "scheduled export",
     "scheduled import",
     "validate",

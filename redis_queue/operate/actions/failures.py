@@ -122,7 +122,7 @@ def retry(access: Access, found: Sequence[Failure], choice: Choice) -> Iterator[
     """
     # A message is stored before its failure is removed, and a second call for it at the same time, or while it waits,
     # has no effect. If this process dies in between, the failure stays, and can be retried again after a minute.
-    args, kwargs = _given(choice, "args"), _given(choice, "kwargs")
+    args, kwargs = given_json(choice, "args"), given_json(choice, "kwargs")
     pace = Pace(gap_ms(choice.arguments.get("rate")))
     queue, store = delay_queue_of(access), access.monitor.failures
     for chunk in chunks(found, BATCH):
@@ -203,7 +203,8 @@ def _store(queue: DelayQueue, ready: Sequence[tuple[Failure, Envelope]], pushes:
         queue.marked.keep_many([replace(push, id=other, payload=message.pack(other))])
 
 
-def _given(choice: Choice, name: str) -> Any:
+def given_json(choice: Choice, name: str) -> Any:
+    """Return the value of an argument that is JSON; None if it is not given."""
     text = choice.arguments.get(name)
     return None if text is None else read_document(text)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from redis_queue.catalog import AnyQueue
@@ -25,9 +25,9 @@ class One:
     at: str = ""
 
     def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
-        """Return what *action* would do to it."""
+        """Return what *action* would do to it; its arguments are the detail, unless the plan has another one."""
         found: Plan = action.function(access, choice)
-        return found
+        return replace(found, detail=found.detail or ", ".join(action.given(choice)))
 
 
 def one_step(

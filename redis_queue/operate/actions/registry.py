@@ -7,7 +7,7 @@ from typing import Final
 
 from redis_queue.basics.options import did_you_mean
 from redis_queue.errors import ConfigurationError, InvalidValueError
-from redis_queue.operate.actions import entries, failures, flows, messages, queues, workers
+from redis_queue.operate.actions import entries, failures, flows, messages, queues, schedules, workers
 from redis_queue.operate.actions.action import Action
 
 PERMISSIONS: Final = {
@@ -26,6 +26,12 @@ PERMISSIONS: Final = {
     "flow-resume": "resume a paused flow or Celery queue",
     "flow-set": "change the limits and rates of a flow",
     "flow-reset": "put the limits of a flow in the code in force again",
+    "schedule-put": "store and change schedules of periodic tasks",
+    "schedule-pause": "pause a schedule",
+    "schedule-resume": "resume a paused schedule",
+    "schedule-run": "send a run of a schedule at once",
+    "schedule-delete": "delete a schedule",
+    "schedule-backfill": "send runs of a schedule that were due in the past",
     "unique-release": "free the key of a unique task",
     "terminate": "terminate running tasks",
     "shutdown": "shut down workers",
@@ -37,7 +43,7 @@ PERMISSIONS: Final = {
 
 ACTIONS: Final[dict[tuple[str, str], Action]] = {
     (action.target.name, action.verb): action
-    for module in (entries, failures, messages, queues, flows, workers)
+    for module in (entries, failures, messages, queues, flows, schedules, workers)
     for action in module.ACTIONS
 }
 """Every action, by the name of its target and its verb."""

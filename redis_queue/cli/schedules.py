@@ -1,0 +1,171 @@
+"""``redis-queue schedules``: periodic tasks in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import click
+from celery import Celery
+
+from redis_queue.basics.times import from_ms, span_text
+from redis_queue.celery.schedules.declaration import Declaration, DeclareReport
+from redis_queue.celery.schedules.schedules import MAX_NEXT
+from redis_queue.cli import options
+from redis_queue.cli.access import Group, with_app
+from redis_queue.cli.actions import act, one_command
+from redis_queue.cli.listing import Column, Row, show_rows
+from redis_queue.cli.output import end_with, show_fields, show_json, show_location, show_table, wants_json
+from redis_queue.operate.access import Access, AppAccess
+from redis_queue.operate.actions.action import Action, Plan, Result
+from redis_queue.operate.actions.queues import One
+from redis_queue.operate.actions.registry import ACTIONS
+from redis_queue.operate.schedules import STATES, ScheduleList, State, definition_fields, find_row, with_events
+from redis_queue.schedules.state import runs_of
+
+SHOWN: Final = 10
+"""Number of runs and of events that are shown."""
+
+DECLARE: Final = Action(One("schedules"), "declare", "Declare", "declared", lambda *_: None)
+
+_name: Final = click.argument("name")
+
+
+@click.group(cls=Group)
+def schedules() -> None:
+    """List, change and pause periodic tasks, send them at once, and see their runs.
+
+    Workers send them: those of the code with redis_queue_schedules = True, and those that were put at run time.
+    """
+
+
+@schedules.command("list")
+@click.option("--match", "part", default="", help="Only names and tasks that contain this text.")
+@click.option("--state", type=click.Choice(STATES), help="Only schedules in this state.")
+@options.limit()
+@options.output
+def list_(access: Access, *, part: str, state: State | None, limit: int) -> None:
+    """List schedules, those first that are sent next.
+
+    Late: by how much the last run was sent late. Skipped: runs that were missed, and those of pauses.
+
+    Example: redis-queue schedules list --match shop.report --state active
+    """
+    listing = ScheduleList(access, part, state)
+    found, more = listing.first(limit)
+    nothing, hint = listing.nothing("no schedules")
+    columns: dict[str, Column] = {
+        "name": "name",
+        "next run": "next_run",
+        "last": lambda row: (row["last_run"] or {}).get("outcome"),
+        "late": lambda row: span_text((row["last_run"] or {}).get("late"), parts=1),
+        "runs": "runs",
+        "skipped": lambda row: sum(row["skipped"].values()),
+        "state": "state",
+        "rules": "rules",
+        "zone": "timezone",
+        "task": "task",
+        "error": "error",
+    }
+    rows = [row.document for row in with_events(access, found)]
+    if not any(row["error"] for row in rows):
+        del columns["error"]
+    document = {"schedules": rows, "more": more}
+    below = ("rules", "zone", "task", "error")
+    show_rows(access, document, columns, keep=("next run",), below=below, nothing=nothing, hint=hint)
+
+
+@schedules.command
+@_name
+@options.body
+@options.output
+def show(access: Access, *, name: str, with_body: bool) -> None:
+    """Show the schedule NAME: its definition, its next and its last runs, its events, and why runs were skipped.
+
+    Example: redis-queue schedules show nightly
+    """
+    row = find_row(access, name)
+    definition = row.schedule.definition
+    next_runs = access.schedules.next_runs(name, SHOWN) if definition is not None and not row.error else []
+    runs = [
+        {"id": run.id, "due": run.due, "sent": run.sent_at, "outcome": run.outcome, "ended": run.ended_at}
+        for run in runs_of(row.events)
+    ]
+    events = [
+        {"at": from_ms(event.at), "event": event.kind, "runs": event.count or None, "text": event.text or None}
+        for event in row.events
+    ]
+    known = {} if definition is None else definition_fields(definition)
+    known = {label: value for label, value in known.items() if with_body or label not in ("args", "kwargs")}
+    if wants_json():
+        show_json({**row.document, "definition": known, "next_runs": next_runs, "runs_sent": runs, "events": events})
+        return
+    told = row.document
+    counts = {f"skipped, {reason}": count or None for reason, count in told["skipped"].items()}
+    fields = {"name": name, "state": row.state, "error": row.error, "next_run": told["next_run"], **known}
+    fields |= {"pause_ends": told["pause_ends"], "runs": told["runs"], "failed": told["failed"] or None, **counts}
+    show_fields({label: value for label, value in fields.items() if value not in ("", None)})
+    _tables({"next runs": [{"next run": at} for at in next_runs], "runs": runs, "events": events})
+    show_location(access.catalog)
+
+
+@schedules.command("next")
+@_name
+@click.option("-n", "count", type=click.IntRange(1, MAX_NEXT), default=SHOWN, show_default=True, help="Number of runs.")
+@options.output
+def next_(access: Access, *, name: str, count: int) -> None:
+    """Show the next due times of the schedule NAME, as if it were not paused.
+
+    Example: redis-queue schedules next nightly -n 3
+    """
+    rows = [{"due": at} for at in access.schedules.next_runs(name, count)]
+    show_rows(access, {"next_runs": rows}, {"due": "due"}, nothing="no more runs")
+
+
+@schedules.command
+@click.option("--force", is_flag=True, help="Use this version, also if another one was declared after it.")
+@options.as_json
+@with_app
+def declare(app: Celery, *, force: bool) -> None:
+    """Store the app's beat_schedule, as its workers do, and tell what changed.
+
+    Exits with code 1 if a schedule was refused, or if a newer version is in force: --force is for a rollback.
+
+    Example: redis-queue -A shop schedules declare --force
+    """
+    app.loader.import_default_modules()
+    app.finalize()
+    access = AppAccess(app)
+    report = Declaration(access.schedules).make(force=force)
+    changed = [*report.changed, *report.deleted]
+    if changed:
+        plan = Plan("Declare", len(changed), lambda: iter([Result(len(changed))]), changed)
+        act(access, DECLARE, plan)
+    lines = [f"{len(names):,} {verb}: {', '.join(names)}" for verb, names in _changes(report).items() if names]
+    problems = [f"{name}: {why}" for name, why in report.refused.items()]
+    if report.newer:
+        problems.append(f"version {report.newer} is newer: nothing was changed; for a rollback, add --force")
+    document = {**_changes(report), "refused": report.refused, "newer": report.newer or None}
+    end_with("; ".join(problems), document, "\n".join(lines) or "nothing to change")
+
+
+def _changes(report: DeclareReport) -> dict[str, list[str]]:
+    return {"changed": report.changed, "deleted": report.deleted}
+
+
+def _tables(lists: Mapping[str, list[dict[str, Any]]]) -> None:
+    for rows in filter(None, lists.values()):
+        click.echo()
+        show_table(list(rows[0]), [list(row.values()) for row in rows[:SHOWN]], keep=("id",), below=("text",))
+
+
+def _document(access: Access, scope: Mapping[str, Any]) -> Row:
+    return find_row(access, scope["name"]).document
+
+
+for _verb in ("put", "pause", "resume", "run"):
+    schedules.add_command(
+        one_command(ACTIONS["schedule", f"schedule-{_verb}"], _name, document=_document, name=_verb, previews=True)
+    )
+for _verb in ("delete", "backfill"):
+    schedules.add_command(one_command(ACTIONS["schedule", f"schedule-{_verb}"], _name, name=_verb))

@@ -1,0 +1,394 @@
+"""Actions on schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import Any, Final, get_args
+
+from redis_queue.basics.options import did_you_mean
+from redis_queue.basics.times import duration_ms, from_ms, point_ms, read_time, span_text
+from redis_queue.celery.schedules.calendar import check_timezone
+from redis_queue.celery.schedules.rules import (
+    MAX_EXCLUDED,
+    MAX_RULES,
+    MAX_TEXT,
+    read_exclusions,
+    read_rules,
+    rules_text,
+)
+from redis_queue.celery.schedules.runs import calendar_of
+from redis_queue.celery.schedules.schedules import MAX_REASON, Schedule
+from redis_queue.errors import ConfigurationError, InvalidDelayError, InvalidValueError
+from redis_queue.operate.access import Access
+from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Result
+from redis_queue.operate.actions.failures import ARGS, KWARGS, given_json
+from redis_queue.operate.actions.queues import One, one_step
+from redis_queue.operate.schedules import changes
+from redis_queue.schedules.definition import MAX_TASK, Definition, Missed, Overlap
+from redis_queue.schedules.state import following
+
+MAX_DIGITS: Final = 12
+
+NEXT: Final = 3
+"""Next runs that a plan shows."""
+
+
+def put(access: Access, choice: Choice) -> Plan:
+    """Store the schedule NAME, which sends a task again and again; it replaces a schedule with this name.
+
+    RULES is a cron expression, "every 10 s", or several of them with ";" between. Options that are not given have their
+    defaults, also if the schedule exists. An equal schedule stays as it is; another one begins from now.
+
+    Example: redis-queue -A shop schedules put nightly --rules "30 2 * * *" --task shop.report --timezone Europe/Berlin
+
+    Example: redis-queue -A shop schedules put poll --rules "every 10 s" --task shop.poll --overlap skip --dry-run
+    """
+    app, schedules, given, name = app_of(access), access.schedules, choice.arguments, choice.scope["name"]
+    until, queue, zone = given.get("until"), given.get("queue"), given.get("timezone")
+    known = {field: given[field] for field in _FIELDS if given.get(field) is not None}
+    definition = schedules.definition(
+        name,
+        given["task"],
+        args=given_json(choice, "args") or (),
+        kwargs=given_json(choice, "kwargs"),
+        options={} if queue is None else {"queue": queue},
+        rules=given["rules"],
+        timezone=schedules.timezone() if zone is None else zone,
+        until=None if until is None else _ms(until, access),
+        **known,
+    )
+    schedules.check(definition)
+    now = schedules.store.now()
+    first, (stored,) = schedules.first_due(definition, now), schedules.store.get([name])
+    before = None if stored is None else stored.definition
+    if before is not None:
+        schedules.check_owner(before, definition)
+    app.loader.import_default_modules()
+    unknown = definition.task not in app.tasks
+    hint = f"the app has no task {definition.task!r}: {did_you_mean(definition.task, app.tasks)}"
+
+    def change() -> str:
+        schedules.put_definition(definition)
+        return _in_force(access, name)
+
+    return one_step(
+        f"Store the schedule {name}",
+        name,
+        change,
+        f"Next runs: {_runs_text(definition, now, first)}.",
+        changes=changes(before, definition),
+        warnings=[f"{hint[0].upper()}{hint[1:]}"] if unknown else (),
+        nothing="It is stored already" if before is not None and before.means_the_same(definition) else "",
+    )
+
+
+def pause(access: Access, choice: Choice) -> Plan:
+    """Send no more runs of the schedule NAME, until a given time or until it is resumed. Runs that were sent go on.
+
+    Example: redis-queue schedules pause nightly --until 2h --reason "the database moves"
+    """
+    schedule, until, reason = (
+        _found(access, choice),
+        choice.arguments.get("until"),
+        choice.arguments.get("reason") or "",
+    )
+    ends = None if until is None else _point(until, access)
+    if ends is not None and ends <= access.inspector.now():
+        raise InvalidValueError(f"until={ends:%Y-%m-%d %H:%M:%S%z}: must be later than now")
+    text = f"No run is sent until {'it is resumed' if ends is None else _time(ends)}. {_next_text(schedule)}."
+    nothing = "It is paused already" if schedule.paused and ends == schedule.pause_ends else ""
+    return _step(
+        access,
+        "Pause",
+        schedule,
+        lambda: access.schedules.pause(schedule.name, until=ends, reason=reason),
+        text,
+        nothing=nothing,
+    )
+
+
+def resume(access: Access, choice: Choice) -> Plan:
+    """Send runs of the schedule NAME again. Runs of the time of the pause are skipped and counted.
+
+    With --catch-up they count as missed: the schedule sends none, the latest or all of them.
+
+    Example: redis-queue schedules resume nightly --catch-up
+    """
+    schedule, catch_up = _found(access, choice), bool(choice.arguments.get("catch_up"))
+    definition = schedule.definition
+    missed = f"Runs of its pause count as missed; its policy is {definition.missed!r}" if definition else ""
+    text = f"{missed if catch_up else 'Runs of its pause are skipped'}. Later ones are sent when they are due."
+    return _step(
+        access,
+        "Resume",
+        schedule,
+        lambda: access.schedules.resume(schedule.name, catch_up=catch_up),
+        text,
+        nothing="" if schedule.paused else "It is not paused",
+    )
+
+
+def run(access: Access, choice: Choice) -> Plan:
+    """Send a run of the schedule NAME at once, besides those that are due.
+
+    Example: redis-queue -A shop schedules run nightly
+    """
+    app_of(access)
+    schedule = _found(access, choice)
+    text = f"{schedule.task} is called once, at once. {_next_text(schedule)}."
+    question = f"Run {schedule.name} now"
+    return one_step(question, schedule.name, lambda: f"sent as task {access.schedules.run_now(schedule.name)}", text)
+
+
+def delete(access: Access, choice: Choice) -> Plan:
+    """Delete the schedule NAME, with its counts and events. Runs that were sent go on.
+
+    Example: redis-queue schedules delete nightly
+    """
+    schedule = _found(access, choice)
+    back = " It is in the app's beat_schedule: it comes back when a worker with another version of it starts."
+    text = f"It has sent {schedule.runs:,} runs. {_next_text(schedule)}.{back if schedule.static else ''}"
+    question, told = f"Delete the schedule {schedule.name}", f"{schedule.name} deleted"
+    return one_step(question, schedule.name, lambda: access.schedules.delete(schedule.name), text, told=told)
+
+
+def backfill(access: Access, choice: Choice) -> Plan:
+    """Send the runs of the schedule NAME that were due within a time of the past, at once: up to 1,000.
+
+    Runs are left out that were sent, as far as its last events tell.
+
+    Example: redis-queue -A shop schedules backfill nightly --start -3d --end -1d --dry-run
+    """
+    app_of(access)
+    schedule, now = _found(access, choice), access.inspector.now()
+    start, end = _point(choice.arguments["start"], access), _point(choice.arguments.get("end") or now, access)
+    if not start < min(end, now):
+        raise InvalidValueError(f"start={_time(start)}: must be before the end, {_time(end)}, and before now")
+    schedules, name = access.schedules, schedule.name
+    dues = schedules.unsent(name, start, end)
+
+    def each() -> Iterator[Result]:
+        for due in dues:
+            sent = schedules.backfill(name, from_ms(due), from_ms(due + 1))
+            yield Result(len(sent), tried=1)
+
+    first = (
+        f", the first one due at {_time(from_ms(dues[0]))}, the last one at {_time(from_ms(dues[-1]))}" if dues else ""
+    )
+    return Plan(
+        f"Send {len(dues):,} runs of {name}",
+        len(dues),
+        each,
+        [name],
+        f"from {_time(start)} to {_time(end)}",
+        text=f"{len(dues):,} runs of {schedule.task} are sent at once{first}.",
+        nothing="" if dues else "No run was due in this time that was not sent",
+        gone="sent meanwhile",
+        # A span from now would mean another time when it is confirmed.
+        fields={"start": start.isoformat(), "end": end.isoformat()},
+    )
+
+
+def app_of(access: Access) -> Any:
+    """Return the app. Raises ConfigurationError without one."""
+    if access.app is None:
+        raise ConfigurationError("runs are sent by the tasks and settings of a Celery app: name it with -A APP")
+    return access.app
+
+
+def _found(access: Access, choice: Choice) -> Schedule:
+    return access.schedules.find(choice.scope["name"])
+
+
+def _step(access: Access, verb: str, schedule: Schedule, change: Callable[[], object], text: str, **known: Any) -> Plan:
+    """Return the plan of one *change* of a readable schedule; its result in words is what is in force then."""
+    if schedule.definition is None:
+        raise InvalidValueError(f"schedule {schedule.name!r}: {schedule.error}")
+
+    def step() -> str:
+        change()
+        return _in_force(access, schedule.name)
+
+    return one_step(f"{verb} the schedule {schedule.name}", schedule.name, step, text, **known)
+
+
+def _in_force(access: Access, name: str) -> str:
+    schedule = access.schedules.get(name)
+    if schedule is None:
+        return f"{name} was deleted meanwhile"
+    if schedule.paused:
+        return f"{name}: paused{'' if schedule.pause_ends is None else f' until {_time(schedule.pause_ends)}'}"
+    return f"{name}: {schedule.rules}. {_next_text(schedule)}"
+
+
+def _next_text(schedule: Schedule) -> str:
+    return f"Next run: {'none' if schedule.next_run is None else _time(schedule.next_run)}"
+
+
+def _runs_text(definition: Definition, since: int, first: int) -> str:
+    due: int | None = first
+    found: list[str] = []
+    while due is not None and len(found) < min(NEXT, definition.max_runs or NEXT):
+        found.append(_time(from_ms(due)))
+        due = following(definition, since, due, calendar_of(definition))
+    return ", ".join(found)
+
+
+def _time(at: datetime) -> str:
+    return f"{at.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _point(when: datetime | timedelta, access: Access) -> datetime:
+    return access.inspector.now() + when if isinstance(when, timedelta) else when
+
+
+def _ms(when: datetime | timedelta, access: Access) -> int:
+    return point_ms(_point(when, access), name="until")
+
+
+def _rules(text: str) -> list[dict[str, Any]]:
+    return read_rules([rule for rule in map(str.strip, text.split(";")) if rule])
+
+
+def _dates(text: str) -> list[str]:
+    return read_exclusions([day for day in text.replace(",", " ").split() if day])
+
+
+def _one_of(name: str, kind: Any) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in get_args(kind):
+            raise InvalidValueError(f"{name}={text[:60]!r}: must be one of {', '.join(get_args(kind))}")
+        return text
+
+    return read
+
+
+def _span(name: str, *words: str) -> Callable[[str], int | str]:
+    """Return a reader of a span of time in ms, or of one of *words*."""
+
+    def read(text: str) -> int | str:
+        if text in words:
+            return text
+        found = read_time(text)
+        if not isinstance(found, timedelta):
+            raise InvalidDelayError(f"{name}={text[:60]!r}: must be a span like 90s, 2h or 1d12h")
+        return duration_ms(found, name=name)
+
+    return read
+
+
+def _number(name: str) -> Callable[[str], int]:
+    """Return a reader of a number; the definition knows its limit."""
+
+    def read(text: str) -> int:
+        if not text.isascii() or not text.isdecimal() or len(text) > MAX_DIGITS:
+            raise InvalidValueError(f"{name}={text[:60]!r}: must be a whole number")
+        return int(text)
+
+    return read
+
+
+def _flag(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise InvalidValueError(f"catch_up={text[:20]!r}: must be 0 or 1")
+    return text == "1"
+
+
+def _span_text(value: int | str) -> str:
+    return value if isinstance(value, str) else span_text(value / 1000)
+
+
+def _when_text(when: datetime | timedelta) -> str:
+    return f"{span_text(when)} from now" if isinstance(when, timedelta) else _time(when)
+
+
+def _argument(
+    name: str, text: str, read: Callable[[str], Any] = str, shown: Callable[[Any], object] = str, **known: Any
+) -> Argument:
+    return Argument(name, text, read, lambda value: f"{name.replace('_', ' ')} {shown(value)}", **known)
+
+
+_until: Final = _argument("until", "When it ends by itself: 2030-01-01T00:00Z, or 2h from now.", read_time, _when_text)
+
+PUT: Final = (
+    _argument(
+        "rules",
+        'When it is due: a cron expression, or "every 10 s"; several with ";" between.',
+        _rules,
+        rules_text,
+        missing='A schedule needs rules, such as "30 2 * * *" or "every 10 s".',
+        metavar="RULES",
+        most=MAX_RULES * (MAX_TEXT + 2),
+    ),
+    _argument("task", "The task that it calls.", missing="A schedule needs the name of a task.", most=MAX_TASK),
+    replace(ARGS, help="Arguments of the task: a JSON array."),
+    replace(KWARGS, help="Keyword arguments of the task: a JSON object."),
+    _argument("timezone", "The time zone of its rules.  [default: that of the app]", check_timezone, metavar="ZONE"),
+    _argument("queue", "The Celery queue of its runs.  [default: that of the task]"),
+    _argument(
+        "missed",
+        "What is sent after an outage: latest run, all, or skip.  [default: latest]",
+        _one_of("missed", Missed),
+        metavar="POLICY",
+    ),
+    _argument("window", "Longest time by which a run is sent late.", _span("window"), _span_text, metavar="SPAN"),
+    _argument(
+        "overlap",
+        "While the run before has not ended: allow, skip, queue or cancel.  [default: allow]",
+        _one_of("overlap", Overlap),
+        metavar="POLICY",
+    ),
+    _argument("jitter", "Delay each run by up to so much.", _span("jitter"), _span_text, metavar="SPAN"),
+    _argument(
+        "expires",
+        'Workers discard a run so long after its time; "next": when the next one is due.',
+        _span("expires", "next"),
+        _span_text,
+        metavar="SPAN|next",
+    ),
+    replace(_until, help="Last due time: 2030-01-01T00:00Z, or 30d from now.", metavar="TIME"),
+    _argument("max_runs", "Number of runs after which it is over.", _number("max_runs"), metavar="N"),
+    _argument(
+        "pause_after_failures",
+        "Failures in a row after which it is paused.",
+        _number("pause_after_failures"),
+        metavar="N",
+    ),
+    _argument(
+        "exclude", "Dates without runs, such as 2030-12-25,2030-12-26.", _dates, ", ".join, most=MAX_EXCLUDED * 11
+    ),
+)
+"""Arguments of put."""
+
+PAUSE: Final = (
+    replace(_until, metavar="TIME"),
+    _argument("reason", "Why, for its events.", most=MAX_REASON),
+)
+RESUME: Final = (_argument("catch_up", "Count runs of the pause as missed.", _flag, is_flag=True),)
+BACKFILL: Final = (
+    _argument(
+        "start",
+        "First due time: 2030-01-01T00:00Z, or -2h for two hours ago.",
+        read_time,
+        _when_text,
+        missing="Backfill needs a start: 2030-01-01T00:00Z, or -2h.",
+        metavar="TIME",
+    ),
+    _argument("end", "Time before which runs were due.  [default: now]", read_time, _when_text, metavar="TIME"),
+)
+
+_FIELDS: Final = ("missed", "window", "overlap", "jitter", "expires", "max_runs", "pause_after_failures", "exclude")
+"""Arguments that are fields of a definition."""
+
+_schedule: Final = One("schedule", {"name": True})
+
+ACTIONS: Final = (
+    Action(_schedule, "schedule-put", "Store", "stored", put, PUT),
+    Action(_schedule, "schedule-pause", "Pause", "paused", pause, PAUSE),
+    Action(_schedule, "schedule-resume", "Resume", "resumed", resume, RESUME),
+    Action(_schedule, "schedule-run", "Run now", "sent", run),
+    Action(_schedule, "schedule-delete", "Delete", "deleted", delete, destroys=True),
+    Action(_schedule, "schedule-backfill", "Backfill", "sent", backfill, BACKFILL, destroys=True),
+)

@@ -1,0 +1,291 @@
+"""Periodic tasks as commands, pages, metrics and incidents show them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any, Final, Literal, get_args
+
+from redis_queue.basics.options import Conditions
+from redis_queue.basics.times import from_ms, span_text, to_ms
+from redis_queue.celery.message.entry import task_options
+from redis_queue.celery.schedules.rules import rules_text
+from redis_queue.celery.schedules.schedules import Schedule
+from redis_queue.operate.access import Access
+from redis_queue.operate.listing import Chunk, Listing
+from redis_queue.schedules.definition import Definition
+from redis_queue.schedules.state import REASONS, Event
+from redis_queue.schedules.store import ScheduleStore, Stored
+from redis_queue.store.keys import is_name
+
+State = Literal["active", "paused", "over", "unreadable"]
+"""Of a schedule; one that is over has no more due times."""
+
+STATES: Final = get_args(State)
+
+MAX_STATES: Final = 1000
+"""Maximum number of schedules that are counted, those first that are sent next."""
+
+MAX_LOOKS: Final = 50
+"""Maximum number of late schedules, and of others, whose definitions and events are read to find incidents."""
+
+STEP: Final = 100
+"""Definitions of one read; each has up to 256 KiB."""
+
+BY_HAND: Final = ("by hand", "backfill")
+"""Texts of events of runs that a person sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRow:
+    """A schedule, its last *events*, the newest first, and the Celery *queue* of its runs; "" if it is unknown.
+
+    *due* is the next due time in ms, 0 if there is none.
+    """
+
+    schedule: Schedule
+    due: int = 0
+    events: Sequence[Event] = ()
+    queue: str = ""
+
+    @classmethod
+    def of(cls, access: Access, stored: Stored) -> ScheduleRow:
+        """Return *stored* without its events."""
+        schedule, state = Schedule.of(stored), stored.state
+        queue = "" if schedule.definition is None else queue_of(access, schedule.definition)
+        return cls(schedule, 0 if state is None else state.due, queue=queue)
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.schedule.name
+
+    @property
+    def task(self) -> str:
+        """The name of its task."""
+        return self.schedule.task
+
+    @property
+    def error(self) -> str:
+        """Why it cannot be sent; "" if it can be read."""
+        return self.schedule.error
+
+    @property
+    def state(self) -> State:
+        """Its state."""
+        return "unreadable" if self.error else "paused" if self.schedule.paused else "active" if self.due else "over"
+
+    @property
+    def last(self) -> Event | None:
+        """The last run that was sent."""
+        return next((event for event in self.events if event.kind == "sent"), None)
+
+    @property
+    def lateness(self) -> float | None:
+        """Seconds by which the last run was late; None if a person sent it, or none was sent."""
+        last, definition = self.last, self.schedule.definition
+        if last is None or definition is None or last.text in BY_HAND:
+            return None
+        return max(0, last.at - definition.fire_ms(last.due)) / 1000
+
+    @property
+    def outcome(self) -> str | None:
+        """How the last run ended; None while that is not known."""
+        last = self.last
+        ends = (event.text for event in self.events if last and event.kind == "ended" and event.id == last.id)
+        return next(ends, None)
+
+    def overdue(self, now: datetime) -> float:
+        """Return by how many seconds its next run is late at *now*; 0 unless it is active."""
+        definition = self.schedule.definition
+        if definition is None or self.state != "active":
+            return 0.0
+        return max(0, to_ms(now) - definition.fire_ms(self.due)) / 1000
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The schedule as a document, without its definition."""
+        schedule, last = self.schedule, self.last
+        known = ("name", "next_run", "paused", "pause_ends", "static", "runs", "failed", "failures")
+        run = {"id": last.id, "due": from_ms(last.due), "sent_at": from_ms(last.at)} if last else None
+        return {
+            **{name: getattr(schedule, name) for name in known},
+            **{name: getattr(schedule, name) or None for name in ("rules", "timezone", "task", "app")},
+            "queue": self.queue or None,
+            "state": self.state,
+            "skipped": {reason: schedule.skipped.get(reason, 0) for reason in REASONS},
+            "last_run": run and {**run, "late": self.lateness, "outcome": self.outcome},
+            "error": self.error or None,
+        }
+
+
+def queue_of(access: Access, definition: Definition) -> str:
+    """Return the Celery queue of the runs of *definition*; "" if it is unknown: without an app, or by its routes."""
+    options = dict(definition.options)
+    if access.app is None:
+        return str(options.get("queue") or "")
+    options = {**task_options(access.app, definition.task), **options}
+    try:
+        found = access.app.amqp.router.route(options, definition.task).get("queue", "")
+    except Exception:  # noqa: BLE001 - routers of the app may raise anything
+        return ""
+    return str(getattr(found, "name", found))
+
+
+class ScheduleList(Listing[ScheduleRow, int]):
+    """Schedules with *part* in their name or task, and in this *state*, those first that are sent next.
+
+    While a list is paged through, a schedule that moves on may be missing or come twice.
+    """
+
+    noun = "schedules"
+
+    def __init__(self, access: Access, part: str = "", state: State | None = None) -> None:
+        super().__init__(Conditions(task_part=part or None))
+        self._access, self._part, self._state = access, part, state
+
+    @property
+    def searches(self) -> bool:
+        """Whether items that are read may not match."""
+        return bool(self._part or self._state)
+
+    def read(self, cursor: int | None, size: int, budget: int | None) -> Chunk[ScheduleRow, int]:  # noqa: ARG002
+        """Read schedules, without their events."""
+        start, step = cursor or 0, min(size, STEP)
+        names = self._access.schedules.store.names(start, step)
+        known = _get(self._access.schedules.store, names)
+        rows = [ScheduleRow.of(self._access, known.get(name, _misnamed(name))) for name in names]
+        items = [(row, start + number) for number, row in enumerate(rows, 1)]
+        return Chunk(items, start + len(names) if len(names) == step else None)
+
+    def match(self, item: ScheduleRow) -> bool:
+        """Return whether a schedule matches, and count it."""
+        self.report.add(item.task)
+        return self._state in (None, item.state) and (self._part in item.name or self._part in item.task)
+
+    def nothing(self, otherwise: str) -> tuple[str, str]:
+        """Return what to tell if no schedule was found, and a hint."""
+        return self.report.no_match(self.noun, self.conditions) if self.searches else (otherwise, "")
+
+
+def _get(store: ScheduleStore, names: Iterable[str]) -> dict[str, Stored]:
+    # Other programs may have written names that no call takes.
+    valid = [name for name in names if is_name(name)]
+    return {stored.name: stored for stored in store.get(valid) if stored is not None}
+
+
+def _misnamed(name: str) -> Stored:
+    return Stored(name, None, None, b"", error="its name is invalid, or it was deleted meanwhile")
+
+
+def with_events(access: Access, rows: Sequence[ScheduleRow]) -> list[ScheduleRow]:
+    """Return *rows* with their last events."""
+    events = access.schedules.store.events_of([row.name for row in rows])
+    return [replace(row, events=found) for row, found in zip(rows, events, strict=True)]
+
+
+def find_row(access: Access, name: str) -> ScheduleRow:
+    """Return the schedule *name* with its events. Raises InvalidValueError, with a suggestion, for an unknown one."""
+    access.schedules.find(name)
+    known = _get(access.schedules.store, [name])
+    (row,) = with_events(access, [ScheduleRow.of(access, known.get(name, _misnamed(name)))])
+    return row
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleCounts:
+    """Sums over the first :data:`MAX_STATES` schedules; *lateness*: seconds by which the most overdue one is late."""
+
+    states: Mapping[str, int]
+    runs: int
+    failed: int
+    skipped: Mapping[str, int]
+    lateness: float
+
+
+def count(access: Access) -> ScheduleCounts:
+    """Count the schedules; at most :data:`MAX_LOOKS` definitions are read. Raises StoreError."""
+    store, now = access.schedules.store, access.inspector.now()
+    read = store.states(MAX_STATES)
+    states = [stored.state for stored in read if stored.state is not None]
+    late = _get(store, [stored.name for stored in _late(read, now)])
+    rows = [ScheduleRow.of(access, stored) for stored in late.values()]
+    # A definition is only read when its schedule is late, as an unreadable one soon is.
+    counts = Counter[str]([*map(_state_of, read), *(row.state for row in rows)])
+    counts["active"] -= len(rows)
+    return ScheduleCounts(
+        {state: counts[state] for state in STATES},
+        sum(state.runs for state in states),
+        sum(state.failed for state in states),
+        {reason: sum(state.skipped_for(reason) for state in states) for reason in REASONS},
+        max((row.overdue(now) for row in rows), default=0.0),
+    )
+
+
+def look(access: Access, now: datetime) -> list[ScheduleRow]:
+    """Return the schedules that may be wrong: the most overdue ones, and others that skipped, failed, or are next.
+
+    Of the first :data:`MAX_STATES`, twice :data:`MAX_LOOKS` are read with their events. Raises StoreError.
+    """
+    read = access.schedules.store.states(MAX_STATES)
+    odd = [stored for stored in read if _is_odd(stored)]
+    chosen = [*_late(read, now), *itertools.islice(dict.fromkeys([*odd, *read]), MAX_LOOKS)]
+    names = list(dict.fromkeys(stored.name for stored in chosen))
+    known = _get(access.schedules.store, names)
+    return with_events(access, [ScheduleRow.of(access, known.get(name, _misnamed(name))) for name in names])
+
+
+def _late(read: Sequence[Stored], now: datetime) -> list[Stored]:
+    """Return the active schedules whose due time has passed, the most overdue first."""
+    due = [(stored.state.due, stored) for stored in read if stored.state is not None and _state_of(stored) == "active"]
+    late = sorted((pair for pair in due if pair[0] < to_ms(now)), key=lambda pair: pair[0])
+    return [stored for _, stored in late[:MAX_LOOKS]]
+
+
+def _is_odd(stored: Stored) -> bool:
+    state = stored.state
+    return state is None or bool(stored.error or state.late or state.overlap or (state.is_paused and state.streak))
+
+
+def _state_of(stored: Stored) -> State:
+    """Return the state without reading the definition."""
+    state = stored.state
+    if state is None or stored.error:
+        return "unreadable"
+    return "paused" if state.is_paused else "active" if state.due else "over"
+
+
+_SPANS: Final = ("window", "overlap_timeout", "jitter", "expires")
+
+
+def definition_fields(definition: Definition) -> dict[str, str | None]:
+    """Return the fields of *definition* as people read them; None for those without a value."""
+    known = {name.replace("_", " "): _field(name, value) for name, value in asdict(definition).items()}
+    return {name: value for name, value in known.items() if name not in ("name", "version", "tzdata")}
+
+
+def changes(before: Definition | None, after: Definition) -> list[tuple[str, str | None, str | None]]:
+    """Return the label and the values before and after of each field that differs."""
+    # A new schedule shows what differs from the defaults.
+    old = definition_fields(before or Definition(after.name, "-", ()))
+    new = definition_fields(Definition.read(after.text()))
+    rows = [(name, old[name], value) for name, value in new.items() if value != old[name]]
+    return [(name, None if before is None else was, value) for name, was, value in rows]
+
+
+def _field(name: str, value: Any) -> str | None:
+    if name == "rules":
+        return rules_text(value)
+    if value in (None, "", [], {}, ()) or value is False:
+        return None
+    if name in _SPANS and value != "next":
+        return span_text(value / 1000, parts=4) if value else None
+    if name == "until":
+        return f"{from_ms(value):%Y-%m-%d %H:%M:%S} UTC"
+    if name == "exclude":
+        return ", ".join(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
