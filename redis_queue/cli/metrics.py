@@ -67,6 +67,7 @@ def _registry(url: str, access: Access) -> CollectorRegistry:
         from redis_queue.operate.incidents.registry import current  # noqa: PLC0415
         from redis_queue.operate.metric_table import SOON  # noqa: PLC0415
         from redis_queue.operate.metrics import Collector  # noqa: PLC0415
+        from redis_queue.operate.schedules import count  # noqa: PLC0415
     except ImportError as error:
         raise _missing(error) from None
     registry = CollectorRegistry()
@@ -79,6 +80,7 @@ def _registry(url: str, access: Access) -> CollectorRegistry:
             celery_queues=lambda: () if queues is None else queues.overview().rows,
             due=lambda: by_destination(access.delay_queue(), timedelta(seconds=SOON)),
             incidents=lambda: current(access),
+            schedules=lambda: count(access),
         )
     )
     return registry

@@ -32,6 +32,7 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.incidents.registry import findings
 from redis_queue.operate.incidents.situation import look
 from redis_queue.operate.listing import LOOK_BYTES
+from redis_queue.operate.schedules import ScheduleList
 from redis_queue.operate.work_checks import ANSWER_WITHIN, CHECKS, consumed_queues, flow_places
 from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.codec import read_document
@@ -110,7 +111,7 @@ def _lease_settings(app: Any) -> Iterator[Finding]:
 
 
 def _unknown_tasks(context: CheckContext) -> Iterator[Finding]:
-    """The workers know the tasks that wait."""
+    """The workers know the tasks that wait, and those of schedules."""
     queue, known = context.access.delay_queue(), _known_tasks(context)
     # Only the next ones: reading all would take long.
     entries = queue.list(limit=CHUNK, max_bytes=LOOK_BYTES)
@@ -121,6 +122,13 @@ def _unknown_tasks(context: CheckContext) -> Iterator[Finding]:
         yield warning(
             f"delay {queue.name}: of the next {len(entries):,}, some call tasks that no worker knows: {named}",
             "deploy workers that have these tasks, or redis-queue scheduled cancel --task NAME",
+        )
+    rows = ScheduleList(context.access).page(None, CHUNK).items
+    unsent = [f"{row.name} ({row.task})" for row in rows if row.task and row.state != "over" and row.task not in known]
+    if unsent:
+        yield warning(
+            f"schedules call tasks that no worker knows: {some_of(unsent, NAMED)}",
+            "deploy workers that have these tasks, or redis-queue schedules delete NAME",
         )
 
 

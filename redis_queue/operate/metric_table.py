@@ -64,8 +64,8 @@ def _gauge(name: str, text: str, value: str | Value = "") -> Definition:
     return Definition(GaugeMetricFamily, name, text, _of_first(value or name) if isinstance(value, str) else value)
 
 
-def _counter(name: str, text: str, attribute: str = "") -> Definition:
-    return Definition(CounterMetricFamily, name, text, _of_first(attribute or name))
+def _counter(name: str, text: str, attribute: str = "", value: Value | None = None) -> Definition:
+    return Definition(CounterMetricFamily, name, text, value or _of_first(attribute or name))
 
 
 def _times(name: str, text: str, value: Value) -> Definition:
@@ -165,6 +165,31 @@ METRICS: Final[Mapping[str, MetricGroup]] = {
             lambda _, age: age,
         ),
         labels=("flow",),
+    ),
+    "states of schedules": MetricGroup(
+        _gauge(
+            "schedules",
+            "Schedules by state. All metrics of schedules are of the 1,000 that are sent next.",
+            _itself,
+        ),
+        labels=("state",),
+    ),
+    "schedules": MetricGroup(
+        _counter("schedule_runs", "Runs of schedules that were sent. Deleting a schedule subtracts its runs.", "runs"),
+        _counter("schedule_failed", "Runs of schedules that failed. Deleting a schedule subtracts its runs.", "failed"),
+        _gauge(
+            "schedule_lateness",
+            "By how many seconds the most overdue schedule is late; 0 if none is.",
+            "lateness",
+        ),
+    ),
+    "skips of schedules": MetricGroup(
+        _counter(
+            "schedule_skipped",
+            "Runs of schedules that were not sent, by reason: late, overlap, paused, taken (the key of a unique task).",
+            value=_itself,
+        ),
+        labels=("reason",),
     ),
     "unique tasks": MetricGroup(_gauge("unique_keys", "Keys that unique tasks own.", _itself)),
     "leases": MetricGroup(

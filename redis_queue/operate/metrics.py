@@ -59,7 +59,8 @@ class Collector:
     messages are exported. Series of tasks are limited by the history: 200 pairs of task and queue.
 
     *leases* returns the lease counters of Celery workers, or None, *celery_queues* the rows of Celery's queues, and
-    *due* how many tasks fall due for each of them within 300 seconds, *incidents* what is wrong now.
+    *due* how many tasks fall due for each of them within 300 seconds,
+    *incidents* what is wrong now, and *schedules* the counts of schedules, or None.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Collector:
         celery_queues: Callable[[], Sequence[CeleryQueueRow]] = tuple,
         due: Callable[[], Mapping[str, int]] = dict,
         incidents: Callable[[], Sequence[Any]] = tuple,
+        schedules: Callable[[], Any] = lambda: None,
     ) -> None:
         self._inspector = inspector
         self._most = most_queues
@@ -80,6 +82,7 @@ class Collector:
         self._celery_queues = celery_queues
         self._due = due
         self._incidents = incidents
+        self._schedules = schedules
         self._kept: frozenset[tuple[str, str]] = frozenset()
 
     def describe(self) -> Iterator[Metric]:
@@ -97,6 +100,7 @@ class Collector:
     def _readers(self, look: _Scrape | None) -> dict[str, Callable[[], Samples | None]]:
         inspector, monitor = self._inspector, self._inspector.monitor
         states = functools.cache(lambda: worker_states(monitor.workers))
+        schedules = functools.cache(self._schedules)
         readers: dict[str, Callable[[], Samples | None]] = {
             "scrape": lambda: [((), (look,))],
             "leases": lambda: _single(self._leases()),
@@ -122,6 +126,9 @@ class Collector:
                     (labels, (True,))
                     for labels in dict.fromkeys((one.kind, one.subject, one.severity) for one in self._incidents())
                 ],
+                "schedules": lambda: _single(schedules()),
+                "states of schedules": lambda: _by_label(schedules() and schedules().states),
+                "skips of schedules": lambda: _by_label(schedules() and schedules().skipped),
                 "unique tasks": lambda: _single(inspector.unique.count()),
             }
         return readers
@@ -191,6 +198,10 @@ def _tried(name: str, read: Callable[[], T]) -> T | None:
 def _single(read: Any) -> Samples | None:
     """Return the sample of metrics without labels; None if there is none."""
     return None if read is None else [((), (read,))]
+
+
+def _by_label(counts: Mapping[str, int] | None) -> Samples:
+    return [((label,), (number,)) for label, number in (counts or {}).items()]
 
 
 def _by_state(states: Iterable[WorkerState]) -> Samples:

@@ -16,6 +16,7 @@ from redis_queue.celery.brokers.redis import is_same_database
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.queues.open import connected, on_redis
+from redis_queue.celery.schedules.calendar import tzdata_version
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
 from redis_queue.doctor import Finding
@@ -26,6 +27,8 @@ from redis_queue.monitor.model import WorkerRow
 from redis_queue.operate.access import Access
 from redis_queue.operate.flows import KINDS, LimitsRow
 from redis_queue.operate.queue_row import BROKEN
+from redis_queue.operate.schedules import ScheduleList
+from redis_queue.store.chunks import CHUNK
 from redis_queue.store.redis_errors import redact
 from redis_queue.store.scripts import Scripts
 
@@ -67,6 +70,20 @@ def flow_places(access: Access) -> Iterator[Finding]:
         yield warning(
             f"{taken:,} places in flows belong to messages that are not in flight, and no worker frees them",
             "start a worker of an app with flows: it frees them within one and a half times the visibility timeout",
+        )
+
+
+def schedule_zones(access: Access) -> Iterator[Finding]:
+    """The time zone data of this host are as new as those of the hosts that stored schedules."""
+    own, rows = tzdata_version(), ScheduleList(access).page(None, CHUNK).items
+    newer = {row.name: row.schedule.definition.tzdata for row in rows if row.schedule.definition is not None}
+    newer = {name: version for name, version in newer.items() if own and version > own}
+    if newer:
+        yield warning(
+            f"this host has the time zone data {own}, and schedules were stored with newer ones: "
+            f"{some_of([f'{name} ({version})' for name, version in newer.items()], MAX_APPS)}: here they may be due at "
+            "other times",
+            "update the time zone data of this host: the package tzdata of the system, or of PyPI",
         )
 
 
@@ -121,5 +138,6 @@ def consumed_queues(app: Any) -> frozenset[str]:
 CHECKS: Final[dict[str, Callable[[Access], Iterator[Finding]]]] = {
     "flow limits": flow_limits,
     "flow keys": flow_keys,
+    "schedule time zones": schedule_zones,
 }
 """Checks of any Redis by what workers and producers write into it; the others need an app."""

@@ -44,7 +44,7 @@ class Incident:
 Rule = Callable[[Situation], Iterator[Incident]]
 
 
-LIST_OF: Final = {"celery-queue": "queues", "queue": "queues", "flow": "flows"}
+LIST_OF: Final = {"celery-queue": "queues", "queue": "queues", "flow": "flows", "schedule": "schedules"}
 """The page that lists what a page shows one of."""
 
 

@@ -20,6 +20,14 @@ from redis_queue.operate.incidents.queues import (
     unread_flows,
     unread_queues,
 )
+from redis_queue.operate.incidents.schedules import (
+    failed_schedules,
+    missed_schedules,
+    refused_schedules,
+    undispatched_schedules,
+    unread_schedules,
+    unsent_schedules,
+)
 from redis_queue.operate.incidents.situation import Situation, look
 from redis_queue.operate.incidents.work import broken_workers, failing_tasks, retry_storms, slow_tasks
 
@@ -51,7 +59,13 @@ RULES: Final[Mapping[str, Rule]] = {
     "workers": broken_workers,
     "servers": pressure,
     "late entries": late_entries,
+    "schedule dispatchers": undispatched_schedules,
+    "unsent schedules": unsent_schedules,
+    "refused schedules": refused_schedules,
     "failing tasks": failing_tasks,
+    "missed schedules": missed_schedules,
+    "failed schedules": failed_schedules,
+    "unread schedules": unread_schedules,
     "slow queues": slow_queues,
     "retry storms": retry_storms,
     "slow tasks": slow_tasks,
@@ -67,6 +81,12 @@ OF_DOCTOR: Final = (
     "flow workers",
     "flow stops",
     "key stops",
+    "schedule dispatchers",
+    "unsent schedules",
+    "refused schedules",
+    "missed schedules",
+    "failed schedules",
+    "unread schedules",
     "failing tasks",
     "slow tasks",
     "unreadable",

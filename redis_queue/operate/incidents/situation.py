@@ -24,6 +24,8 @@ from redis_queue.operate.inspector import FEW_SHARDS
 from redis_queue.operate.items import MAX_READ
 from redis_queue.operate.liveness import WorkerState, with_tasks, worker_states
 from redis_queue.operate.queue_row import BROKEN, CeleryQueueRow, QueueRow, fault_text
+from redis_queue.operate.schedules import ScheduleRow
+from redis_queue.operate.schedules import look as look_at_schedules
 from redis_queue.store.chunks import CHUNK
 
 T = TypeVar("T")
@@ -59,9 +61,11 @@ class Situation:
     of those series that run for long now. *backlog* counts the tasks of each flow that wait for a place, *flows* are
     all flows, *stopped_keys* the keys that start nothing, with their flows, *pauses* the last action on each flow that
     starts nothing. *dead* tells when the first and the last dead letter of a queue died, *dispatchers* how many
-    dispatchers the DelayQueue of tasks, and one with late entries, has (None: it never had one). *pressure* is what the
-    doctor finds on the servers. *read_elsewhere* are the queues that workers consume by their answers, None if they
-    were not asked. *unread* says of each part that cannot be read why.
+    dispatchers the DelayQueue of tasks, and one with late entries, has (None: it never had one). *schedules* are those
+    that may be wrong, *schedule_dispatchers* counts the dispatchers that send them, *refused_schedules* tells of each
+    app which of its schedules are not stored, and why. *pressure* is what the doctor finds on the servers.
+    *read_elsewhere* are the queues that workers consume by their answers, None if they were not asked. *unread* says
+    of each part that cannot be read why.
     """
 
     at: datetime
@@ -78,6 +82,9 @@ class Situation:
     pauses: Mapping[str, AuditLine] = field(default_factory=dict)
     dead: Mapping[tuple[str, str], tuple[datetime, datetime]] = field(default_factory=dict)
     dispatchers: Mapping[str, int | None] = field(default_factory=dict)
+    schedules: Sequence[ScheduleRow] = ()
+    schedule_dispatchers: int | None = None
+    refused_schedules: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     pressure: Sequence[Finding] = ()
     read_elsewhere: frozenset[str] | None = None
     unread: Mapping[str, str] = field(default_factory=dict)
@@ -235,6 +242,10 @@ def _dispatchers(access: Access, found: Situation) -> Iterator[tuple[str, int | 
         yield row.name, seen if seen or row.name == default or log.totals() != Dispatched() else None
 
 
+def _schedule_dispatchers(access: Access, found: Situation) -> int | None:
+    return len(access.task_queue.dispatch_log.dispatchers()) if found.schedules else None
+
+
 def _most(rows: Sequence[QueueRow], count: str) -> Sequence[QueueRow]:
     return sorted((row for row in rows if not row.error), key=lambda row: -getattr(row, count))[:MAX_LOOKS]
 
@@ -258,6 +269,9 @@ _PARTS: Final[Mapping[str, tuple[str, Callable[[Access, Situation], Any]]]] = {
     "pauses": ("the audit", _pauses),
     "dead": ("dead letters", lambda access, found: dict(_dead(access, found))),
     "dispatchers": ("the counts of dispatchers", lambda access, found: dict(_dispatchers(access, found))),
+    "schedules": ("schedules", lambda access, found: look_at_schedules(access, found.at)),
+    "schedule_dispatchers": ("the counts of dispatchers", _schedule_dispatchers),
+    "refused_schedules": ("schedules", lambda access, _: access.schedules.store.refused()),
     "pressure": ("the servers", _pressure),
 }
 """The parts of a situation in the order in which they are read: what it is for people, and what reads it."""
