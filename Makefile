@@ -1,6 +1,6 @@
 # Every target creates its own virtual environment; no target needs root.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-release coverage test-oldest test-newest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-flow bench-peers compose-check clean
+.PHONY: help setup demo test test-all test-release coverage test-oldest test-newest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-flow bench-schedules bench-peers compose-check clean
 
 VENV := .venv
 OLDEST := .venv-oldest
@@ -139,6 +139,9 @@ bench-observe: setup ## what the reports of workers cost: CPU, commands, and byt
 
 bench-flow: setup ## what flow control costs, and how exact limits, rates and turns are; ARGS=--small for less
 	$(BIN)/python -m benchmarks.flow $(ARGS)
+
+bench-schedules: setup ## periodic tasks from the store against stock beat: lateness, idle commands, a burst, a failover; ARGS=--small for less
+	$(BIN)/python -m benchmarks.schedules $(ARGS)
 
 bench-leases: setup ## messages lost when consumers are killed: stock, with leases, with atomic fetch
 	$(BIN)/python -m benchmarks.leases $(ARGS)
