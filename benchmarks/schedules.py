@@ -1,8 +1,8 @@
 """Periodic tasks from the store, sent by one dispatcher, beside stock beat with the same entries.
 
 The worker is a stock one. Lateness is from the due time of a run to the start of its task, without that of an immediate
-task (its median). Prints progress, and as its last line one JSON object; "beat" in a name is stock beat, and null one that
-took too long.
+task (its median). Prints progress, and as its last line one JSON object; "beat" in a name is stock beat, and null a burst
+that took too long.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Site:
         return bytes(found)
 
     def fire(self, due: datetime, sender: contextlib.AbstractContextManager[Any]) -> tuple[float, int]:
-        """Return the seconds from *due* until *sender* has sent all entries, at most LIMIT, and how many it has sent."""
+        """Return the seconds from *due* until *sender* has sent all entries, at most LIMIT, and how many it sent."""
         with sender:
             assert time.time() + SETTLE < due.timestamp(), "the machine is too slow to start before the due time"
             while (sent := self.client.llen(QUEUE)) < self.entries and time.time() < due.timestamp() + LIMIT:
