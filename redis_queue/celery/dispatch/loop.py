@@ -245,20 +245,32 @@ class ScheduleLoop:
         self._durable = extension if extension is not None and extension.delays else None
         self._declares = store.settings.schedules if declares is None else declares
         self._interval = store.settings.dispatch_interval_seconds
-        self._look_at = -math.inf
+        self._look_at = self._declare_at = -math.inf
+        self._undeclared = OutageLog(
+            logger, "cannot declare beat_schedule", "beat_schedule is declared", action="schedules_undeclared"
+        )
         self._outage = OutageLog(logger, "cannot send schedules", "sending schedules again", action="schedules_away")
         self._backoff = Backoff()
 
     def declare(self) -> None:
-        """Store the app's ``beat_schedule``, once. Raises StoreUnavailableError: the caller tries again."""
-        if not self._declares or self._durable is None:
+        """Store the app's ``beat_schedule``, once; again after a pause if Redis refused it, as a full one does.
+
+        Raises StoreUnavailableError: the caller tries again.
+        """
+        if not self._declares or self._durable is None or time.monotonic() < self._declare_at:
             return
         try:
             self._durable.declare_schedules()
         except StoreUnavailableError:
             raise
+        except StoreError as error:
+            pause = self._backoff.next()
+            self._undeclared.note(error, retry_in=pause)
+            self._declare_at = time.monotonic() + pause
+            return
         except Exception:
             logger.exception("cannot declare beat_schedule", extra={"action": "schedules_undeclared"})
+        self._undeclared.end()
         self._declares = False
 
     def run(self, *, woken: bool, budget: float = FIRE_BUDGET) -> None:

@@ -59,3 +59,13 @@ def test_schedule_that_a_newer_version_wrote_is_looked_at_again(rota: Rota) -> N
     look = rota.client.zscore(KEYS.schedule_looks, "tick")
     assert look is not None
     assert 60_000 < look - rota.schedules.store.now() < 600_000
+
+
+def test_beat_schedule_is_declared_once_a_full_redis_takes_it(rota: Rota) -> None:
+    rota.durable.app.conf.beat_schedule = {"tick": {"task": TICK, "schedule": 60}}
+    ballast = Ballast(rota.client)
+    with running(DispatchLoop(rota.app, declares=True)):
+        wait_until(lambda: rota.client.info("errorstats").get("errorstat_OOM"), description="a refused call")
+        assert rota.schedules.list() == []
+        ballast.free()
+        wait_until(rota.schedules.list, description="the schedule")
