@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.chaos.edits import found_by_runs, found_by_tests, lua, py
+from tests.chaos.schedule_mutants import FOUND_BY_SCHEDULE_TESTS
 from tests.chaos.unique_mutants import FOUND_BY_UNIQUE_TESTS
 
 LONG: Final = 2400
@@ -342,5 +343,6 @@ FOUND_BY_RUNS: Final = {
 MUTANTS: Final = [
     *found_by_tests(FOUND_BY_TESTS),
     *found_by_tests(FOUND_BY_UNIQUE_TESTS),
+    *found_by_tests(FOUND_BY_SCHEDULE_TESTS),
     *found_by_runs(FOUND_BY_RUNS),
 ]
