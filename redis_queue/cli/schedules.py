@@ -16,6 +16,7 @@ from redis_queue.cli.access import Group, with_app
 from redis_queue.cli.actions import act, one_command
 from redis_queue.cli.listing import Column, Row, show_rows
 from redis_queue.cli.output import end_with, show_fields, show_json, show_location, show_table, wants_json
+from redis_queue.cli.schedule_transfer import export_schedules, import_schedules
 from redis_queue.operate.access import Access, AppAccess
 from redis_queue.operate.actions.action import Action, Plan, Result
 from redis_queue.operate.actions.queues import One
@@ -163,6 +164,8 @@ def _document(access: Access, scope: Mapping[str, Any]) -> Row:
     return find_row(access, scope["name"]).document
 
 
+schedules.add_command(import_schedules)
+schedules.add_command(export_schedules)
 for _verb in ("put", "pause", "resume", "run"):
     schedules.add_command(
         one_command(ACTIONS["schedule", f"schedule-{_verb}"], _name, document=_document, name=_verb, previews=True)
