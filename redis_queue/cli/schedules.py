@@ -164,11 +164,11 @@ def _document(access: Access, scope: Mapping[str, Any]) -> Row:
     return find_row(access, scope["name"]).document
 
 
-schedules.add_command(import_schedules)
-schedules.add_command(export_schedules)
 for _verb in ("put", "pause", "resume", "run"):
     schedules.add_command(
         one_command(ACTIONS["schedule", f"schedule-{_verb}"], _name, document=_document, name=_verb, previews=True)
     )
 for _verb in ("delete", "backfill"):
     schedules.add_command(one_command(ACTIONS["schedule", f"schedule-{_verb}"], _name, name=_verb))
+schedules.add_command(import_schedules)
+schedules.add_command(export_schedules)

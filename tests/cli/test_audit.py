@@ -68,7 +68,7 @@ CHANGES = {
 
 ELSEWHERE = {"celery-queue move", "celery-queue delete", "celery-queue purge", "terminate", "worker shutdown"}
 ELSEWHERE |= {"worker resize", "worker clear", "doctor", "flow move", "flow delete"}
-ELSEWHERE |= {f"schedules {verb}" for verb in ("put", "pause", "resume", "run", "delete", "backfill")}
+ELSEWHERE |= {f"schedules {verb}" for verb in ("put", "pause", "resume", "run", "delete", "backfill", "import")}
 """They need a worker, a broker, an app or damage; their own tests look into the audit."""
 
 WITHOUT_QUESTION = {"queue pause", "queue resume", "flow set", "flow pause", "flow resume", "flow reset"}

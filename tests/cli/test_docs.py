@@ -17,6 +17,7 @@ from kombu.entity import Queue
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.admission.flows import Flows
+from redis_queue.celery.schedules.schedules import Schedules
 from redis_queue.cli import celery as celery_cli
 from redis_queue.cli import group
 from redis_queue.monitor.failures import Failures
@@ -62,6 +63,8 @@ def test_the_examples_with_an_app_run(
     task = RunningTask("task-1", "shop.remind", "mail", worker.name, at)
     Reports(client, "redis_queue", clock).write(worker, [task])
     app.conf.task_queues = [Queue("mail"), Queue("slow")]
+    # An export names an unreadable schedule, and fails.
+    Schedules(app).delete("broken")
     for number in range(3):
         app.send_task("shop.remind", [number], queue="mail", task_id=f"task-{number}")
     assert APP_EXAMPLES

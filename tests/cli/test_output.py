@@ -86,6 +86,8 @@ ACTIONS = {
     "schedules run",
     "schedules backfill",
     "schedules declare",
+    "schedules import",
+    "schedules export",
     "scheduled export",
     "scheduled import",
     "validate",
