@@ -163,11 +163,6 @@ class TestPut:
         expected = ", ".join(f"2030-01-01 0{hour}:00:00 UTC" for hour in (1, 2, 3))
         assert f"Next runs: {expected}." in done.stderr
 
-    def test_runs_of_the_definition_before_count(self, run_in_app: Run, schedules: Schedules) -> None:
-        line = ("schedules", "put", "nightly", "--rules", "every 1h", "--task", "shop.report", "--dry-run")
-        assert "Next runs: none, since" in run_in_app(*line, "--max-runs", "1").stderr
-        assert "Next runs: 2030-01-01 01:00:00 UTC.\n" in run_in_app(*line, "--max-runs", "2").stderr
-
     def test_the_result_in_words_is_the_next_run(self, run_in_app: Run, schedules: Schedules) -> None:
         done = run_in_app(*PUT)
         assert (done.stdout, done.stderr) == ("hourly: 0 * * * *. Next run: 2030-01-01 01:00:00 UTC\n", "")
@@ -350,12 +345,3 @@ def test_an_equal_schedule_is_left_alone(run_in_app: Run, schedules: Schedules) 
     before = schedules.store.get(["hourly"])
     assert told(run_in_app, *PUT)["next_run"] == "2030-01-01T01:00:00+00:00"
     assert schedules.store.get(["hourly"]) == before
-
-
-def test_metrics_and_incidents_have_them_without_an_app(run: Run, schedules: Schedules) -> None:
-    metrics = run("metrics", "--once").stdout.splitlines()
-    for state, number in {"active": 1, "paused": 1, "over": 1, "unreadable": 1}.items():
-        assert f'redis_queue_schedules{{state="{state}"}} {number}.0' in metrics
-    assert 'redis_queue_schedule_skipped_total{reason="overlap"} 2.0' in metrics
-    kinds = {row["kind"] for row in json.loads(run("incidents", "--json").stdout)["incidents"]}
-    assert {"schedule dispatchers", "unsent schedules", "missed schedules"} <= kinds

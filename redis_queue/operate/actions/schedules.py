@@ -28,7 +28,6 @@ from redis_queue.operate.actions.queues import One, one_step
 from redis_queue.operate.schedules import changes
 from redis_queue.schedules.definition import MAX_TASK, Definition, Missed, Overlap
 from redis_queue.schedules.state import following
-from redis_queue.schedules.store import Stored
 
 MAX_DIGITS: Final = 12
 
@@ -78,7 +77,7 @@ def put(access: Access, choice: Choice) -> Plan:
         f"Store the schedule {name}",
         name,
         change,
-        f"Next runs: {_runs_text(definition, now, first, stored) or 'none, since it has sent max_runs already'}.",
+        f"Next runs: {_runs_text(definition, now, first)}.",
         changes=changes(before, definition),
         warnings=[f"{hint[0].upper()}{hint[1:]}"] if unknown else (),
         nothing="It is stored already" if before is not None and before.means_the_same(definition) else "",
@@ -228,13 +227,10 @@ def _next_text(schedule: Schedule) -> str:
     return f"Next run: {'none' if schedule.next_run is None else _time(schedule.next_run)}"
 
 
-def _runs_text(definition: Definition, since: int, first: int, stored: Stored | None) -> str:
-    # The runs of the definition before count.
-    runs = stored.state.runs if stored is not None and stored.state is not None else 0
-    left = NEXT if definition.max_runs is None else definition.max_runs - runs
+def _runs_text(definition: Definition, since: int, first: int) -> str:
     due: int | None = first
     found: list[str] = []
-    while due is not None and len(found) < min(NEXT, left):
+    while due is not None and len(found) < min(NEXT, definition.max_runs or NEXT):
         found.append(_time(from_ms(due)))
         due = following(definition, since, due, calendar_of(definition))
     return ", ".join(found)
