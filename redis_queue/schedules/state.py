@@ -136,13 +136,17 @@ _EVENT: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run: due, sent, and how it ended: *outcome* and *ended_at* are None while that is not known."""
+    """One run: due, sent, and how it ended: *outcome* and *ended_at* are None while that is not known.
+
+    *text* is "by hand" or "backfill" if a person sent it.
+    """
 
     id: str
     due: datetime
     sent_at: datetime
     outcome: str | None = None
     ended_at: datetime | None = None
+    text: str = ""
 
 
 def runs_of(events: Sequence[Event]) -> list[Run]:
@@ -153,7 +157,7 @@ def runs_of(events: Sequence[Event]) -> list[Run]:
         if event.kind == "sent":
             end = ends.get(event.id)
             known = (None, None) if end is None else (end.text, from_ms(end.at))
-            found.append(Run(event.id, from_ms(event.due), from_ms(event.at), *known))
+            found.append(Run(event.id, from_ms(event.due), from_ms(event.at), *known, text=event.text))
     return found
 
 

@@ -116,7 +116,7 @@ class ScheduleStore:
             for part in by_size(chunk, lambda row: len(row[-1]) + len(row[3])):
                 more = [value for row in part for value in row]
                 new, reply = self._change(now=self._shard.clock(), limit=MAX_SCHEDULES, most=MAX_EVENTS, more=more)
-                if new:
+                if new or any(change.definition for change in changes):
                     self._queue.shards.register()
                 if b"2" in reply:
                     raise InvalidValueError(f"there are {MAX_SCHEDULES:,} schedules: delete some first")

@@ -22,7 +22,7 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import ConfigurationError, InvalidValueError, RedisQueueError
 from redis_queue.monitor.monitor import Workers
 from redis_queue.schedules.definition import Definition, Dst, Missed, Overlap
-from redis_queue.schedules.state import NEVER, REASONS, Event, Run, State, following, resumed, runs_of
+from redis_queue.schedules.state import NEVER, NONE, REASONS, Event, Run, State, following, resumed, runs_of
 from redis_queue.schedules.store import Change, ScheduleStore, Stored, new_generation
 from redis_queue.store.chunks import CHUNK, check_limit
 from redis_queue.store.ids import new_ids
@@ -94,7 +94,7 @@ class Schedule:
             failures=state.streak,
             skipped={reason: state.skipped_for(reason) for reason in REASONS},
             since=from_ms(state.since),
-            running="" if state.active == "-" else state.active,
+            running="" if state.active == NONE else state.active,
             error=error,
             definition=definition,
         )
@@ -173,7 +173,7 @@ class Schedules:
         *pause_after_failures* in a row. *options* are those of ``apply_async``, such as ``queue=`` and ``priority=``.
         Durations are in seconds or timedelta.
 
-        An equal schedule stays as it is, with its next run and its counts; another one begins from now. Raises
+        An equal schedule stays as it is, with its next run and its counts; another one begins from now, at zero. Raises
         InvalidValueError for invalid values, BodyError for arguments that JSON lacks, and nothing is stored then.
         """
         definition = self.definition(
@@ -233,7 +233,8 @@ class Schedules:
                         return None
                 else:
                     due, since = (first, state.since) if not old.runs else (self.first_due(definition, now), now)
-                    state = replace(old, generation=state.generation, due=due, since=since, streak=0, is_paused=paused)
+                    state = replace(state, due=due, since=since, is_paused=paused)
+                    state = replace(state, active=old.active, active_at=old.active_at)
             look = definition.fire_ms(state.due) if state.due else NEVER
             if state.is_paused:
                 look = stored.look if stored is not None and old is not None and old.is_paused else NEVER
@@ -331,7 +332,9 @@ class Schedules:
             known, definition, state = self._known(name, stored)
             now = self.store.now()
             message = self.dispatch.message(definition, id_, now, now)
-            state = replace(state, runs=state.runs + 1, active=id_, active_at=now)
+            if state.active == NONE:
+                state = replace(state, active=id_, active_at=now)
+            state = replace(state, runs=state.runs + 1)
             event = Event("sent", now, id_, now, text="by hand")
             return Change(name, known.state_text, state, look=known.look, events=[event], message=message)
 
