@@ -1,8 +1,8 @@
 """Periodic tasks from the store, sent by one dispatcher, beside stock beat with the same entries.
 
 The worker is a stock one. Lateness is from the due time of a run to the start of its task, without that of an immediate
-task (its median). Prints progress, and as its last line one JSON object; "beat" in a name is stock beat, and null a burst
-that took too long.
+task (its median). Prints progress, and as its last line one JSON object; "beat" in a name is stock beat, and null a
+burst that took too long.
 """
 
 from __future__ import annotations

@@ -156,8 +156,9 @@ def runs_of(events: Sequence[Event]) -> list[Run]:
     for event in events:
         if event.kind == "sent":
             end = ends.get(event.id)
-            known = (None, None) if end is None else (end.text, from_ms(end.at))
-            found.append(Run(event.id, from_ms(event.due), from_ms(event.at), *known, text=event.text))
+            outcome, ended_at = (None, None) if end is None else (end.text, from_ms(end.at))
+            times = from_ms(event.due), from_ms(event.at)
+            found.append(Run(event.id, *times, outcome, ended_at, event.text))
     return found
 
 
