@@ -120,7 +120,7 @@ class ScheduleStore:
                     self._queue.shards.register()
                 if b"2" in reply:
                     raise InvalidValueError(f"there are {MAX_SCHEDULES:,} schedules: delete some first")
-                flags += [flag == ord("1") for flag in reply]
+                flags += [flag in b"13" for flag in reply]
         return flags
 
     def _row(self, change: Change) -> tuple[Any, ...]:

@@ -10,17 +10,25 @@
 --                    ("" = as before), ms of the next look ("inf" = none), new events, one in a line, id ("" = no
 --                    message), due time in ms, record
 --
--- Returns {1 if the queue is new, flags}: per item 1 = done, 0 = the state is another one, 2 = too many schedules. A
--- message whose id is stored already is not stored again. A full Redis refuses all, unless no item has a message.
+-- Returns {1 if the queue is new, flags}: per item 1 = done, 0 = the state is another one, 2 = too many schedules, 3 =
+-- done before: the schedule is gone, or its events tell so. A message whose id is stored already is not stored again. A
+-- full Redis refuses all, unless no item has a message.
 -- O(items * log)
 
 -- include schema, clock, wake_dispatcher, store_entry
 -- check schedules, schedule_looks, schedule_events
+-- The reply to a call may be lost: the next one has another state to compare with.
+local function was_done(name, after, events, found)
+  if after == '' then return found == '' end
+  local lines = events ~= '' and redis.call('HGET', schedule_events, name)
+  return lines and string.find('\n' .. lines .. '\n', '\n' .. events .. '\n', 1, true)
+end
 local count, states, flags, sends = redis.call('HLEN', schedule_states), {}, {}, 0
 for i = 1, #items, 9 do
   local name, before, after = items[i], items[i + 1], items[i + 2]
   local found = states[name] or redis.call('HGET', schedule_states, name) or ''
   local flag = found == before and 1 or 0
+  if flag == 0 and was_done(name, after, items[i + 5], found) then flag = 3 end
   if flag == 1 and found == '' and after ~= '' then
     if count >= limit then flag = 2 else count = count + 1 end
   end
