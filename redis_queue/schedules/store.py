@@ -84,11 +84,11 @@ class ScheduleStore:
         self._keys = ScheduleKeys(self._shard.keys)
         self._scripts = queue.shards.scripts
         self._writer = EntryWriter(queue.shards)
-        held = self._shard.keys
         self._due = self._scripts.bind("schedules/due", self._keys)
-        self._change = self._scripts.bind(
-            "schedules/change", self._keys, meta=held.meta, records=held.records, waiting=held.waiting, wake=held.wake
-        )
+        self._own: dict[str, bytes] = {
+            name: getattr(self._keys, name)
+            for name in ("schedules", "schedule_states", "schedule_looks", "schedule_events")
+        }
         self._declare = self._scripts.bind("schedules/declare", self._keys)
 
     def check(self, message: Push) -> None:
@@ -115,12 +115,19 @@ class ScheduleStore:
         for chunk in chunks(rows, MAX_CHANGES):
             for part in by_size(chunk, lambda row: len(row[-1]) + len(row[3])):
                 more = [value for row in part for value in row]
-                new, reply = self._change(now=self._shard.clock(), limit=MAX_SCHEDULES, most=MAX_EVENTS, more=more)
+                new, reply = self._shard.call(
+                    "schedules/change",
+                    others=self._own,
+                    now=self._shard.clock(),
+                    limit=MAX_SCHEDULES,
+                    most=MAX_EVENTS,
+                    more=more,
+                )
                 if new or any(change.definition for change in changes):
                     self._queue.shards.register()
                 if b"2" in reply:
                     raise InvalidValueError(f"there are {MAX_SCHEDULES:,} schedules: delete some first")
-                flags += [flag in b"13" for flag in reply]
+                flags += [flag == ord("1") for flag in reply]
         return flags
 
     def _row(self, change: Change) -> tuple[Any, ...]:

@@ -308,7 +308,7 @@ def test_all_keys_of_a_call_are_in_one_cluster_slot(name: str) -> None:
     of_queues = (Keys("p{r}e:fix", "queue", HOSTILE_NAME), Keys("p{r}e:fix", "delay", HOSTILE_NAME, 3))
     first = of_queues[1]
     of_schedules = ScheduleKeys(first)
-    vars(of_schedules).update({name: getattr(first, name) for name in ("meta", "records", "waiting", "wake")})
+    vars(of_schedules).update({name: getattr(first, name) for name in ("meta", "records", "waiting", "wake", "slot")})
     others: dict[str, tuple[object, ...]] = {
         "admission": (FlowKeys("p{r}e:fix"),),
         "monitor": (MonitorKeys("p{r}e:fix"),),

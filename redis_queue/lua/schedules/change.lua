@@ -2,33 +2,28 @@
 --
 -- A change and its message are one step, so no run is sent twice or left out. Items with one name build on each other.
 --
--- KEYS meta, records, waiting, wake, schedules, schedule_states, schedule_looks, schedule_events
--- ARGV now    TIME   0 = the server's clock
--- ARGV limit  COUNT  most schedules; more are refused
--- ARGV most   COUNT  most events of a schedule that are kept beside new ones
--- ARGV items  LIST   nine for each: name, state before ("" = none), state after ("" = delete the schedule), definition
---                    ("" = as before), ms of the next look ("inf" = none), new events, one in a line, id ("" = no
---                    message), due time in ms, record
+-- KEYS meta, records, waiting, wake, slot, schedules, schedule_states, schedule_looks, schedule_events
+-- ARGV now       TIME   0 = the server's clock
+-- ARGV sequence  TEXT   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
+-- ARGV limit     COUNT  most schedules; more are refused
+-- ARGV most      COUNT  most events of a schedule that are kept beside new ones
+-- ARGV items     LIST   nine for each: name, state before ("" = none), state after ("" = delete the schedule),
+--                       definition ("" = as before), ms of the next look ("inf" = none), new events, one in a line, id
+--                       ("" = no message), due time in ms, record
 --
--- Returns {1 if the queue is new, flags}: per item 1 = done, 0 = the state is another one, 2 = too many schedules, 3 =
--- done before: the schedule is gone, or its events tell so. A message whose id is stored already is not stored again. A
--- full Redis refuses all, unless no item has a message.
+-- Returns {1 if the queue is new, flags}: per item 1 = done, 0 = the state is another one, 2 = too many schedules. A
+-- message whose id is stored already is not stored again. A full Redis refuses all, unless no item has a message.
 -- O(items * log)
 
--- include schema, clock, wake_dispatcher, store_entry
+-- include schema, last_call
+if last == sequence then return {0, outcome} end
+-- include clock, wake_dispatcher, store_entry
 -- check schedules, schedule_looks, schedule_events
--- The reply to a call may be lost: the next one has another state to compare with.
-local function was_done(name, after, events, found)
-  if after == '' then return found == '' end
-  local lines = events ~= '' and redis.call('HGET', schedule_events, name)
-  return lines and string.find('\n' .. lines .. '\n', '\n' .. events .. '\n', 1, true)
-end
 local count, states, flags, sends = redis.call('HLEN', schedule_states), {}, {}, 0
 for i = 1, #items, 9 do
   local name, before, after = items[i], items[i + 1], items[i + 2]
   local found = states[name] or redis.call('HGET', schedule_states, name) or ''
   local flag = found == before and 1 or 0
-  if flag == 0 and was_done(name, after, items[i + 5], found) then flag = 3 end
   if flag == 1 and found == '' and after ~= '' then
     if count >= limit then flag = 2 else count = count + 1 end
   end
@@ -72,4 +67,4 @@ end
 if sends > 0 then redis.call('HINCRBY', meta, 'put', sends) end
 if not known and sends > 0 then redis.call('HSET', meta, 'schema', SCHEMA) end
 wake_dispatcher(first)
-return {(known or sends == 0) and 0 or 1, table.concat(flags)}
+return {(known or sends == 0) and 0 or 1, remember(table.concat(flags))}

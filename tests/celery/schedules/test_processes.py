@@ -317,7 +317,7 @@ class TestRollingDeploy:
             beat.wait_for_output("are not used")
         assert self.rules(rota) == newer
         old.app.conf.beat_schedule = old.settings["beat_schedule"]
-        report = old.declare_schedules(force=True)
+        report = old.durable.declare_schedules(force=True)
         assert (sorted(report.changed), report.deleted, report.newer) == (["changed", "removed"], ["added"], "")
         assert self.rules(rota) == rules
         with new.beat() as beat:
