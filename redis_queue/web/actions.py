@@ -17,6 +17,7 @@ from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, R
 from redis_queue.operate.actions.registry import action_of
 from redis_queue.operate.actions.rows import Rows
 from redis_queue.store.chunks import MANY
+from redis_queue.store.keys import is_name
 from redis_queue.web import celery_queue, dead_letters, entries, failures, request_args
 from redis_queue.web.context import context, page
 from redis_queue.web.permissions import require
@@ -52,6 +53,13 @@ def _back_to_flow(scope: Mapping[str, Any]) -> str:
     return url_for("flows.show")
 
 
+def _back_to_schedule(scope: Mapping[str, Any]) -> str:
+    """Return the address of the schedule; that of the list if there is none with this name."""
+    name = scope["name"]
+    is_known = is_name(name) and context().access.schedules.get(name) is not None
+    return url_for("schedules.one", name=name) if is_known else url_for("schedules.show")
+
+
 FORMS: Final = {
     "scheduled": Form(lambda scope: url_for("entries.show", **scope), entries.CONDITIONS),
     "dead": Form(lambda scope: url_for("dead_letters.show", **scope), dead_letters.CONDITIONS),
@@ -61,6 +69,7 @@ FORMS: Final = {
     "running": Form(lambda _: url_for("workers.running")),
     "queue": Form(lambda scope: url_for("queues.one", kind=scope["kind"], name=scope["name"])),
     "flow": Form(_back_to_flow),
+    "schedule": Form(_back_to_schedule),
     "unique": Form(lambda _: url_for("flows.unique")),
     "worker": Form(lambda _: url_for("workers.show")),
 }

@@ -18,7 +18,7 @@ from kombu.exceptions import OperationalError
 from werkzeug.exceptions import BadRequest, HTTPException, InternalServerError
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.basics.times import span_text
+from redis_queue.basics.times import from_ms, span_text
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.operate.access import Access, AppAccess, access_to
 from redis_queue.operate.actions.entries import reference
@@ -40,6 +40,7 @@ from redis_queue.web import (
     history,
     overview,
     queues,
+    schedules,
     search,
     workers,
 )
@@ -80,6 +81,7 @@ PAGES: Final = (
     overview,
     forecast,
     entries,
+    schedules,
     queues,
     celery_queue,
     flows,
@@ -100,6 +102,7 @@ NAVIGATION: Final = (
             ("search.tasks", "Tasks", "t"),
             ("workers.running", "Running", "r"),
             ("entries.show", "Scheduled", "s"),
+            ("schedules.show", "Schedules", "e"),
             ("forecast.show", "Forecast", "f"),
         ),
     ),
@@ -119,6 +122,7 @@ NAVIGATION: Final = (
 
 GROUP_OF: Final = {
     "entries.one": "Work",
+    "schedules.one": "Work",
     "search.task": "Work",
     "queues.one": "Queues",
     "celery_queue.show": "Queues",
@@ -186,6 +190,7 @@ def dashboard(
     app.add_template_filter(partial(formatting.moment, zone=settings.zone), "moment")
     app.add_template_filter(formatting.moment, "utc")
     app.add_template_filter(span_text, "span")
+    app.add_template_filter(from_ms, "from_ms")
     for name in ("machine", "until", "redacted", "body", "unread_text"):
         app.add_template_filter(getattr(formatting, name), name)
     for name in ("lines", "chart_data", "shares", "spark_points"):

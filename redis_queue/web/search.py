@@ -19,6 +19,7 @@ from redis_queue.operate.search import search
 from redis_queue.operate.task_life import TaskLife, task_life
 from redis_queue.operate.tasks import STATES, TaskSearch
 from redis_queue.store.ids import is_id
+from redis_queue.store.keys import is_name
 from redis_queue.web import request_args
 from redis_queue.web.context import context, page
 from redis_queue.web.request_args import MAX_TEXT
@@ -118,11 +119,18 @@ def show_task() -> str | tuple[str, int]:
         tones_of_phases=TONES_OF_PHASES,
         kind=kind_of(life.stored[0]) if life.stored else "",
         rows=_references(life),
+        schedule=_schedule(life),
         waits=life.failure is not None and not failures.is_dispatched(access),
         with_body=request_args.flag("body"),
         now=life.at,
     )
     return shown if life.is_known else (shown, 404)
+
+
+def _schedule(life: TaskLife) -> str:
+    """Return the name of the schedule that sent a task; "" if its message, if there is one, does not tell."""
+    found = life.message.headers.get("schedule") if life.message else None
+    return found if isinstance(found, str) and is_name(found) else ""
 
 
 def _references(life: TaskLife) -> dict[str, str]:
