@@ -21,6 +21,7 @@ from tests.support.web.contents import (
     fill_flows,
     fill_queue,
     fill_reports,
+    fill_schedules,
     fill_unique,
 )
 
@@ -41,8 +42,8 @@ CORPUS = (
 )
 _TAGS = """
 a b body button caption code datalist dd details div dl dt figcaption figure form h1 h2 head header html i input label
-li link main meta nav ol option p polygon polyline pre rect script section select small span strong summary svg table
-tbody td th thead time title tr ul
+li link main meta nav ol option p path polygon polyline pre rect script section select small span strong summary svg
+table tbody td th thead time title tr ul
 """
 KNOWN = frozenset(_TAGS.split())
 INVISIBLE = ("\u202e", "\u2066", "\x1b[2J", "\x00", "\r\nSet-Cookie: zq1=1\r\n", "\u200b", "\ud800", "\x7f", "\u2028")
@@ -91,6 +92,7 @@ class TestMarkup:
         fill_reports(client, text)
         fill_flows(client, text)
         fill_unique(client, text)
+        fill_schedules(client, text)
         browser = Browser(dashboard(client, secret_key=KEY, allow_write=True))
         pages = crawl(browser, 2)
         for page in pages.values():
@@ -102,6 +104,7 @@ class TestMarkup:
             "/queues",
             "/flows",
             "/unique",
+            "/schedules",
             "/dead",
             "/scheduled",
             "/forecast",
@@ -120,6 +123,9 @@ class TestMarkup:
         assert any(shown("Headers", page) and MARK in page.text for page in details)
         assert any(shown(f"broken{text}", page) for path, page in pages.items() if path.startswith("/failure?"))
         assert any(shown(f"ann{text}", page) for path, page in pages.items() if path.startswith("/flow?"))
+        one = next(page for path, page in pages.items() if path.startswith("/schedule?") and "body=1" in path)
+        for field in ("shop.report", "often", "stocktaking", "no broker"):
+            assert shown(f"{field}{text}", one), field
         for field in ("Timeout", "no such queue"):
             assert shown(f"{field}{text}", everywhere["/dead"]), field
 
@@ -154,6 +160,11 @@ class TestMarkup:
             state = flows.get(name)
             assert state is not None
             assert state.paused
+        schedules = fill_schedules(client, text)
+        asked = browser.send(browser.get("/schedules").form("/actions/schedule/preview"), ("verb", "schedule-pause"))
+        check(asked)
+        check(browser.send(asked.form("/schedule")))
+        assert schedules.events(f"often{text}")[0].kind == "paused"
         owners = fill_unique(client, text)
         asked = browser.send(browser.get("/unique").form("/actions/unique/preview"), ("verb", "unique-release"))
         check(asked)
@@ -191,6 +202,8 @@ class TestMarkup:
             ("/flows", "name"),
             ("/flow", "name"),
             ("/unique", "task"),
+            *(("/schedules", name) for name in ("name", "state", "sort", "after")),
+            ("/schedule", "name"),
             ("/entry", "id"),
             ("/entry", "kind"),
             ("/", text),

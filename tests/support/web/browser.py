@@ -188,6 +188,7 @@ SCREENS = (
     "/incidents",
     "/forecast",
     "/scheduled",
+    "/schedules",
     "/queues",
     "/flows",
     "/unique",

@@ -27,6 +27,9 @@ from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.audit import Audit, AuditLine
+from redis_queue.schedules.definition import Definition
+from redis_queue.schedules.state import NONE, Event, State
+from redis_queue.schedules.store import Change, ScheduleStore
 from redis_queue.store.keys import FlowKeys, Keys
 from tests.support.store.stage import replies
 from tests.support.web.browser import Browser
@@ -164,6 +167,50 @@ def fill_unique(client: redis.Redis, text: str = "") -> Owners:
         assert owners.acquire(field, token, task_id=id_, ttl_ms=3_600_000 * hours).owns
         assert owners.confirm(field, token)
     return owners
+
+
+def fill_schedules(client: redis.Redis, text: str = "", app: str = "app") -> ScheduleStore:
+    """Store a schedule that is due, with runs and events, a paused one, one that is over, and an unreadable one."""
+    store = ScheduleStore(DelayQueue("scheduled", client))
+    now = store.now()
+    usual = Definition(
+        f"nightly{text}", f"shop.report{text}", [{"cron": "30 2 * * *"}], timezone="Europe/Berlin", app=app
+    )
+    often = replace(usual, name=f"often{text}", rules=[{"every": 60_000}], timezone="UTC", args=[f"argument{text}"])
+    often = replace(often, kwargs={"token": "hunter2"}, options={"queue": f"slow{text}"})
+    state = State(
+        "0123abcd",
+        now + 90_000,
+        now - 3_600_000,
+        9,
+        1,
+        2,
+        3,
+        4,
+        failed=2,
+        active=NONE if " " in text else f"runs{text}",
+        active_at=now,
+    )
+    events = [
+        Event("sent", now - 59_000, f"first{text}", now - 60_000),
+        Event("ended", now - 50_000, f"first{text}", text="failed"),
+        Event("skipped", now - 40_000, due=now - 50_000, until=now - 45_000, count=3, text="late"),
+        Event("error", now - 30_000, text=f"no broker{text}"),
+        Event("paused", now - 20_000, until=now + 60_000, text=f"stocktaking{text}"),
+        Event("resumed", now - 10_000),
+        Event("sent", now - 2000, f"runs{text}", now - 5000),
+    ]
+    over = replace(usual, name=f"over{text}", until=now - 1)
+    paused = replace(usual, name=f"paused{text}", pause_after_failures=3)
+    changes = [
+        Change(often.name, b"", state, often.text(), state.due, events),
+        Change(usual.name, b"", State("0123abce", now + 7_200_000, now), usual.text(), now + 7_200_000),
+        Change(paused.name, b"", replace(state, is_paused=True), paused.text(), now + 7_000_000),
+        Change(over.name, b"", State("0123abcf", 0, now, 5), over.text()),
+        Change(f"broken{text}", b"", State("0123abc0", now, now), f"not JSON{text}"),
+    ]
+    assert store.change(changes) == [True] * len(changes)
+    return store
 
 
 def fill(client: redis.Redis, app: Celery | None = None) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import redis
 from celery import Celery
@@ -21,12 +21,16 @@ from redis_queue.admission.flows import Flows
 from redis_queue.admission.rules import Flow
 from redis_queue.basics.histogram import Histogram
 from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.schedules.runs import calendar_of
 from redis_queue.delay.dispatch_log import DispatcherRow
 from redis_queue.delay.model import Dispatched, Push
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, Run, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
+from redis_queue.operate.access import AppAccess
 from redis_queue.operate.audit import Audit, AuditLine
+from redis_queue.schedules.state import Event
+from redis_queue.schedules.store import Change
 from redis_queue.store.keys import FlowKeys
 
 PREFIX: Final = "redis_queue"
@@ -59,6 +63,18 @@ LOADS: Final = (
     Load("search.reindex", 6, 0.0, 9_000, 900),
 )
 SHARES: Final = tuple(load.runs for load in LOADS)
+
+
+SCHEDULES: Final[Sequence[tuple[str, str, str, dict[str, Any]]]] = (
+    ("reindex", "*/5 * * * *", "search.reindex", {"overlap": "skip", "queue": "search"}),
+    ("charge-open-invoices", "0 6-20 * * *", "billing.charge", {"queue": "billing", "jitter": 60}),
+    ("digest", "30 7,12,17 * * *", "mail.digest", {"queue": "mail", "expires": "next"}),
+    ("nightly-report", "30 2 * * *", "shop.report", {"args": ("eu",), "missed": "latest", "window": 3600}),
+    ("stock-sync", "*/20 * * * *", "shop.sync", {"queue": "shop", "pause_after_failures": 5}),
+    ("remind", "*/15 8-18 * * 1-5", "shop.remind", {"queue": "shop"}),
+    ("clean-up", "0 */2 * * *", "shop.clean_up", {}),
+    ("month-end", "0 1 1 * *", "billing.close_month", {"queue": "billing", "missed": "all"}),
+)
 
 
 def fill_shop(client: redis.Redis, app: Celery) -> None:
@@ -223,6 +239,34 @@ def _report(client: redis.Redis, chance: random.Random) -> None:
             reports.write(replace(_worker("worker-1@shop", _ago(minutes=ago)), release=release))
     Reports(client, PREFIX).write(ended=_runs(datetime.now(timezone.utc)))
     report_workers(client)
+
+
+def fill_schedules(app: Celery) -> None:
+    """Store the schedules of the shop, with the runs and events of the last hours."""
+    chance, schedules = random.Random(11), AppAccess(app).schedules
+    for name, rules, task, options in SCHEDULES:
+        schedules.put(name, rules, task, timezone="Europe/Berlin", **options)
+    schedules.pause("stock-sync", reason="stocktaking", until=_ago(hours=-3))
+    store, now = schedules.store, schedules.store.now()
+    changes = []
+    for stored in filter(None, store.get([name for name, *_ in SCHEDULES])):
+        assert stored.state is not None
+        assert stored.definition is not None
+        events = list[Event]()
+        for due in calendar_of(stored.definition).occurrences(now - 86_400_000, now, 1000)[-12:]:
+            failed, id_ = stored.name == "charge-open-invoices" and not events, store.run_id(stored.name, due)
+            sent = stored.definition.fire_ms(due) + chance.randint(2, 60)
+            outcome = "failed" if failed else "succeeded"
+            events += [
+                Event("sent", sent, id_, due),
+                Event("ended", sent + chance.randint(400, 9000), id_, text=outcome),
+            ]
+        is_slow = stored.name == "reindex"
+        if is_slow:
+            events.append(Event("skipped", now - 4000, due=now - 65_000, until=now - 65_000, count=1, text="overlap"))
+        state = replace(stored.state, runs=chance.randint(300, 9000), failed=chance.randint(0, 3), overlap=int(is_slow))
+        changes.append(Change(stored.name, stored.state_text, state, look=stored.look, events=events))
+    assert all(store.change(changes))
 
 
 def report_workers(client: redis.Redis) -> None:

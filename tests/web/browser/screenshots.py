@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.web.chromium import EXECUTABLE, serving
 from tests.support.web.contents import delayed_of
-from tests.support.web.shop import fill_shop, report_workers
+from tests.support.web.shop import fill_schedules, fill_shop, report_workers
 
 IMAGES = ROOT / "docs" / "images"
 MAX_BYTES = 120_000
@@ -41,6 +41,8 @@ ALL_WAYS = {
     "running": "/running",
     "task": "/task?id=charge-1040",
     "workers": "/workers",
+    "schedules": "/schedules",
+    "schedule": "/schedule?name=digest",
 }
 """Pages on a desk and on a phone, in light and in dark colours."""
 
@@ -64,6 +66,7 @@ def main() -> None:
     ):
         delayed_of(app, client)
         fill_shop(client, app)
+        fill_schedules(app)
         browser = playwright.chromium.launch(executable_path=EXECUTABLE, args=["--no-sandbox", "--disable-lcd-text"])
         for name, path in ONCE.items():
             report_workers(client)
