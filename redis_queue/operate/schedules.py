@@ -33,8 +33,8 @@ MAX_STATES: Final = 1000
 MAX_LOOKS: Final = 50
 """Maximum number of late schedules, and of others, whose definitions and events are read to find incidents."""
 
-STEP: Final = 100
-"""Definitions of one read; each has up to 256 KiB."""
+STEP: Final = 50
+"""Definitions of one read; each has up to 32 KiB."""
 
 BY_HAND: Final = ("by hand", "backfill")
 """Texts of events of runs that a person sent."""

@@ -19,8 +19,8 @@ Missed = Literal["skip", "latest", "all"]
 Overlap = Literal["allow", "skip", "queue", "cancel"]
 Dst = Literal["wall", "celery"]
 
-MAX_BYTES: Final = 256 * 1024
-"""Maximum size of a definition."""
+MAX_BYTES: Final = 32 * 1024
+"""Maximum size of a definition: a page of them is read at once."""
 
 MAX_TASK: Final = 500
 
