@@ -9,7 +9,7 @@ from tests.chaos.edits import lua, py
 FOUND_BY_SCHEDULE_TESTS: Final = {
     "tests/celery/schedules/test_processes.py": {
         "send a run of an older state": lua(
-            "schedules/change", "local flag = found == before and 1 or 0", "local flag = 1", "frozen_leader"
+            "schedules/change", "local flag = found == before and 1 or 0", "local flag = 1", "command_is_cut"
         ),
         "find due runs by the clock of the host": py(
             "schedules/store.py",

@@ -390,13 +390,27 @@ class TestOverlap:
             worker.wait_for_output("Terminating")
             assert rota.state("wait").skipped == rota.state("wait").late
 
-    def test_run_of_a_killed_worker_blocks_no_longer_than_its_timeout(self, rota: Rota) -> None:
+    def test_run_that_a_killed_worker_lost_blocks_no_longer_than_its_timeout(self, rota: Rota) -> None:
+        # With late acknowledgement, another worker would run it again.
+        rota.settings["task_acks_late"] = False
         with rota.worker("one") as first:
             self.begin(rota, overlap="skip", overlap_timeout=2)
             self.wait_for_skips(rota)
             first.kill()
         with rota.worker("two"):
-            rota.wait_for("wait", 2)
+            lost, after = rota.wait_for("wait", 2)
+            assert after - lost > 2000
+            self.open_gate(rota)
+
+    def test_run_of_a_killed_worker_that_another_one_repeats_blocks_until_it_ends(self, rota: Rota) -> None:
+        with rota.worker("one") as first:
+            self.begin(rota, overlap="skip")
+            first.kill()
+        with rota.worker("two"):
+            first_due, again = rota.wait_for("wait", 2)
+            assert again == first_due
+            self.open_gate(rota)
+            assert rota.wait_for("wait", 3)[-1] > first_due
             self.open_gate(rota)
 
     def test_schedule_whose_runs_fail_is_paused(self, rota: Rota) -> None:
