@@ -222,16 +222,23 @@ class ScheduleStore:
     def settle(self, ends: Sequence[tuple[str, Event]]) -> None:
         """Note how runs ended, each the name of its schedule and an event; those of unknown schedules are ignored.
 
-        After too many failures in a row, a schedule is paused.
+        An end that is among the last events counts once, however often it is told. After too many failures in a row, a
+        schedule is paused.
         """
         left = list(ends)
         for _ in range(ATTEMPTS):
             names = list(dict.fromkeys(name for name, _ in left if is_name(name)))
             known = dict(zip(names, self.get(names), strict=True))
+            # Read after the states: an end that is noted later has another state.
+            events = zip(names, self.events_of(names), strict=True)
+            told = {(name, it.id, it.text) for name, found in events for it in found if it.kind == "ended"}
             rows: list[tuple[tuple[str, Event], Change]] = []
             for name, event in left:
-                stored = known.get(name)
-                if stored is not None and stored.state is not None and stored.definition is not None:
+                stored, end = known.get(name), (name, event.id, event.text)
+                if stored is None or end in told:
+                    continue
+                told.add(end)
+                if stored.state is not None and stored.definition is not None:
                     change = _settled(stored, stored.state, stored.definition, event)
                     rows.append(((name, event), change))
                     known[name] = replace(

@@ -123,7 +123,7 @@ class TestMetrics:
             schedules.dispatch.run()
         clock.forward(65)
         schedules.dispatch.run()
-        schedules.store.settle([("s0", Event("ended", clock(), "x", text="failed"))] * 2)
+        schedules.store.settle([("s0", Event("ended", clock(), id_, text="failed")) for id_ in "xy"])
         clock.forward(95)
         known = [schedules.find(name) for name in schedules.store.names()]
         read = samples(access)

@@ -290,6 +290,21 @@ def test_an_end_of_a_run_is_noted_and_failures_pause(schedules: Schedules, clock
     assert (schedules.resume("a").failures, schedules.find("a").paused) == (0, False)
 
 
+@pytest.mark.usefixtures("lost_replies")
+def test_an_end_that_is_told_again_counts_once(schedules: Schedules, clock: ManualClock) -> None:
+    schedules.put("a", 60, "shop.build", pause_after_failures=2)
+    clock.advance(60)
+    schedules.dispatch.run()
+    id_ = schedules.find("a").running
+    # The clock of a worker is measured again for each attempt, and a task that was redelivered ends twice.
+    for later in (0, 5):
+        schedules.store.settle([("a", Event("ended", clock() + later, id_, text="failed"))] * 2)
+    found = schedules.find("a")
+    assert (found.failed, found.failures, found.paused) == (1, 1, False)
+    schedules.store.settle([("a", Event("ended", clock(), id_, text="succeeded"))])
+    assert schedules.find("a").failures == 0
+
+
 def test_runs_that_overlap(durable: DurableTasks, schedules: Schedules, clock: ManualClock) -> None:
     for overlap in ("allow", "skip", "queue"):
         schedules.put(overlap, 60, "shop.build", overlap=overlap, overlap_timeout=600)
