@@ -344,7 +344,8 @@ class Schedules:
     def backfill(self, name: str, start: datetime, end: datetime) -> builtins.list[str]:
         """Send the runs that were due from *start* to before *end* (aware, up to now), at once; return their task ids.
 
-        Runs among the last events that were sent are left out. Raises InvalidValueError for more than 1,000.
+        Runs among the last events that were sent are left out, and those that the schedule has not passed yet: it sends
+        or counts them itself. Raises InvalidValueError for more than 1,000.
         """
         sent: builtins.list[str] = []
         for due in self.unsent(name, start, end):
@@ -367,7 +368,8 @@ class Schedules:
     def unsent(self, name: str, start: datetime, end: datetime) -> builtins.list[int]:
         """Return the due times (ms) of the runs that :meth:`backfill` would send; raises what it raises."""
         definition, state = self._readable(name)
-        low, high = point_ms(start, name="start"), min(point_ms(end, name="end"), self.store.now())
+        now = self.store.now()
+        low, high = point_ms(start, name="start"), min(point_ms(end, name="end"), now, state.due or now)
         dues = calendar_of(definition).occurrences(low - 1, high - 1, MAX_BACKFILL + 1, state.since)
         if len(dues) > MAX_BACKFILL:
             raise InvalidValueError(f"more than {MAX_BACKFILL:,} runs were due: choose a shorter time")

@@ -157,7 +157,8 @@ def delete(access: Access, choice: Choice) -> Plan:
 def backfill(access: Access, choice: Choice) -> Plan:
     """Send the runs of the schedule NAME that were due within a time of the past, at once: up to 1,000.
 
-    Runs are left out that were sent, as far as its last events tell.
+    Runs are left out that were sent, as far as its last events tell, and those that it has yet to send or to count:
+    resume a paused one first.
 
     Example: redis-queue -A shop schedules backfill nightly --start -3d --end -1d --dry-run
     """

@@ -379,6 +379,20 @@ def test_by_hand(durable: DurableTasks, schedules: Schedules, clock: ManualClock
     assert len(messages(durable)) == 8
 
 
+def test_a_backfill_leaves_out_what_the_schedule_sends_itself(schedules: Schedules, clock: ManualClock) -> None:
+    at_the_hour(clock)
+    schedules.put("a", 60, "shop.build", missed="all")
+    clock.advance(60)
+    schedules.dispatch.run()
+    schedules.pause("a")
+    clock.advance(120)
+    assert schedules.backfill("a", clock.after(-179), clock.after(1)) == []
+    schedules.resume("a", catch_up=True)
+    schedules.dispatch.run()
+    ids = [run.id for run in schedules.runs("a")]
+    assert len(ids) == len(set(ids)) == 3
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"rules": "0 0 31 2 *"}, "Bad day-of-month"),
     ({"rules": 0}, "0"),
