@@ -48,7 +48,7 @@ _STATE: Final = re.compile(r"([0-9a-f]{8})((?: -?\d{1,15}){9}) ([01]) (\S{1,255}
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How far a schedule has come. *generation* is new for each new definition; times are in ms since the epoch.
+    """How far a schedule has come. *generation* is new for each new definition and pause; times are in ms since 1970.
 
     *since* is when its definition was stored, from which intervals count; *due* is the next due time, 0 if there is
     none. *active* is the id of a run that has not ended, as far as is known.

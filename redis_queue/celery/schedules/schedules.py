@@ -297,7 +297,9 @@ class Schedules:
             known, _, state = self._known(name, stored)
             event = Event("paused", now, until=ends or 0, text=reason)
             look = NEVER if ends is None else ends
-            return Change(name, known.state_text, replace(state, is_paused=True), look=look, events=[event])
+            # Else a dispatcher that has read the end of an earlier pause could still resume it.
+            after = replace(state, generation=new_generation(), is_paused=True)
+            return Change(name, known.state_text, after, look=look, events=[event])
 
         self.store.update(name, make)
         return self.find(name)

@@ -177,6 +177,25 @@ def test_a_paused_schedule_sends_nothing_and_counts_what_it_leaves_out(
     assert kinds == [("resumed", ""), ("skipped", "paused"), ("paused", "holidays")]
 
 
+def test_an_older_copy_does_not_end_a_longer_pause(
+    schedules: Schedules, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedules.put("a", 60, "shop.build")
+    schedules.pause("a", until=clock.after(30))
+    clock.advance(31)
+    read = ScheduleStore.due
+
+    def paused_after(self: ScheduleStore, limit: int) -> Any:
+        found = read(self, limit)
+        monkeypatch.setattr(ScheduleStore, "due", read)
+        schedules.pause("a", until=clock.after(3600))
+        return found
+
+    monkeypatch.setattr(ScheduleStore, "due", paused_after)
+    schedules.dispatch.run()
+    assert schedules.find("a").pause_ends == clock.after(3600)
+
+
 @pytest.mark.parametrize("change", ["pause", "delete", "put", "delete and put"])
 def test_an_older_copy_sends_nothing(
     durable: DurableTasks, schedules: Schedules, clock: ManualClock, change: str, monkeypatch: pytest.MonkeyPatch
