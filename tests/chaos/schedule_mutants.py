@@ -25,8 +25,8 @@ FOUND_BY_SCHEDULE_TESTS: Final = {
         ),
         "stop at a schedule that cannot be sent": py(
             "celery/schedules/runs.py",
-            "except Exception as error:  # noqa: BLE001 - it must not keep",
-            "except KeyError as error:  # noqa: BLE001 - it must not keep",
+            "except Exception as error:  # it must not keep",
+            "except KeyError as error:  # it must not keep",
             "bad_schedule",
         ),
         "never pause what fails": py(

@@ -26,7 +26,7 @@ from redis_queue.monitor.monitor import Workers
 from redis_queue.schedules.definition import Definition
 from redis_queue.schedules.state import Event, State, Step, plan, resumed, text_of
 from redis_queue.schedules.store import Change, ScheduleStore, Stored
-from redis_queue.store.redis_errors import redact
+from redis_queue.store.redis_errors import is_outage, redact
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -62,7 +62,8 @@ class Runs:
     def run(self, budget: float = math.inf) -> float:
         """Send the runs that are due, until *budget* seconds have passed; return the seconds until the next ones.
 
-        Raises StoreError. Whatever else fails concerns one schedule, and is noted among its events.
+        Raises StoreError if Redis refuses work for now, or the keys of schedules cannot be used. Whatever else fails
+        concerns one schedule, and is noted among its events.
         """
         stop_at = time.monotonic() + budget
         while True:
@@ -122,9 +123,9 @@ class Runs:
             return
         try:
             yield from self._step(stored, definition, state, now)
-        except StoreError:
-            raise
-        except Exception as error:  # noqa: BLE001 - it must not keep other schedules from being sent
+        except Exception as error:  # it must not keep other schedules from being sent
+            if isinstance(error, StoreError) and is_outage(error):
+                raise
             text = redact(text_of(error))
             logger.error("schedule %s is not sent: %s", stored.name, text, extra={"action": "schedule_failed"})
             late = max(0, now - state.due)

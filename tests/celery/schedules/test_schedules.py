@@ -22,7 +22,7 @@ from redis_queue.celery.schedules.schedules import Schedules
 from redis_queue.errors import BodyError, ConfigurationError, InvalidValueError
 from redis_queue.schedules.state import Event
 from redis_queue.schedules.store import ScheduleStore
-from redis_queue.store.keys import Keys, ScheduleKeys
+from redis_queue.store.keys import Keys, MonitorKeys, ScheduleKeys
 from tests.support.celery.brokers import Broker, ManualClock, stored_messages
 
 pytestmark = pytest.mark.parametrize("broker", ["redis"], indirect=True)
@@ -289,6 +289,20 @@ def test_a_bad_schedule_stops_no_other(
     assert {envelope.headers["schedule"] for envelope in messages(durable)} == {"good", "no such serializer"}
     assert schedules.delete("hostile state")
     schedules.put("unknown zone", 60, "shop.build")
+
+
+def test_a_key_that_only_one_schedule_needs_stops_no_other(
+    durable: DurableTasks, schedules: Schedules, client: redis.Redis, clock: ManualClock
+) -> None:
+    schedules.put("looks for its run", 60, "shop.build", overlap="skip", overlap_timeout=1)
+    clock.advance(60)
+    schedules.dispatch.run()
+    durable.queue.cancel_many([entry.id for entry in durable.queue.list()])
+    schedules.put("good", 60, "shop.build")
+    client.set(MonitorKeys("redis_queue").running, "of another program")
+    clock.advance(60)
+    schedules.dispatch.run()
+    assert schedules.find("good").runs == 1
 
 
 def test_an_end_of_a_run_is_noted_and_failures_pause(schedules: Schedules, clock: ManualClock) -> None:
