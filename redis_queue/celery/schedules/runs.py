@@ -70,7 +70,12 @@ class Runs:
             now, left, found = self._store.due(BATCH)
             if not found:
                 return left
-            self._store.change([change for stored in found for change in self._changes(stored, now)])
+            changes: list[Change] = []
+            for stored in found:
+                changes += self._changes(stored, now)
+                if time.monotonic() >= stop_at:
+                    break
+            self._store.change(changes)
             if time.monotonic() >= stop_at:
                 return 0.0
 

@@ -153,6 +153,16 @@ def test_many_missed_runs_are_passed_in_steps(durable: DurableTasks, schedules: 
     assert schedules.find("faster").skipped["late"] == 2999
 
 
+def test_schedules_that_take_long_are_cut_at_the_budget(schedules: Schedules, clock: ManualClock) -> None:
+    for number in range(3):
+        schedules.put(f"s{number}", 1, "shop.build", missed="all")
+    clock.advance(30)
+    assert schedules.dispatch.run(0) == 0.0
+    assert sorted(schedules.find(f"s{number}").runs for number in range(3)) == [0, 0, 30]
+    assert schedules.dispatch.run() == pytest.approx(1)
+    assert [schedules.find(f"s{number}").runs for number in range(3)] == [30, 30, 30]
+
+
 def test_a_paused_schedule_sends_nothing_and_counts_what_it_leaves_out(
     durable: DurableTasks, schedules: Schedules, clock: ManualClock
 ) -> None:
