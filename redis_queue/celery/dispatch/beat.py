@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import threading
@@ -87,7 +86,7 @@ class PeriodicDispatch:
         if not self._lock.acquire(blocking=False):
             return Dispatched()
         try:
-            self._schedules.run(woken=True, budget=math.inf)
+            self._schedules.run(woken=True, budget=DISPATCH_EVERY)
             done = Dispatched() if self._spreads and self._queue.moves.leader() else self._dispatcher.run()
             self._report.add(done)
             # The next run may go to another process.

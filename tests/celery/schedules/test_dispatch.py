@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from celery import Celery
 
 from redis_queue.celery import DispatchLoop
+from redis_queue.celery.dispatch import beat
 from redis_queue.celery.dispatch.beat import dispatch_due
+from redis_queue.schedules.store import Change
 from redis_queue.store.keys import Keys, ScheduleKeys
 from tests.support.celery.dispatch import running
 from tests.support.celery.periodic import Rota, rota_on_one_redis
@@ -49,6 +52,19 @@ def test_periodic_task_sends_delayed_tasks_while_a_full_redis_refuses_runs(rota:
     ballast.free()
     assert dispatch_due(rota.app) == {"sent": 1, "failed": 0}
     assert rota.state("tick").runs == 1
+
+
+def test_periodic_task_sends_delayed_tasks_while_many_runs_are_due(rota: Rota, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beat, "DISPATCH_EVERY", 0.1)
+    rota.schedules.put("tick", 0.1, TICK, missed="all")
+    before = rota.state("tick")
+    month_ago = replace(before, due=before.due - 30 * 86_400_000)
+    rota.schedules.store.change([Change("tick", str(before).encode(), month_ago, look=0)])
+    rota.durable.app.send_task(TICK, countdown=0.01)
+    wait_until(lambda: rota.durable.queue.moves.due_in() == 0, description="it to be due")
+    assert dispatch_due(rota.app)["sent"] > 1
+    assert rota.durable.queue.count() == 0
+    assert 0 < rota.state("tick").runs < 30 * 86_400
 
 
 def test_schedule_that_a_newer_version_wrote_is_looked_at_again(rota: Rota) -> None:
