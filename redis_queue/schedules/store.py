@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal
 from uuid import UUID, uuid5
 
 from redis_queue.basics.logs import logger_of
+from redis_queue.basics.waits import Backoff
 from redis_queue.delay.entries import EntryWriter
 from redis_queue.delay.model import Push
 from redis_queue.delay.queue import DelayQueue
@@ -210,7 +212,7 @@ class ScheduleStore:
 
         Return False if *make* returned None. Raises StoreError if others are always faster.
         """
-        for _ in range(ATTEMPTS):
+        for _ in _attempts():
             (stored,) = self.get([name])
             change = make(stored)
             if change is None:
@@ -226,7 +228,7 @@ class ScheduleStore:
         schedule is paused.
         """
         left = list(ends)
-        for _ in range(ATTEMPTS):
+        for _ in _attempts():
             names = list(dict.fromkeys(name for name, _ in left if is_name(name)))
             known = dict(zip(names, self.get(names), strict=True))
             # Read after the states: an end that is noted later has another state.
@@ -294,6 +296,15 @@ class ScheduleStore:
         _, found = self._scripts.command("HSCAN", self._keys.schedule_apps, 0, "COUNT", MAX_APPS)
         apps = {id_text(app): _read_app(text) for app, text in pairs(found)[:MAX_APPS]}
         return {app: known["refused"] for app, known in apps.items() if known and known["refused"]}
+
+
+def _attempts() -> Iterator[None]:
+    # Of many that change one schedule at once, none loses each time if they pause at random.
+    backoff = Backoff(first=0.002, cap=0.1)
+    for number in range(ATTEMPTS):
+        if number:
+            time.sleep(backoff.next())
+        yield
 
 
 def _settled(stored: Stored, state: State, definition: Definition, event: Event) -> Change:

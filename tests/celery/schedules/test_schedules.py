@@ -333,7 +333,6 @@ def test_an_end_of_a_run_is_noted_and_failures_pause(schedules: Schedules, clock
     assert (schedules.resume("a").failures, schedules.find("a").paused) == (0, False)
 
 
-@pytest.mark.usefixtures("lost_replies")
 def test_an_end_that_is_told_again_counts_once(schedules: Schedules, clock: ManualClock) -> None:
     schedules.put("a", 60, "shop.build", pause_after_failures=2)
     clock.advance(60)
@@ -469,6 +468,21 @@ def test_bad_input_is_refused_and_nothing_is_stored(
     with pytest.raises((InvalidValueError, BodyError), match=text):
         schedules.put(**fields)
     assert not client.exists(KEYS.schedules, KEYS.schedule_states, KEYS.schedule_looks)
+
+
+def test_twenty_that_change_one_schedule_at_once_all_succeed(schedules: Schedules, make_app: MakeApp) -> None:
+    schedules.put("a", 60, "shop.build")
+
+    def run(own: Schedules) -> None:
+        for _ in range(10):
+            own.run_now("a")
+
+    threads = [Thread(target=run, args=(make_app().schedules,)) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert schedules.find("a").runs == 200
 
 
 def test_an_unknown_name_has_a_suggestion(schedules: Schedules) -> None:
