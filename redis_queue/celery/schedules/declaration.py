@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from redis_queue.celery.schedules.schedules import Schedules
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.errors import InvalidValueError
 from redis_queue.schedules.definition import Definition
-from redis_queue.schedules.store import ATTEMPTS
+from redis_queue.schedules.store import ATTEMPTS, Change, Stored
 
 logger = logger_of(__name__)
 
@@ -84,9 +84,11 @@ class Declaration:
                 break
         self._reconcile(definitions, version, sorted(set(known["names"]) - names), report)
         before, known = self._schedules.store.versions(app)
+        if known["versions"][:1] != [version]:
+            return replace(report, newer="".join(known["versions"][:1]))
         # The doctor reads why some were refused.
         refused = {name: why[:MAX_WHY] for name, why in [*report.refused.items()][:MAX_REFUSED]}
-        if known["versions"][:1] == [version] and (set(known["names"]), known["refused"]) != (names, refused):
+        if (set(known["names"]), known["refused"]) != (names, refused):
             self._schedules.store.set_versions(app, before, known["versions"], names, refused)
         return report
 
@@ -96,19 +98,13 @@ class Declaration:
         """Store *definitions*, and delete the static schedules *gone* of this app."""
         for definition in definitions:
             try:
-                if self._schedules.put_definition(replace(definition, version=version)):
+                if self._change(
+                    definition.name, version, self._schedules.putting(replace(definition, version=version))
+                ):
                     report.changed.append(definition.name)
             except InvalidValueError as error:
                 report.refused[definition.name] = str(error)
-        for name, stored in zip(gone, self._schedules.store.get(gone), strict=True):
-            found = None if stored is None else stored.definition
-            if (
-                found is not None
-                and found.static
-                and found.app == self._schedules.app_name
-                and self._schedules.delete(name)
-            ):
-                report.deleted.append(name)
+        report.deleted.extend(name for name in gone if self._change(name, version, self._deleted))
         for name, why in report.refused.items():
             extra = {"action": "schedule_refused"}
             logger.error("schedule %s of beat_schedule is not sent: %s", name, why, extra=extra)
@@ -120,6 +116,23 @@ class Declaration:
                 some_of(report.deleted, 5) or "none",
                 extra={"action": "schedules_declared"},
             )
+
+    def _change(self, name: str, version: str, make: Callable[[Stored | None], Change | None]) -> bool:
+        """Make the change that *make* returns, unless a newer version than *version* was declared meanwhile."""
+
+        def unless_newer(stored: Stored | None) -> Change | None:
+            change = make(stored)
+            # Read after the schedule: what a newer version changes from now on is another state.
+            in_force = change and self._schedules.store.versions(self._schedules.app_name)[1]["versions"][:1]
+            return change if in_force == [version] else None
+
+        return self._schedules.store.update(name, unless_newer)
+
+    def _deleted(self, stored: Stored | None) -> Change | None:
+        found = None if stored is None else stored.definition
+        if stored is None or found is None or not found.static or found.app != self._schedules.app_name:
+            return None
+        return Change(stored.name, stored.state_text, None)
 
     def static(self) -> tuple[list[Definition], DeclareReport]:
         """Return the definitions of ``beat_schedule``, and a report of the bad ones. Raises ConfigurationError."""
