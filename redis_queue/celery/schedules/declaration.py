@@ -60,7 +60,9 @@ class Declaration:
         Raises StoreError, and ConfigurationError if the library that a rule needs is missing.
         """
         definitions, report = self.static()
-        digest = hashlib.sha256("\n".join(sorted(item.text() for item in definitions)).encode()).hexdigest()[:12]
+        # Hosts of one release may have other time zone data.
+        texts = [replace(item, tzdata="").text() for item in definitions]
+        digest = hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()[:12]
         release = release_of(CelerySettings.of(self._app).release)
         version = f"{release}:{digest}" if release else digest
         app, names = self._schedules.app_name, {item.name for item in definitions}

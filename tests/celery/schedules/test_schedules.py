@@ -599,6 +599,13 @@ class TestDeclare:
         assert "good" in other.declare_schedules().refused
         assert durable.schedules.find("good").rules == "every 1 min"
 
+    def test_hosts_with_other_time_zone_data_have_one_version(
+        self, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for tzdata in ("2026a", "2026b", "2026a"):
+            monkeypatch.setattr("redis_queue.celery.schedules.schedules.tzdata_version", lambda found=tzdata: found)
+            assert make_app(beat_schedule=self.BEAT).declare_schedules().newer == ""
+
     def test_hostile_versions_stop_nothing(self, make_app: MakeApp, client: redis.Redis) -> None:
         client.hset(KEYS.schedule_apps, "shop", b'{"versions": {"a": 1}, "names": 5}\xff')
         assert make_app(beat_schedule=self.BEAT).declare_schedules().changed != []
