@@ -16,7 +16,7 @@ from redis_queue.celery.monitor.snapshot import release_of
 from redis_queue.celery.schedules.rules import read_rules
 from redis_queue.celery.schedules.schedules import Schedules
 from redis_queue.celery.settings import CelerySettings
-from redis_queue.errors import InvalidValueError
+from redis_queue.errors import ConfigurationError, InvalidValueError
 from redis_queue.schedules.definition import Definition
 from redis_queue.schedules.store import ATTEMPTS, Change, Stored
 
@@ -143,7 +143,9 @@ class Declaration:
         for name, entry in beat_entries(self._app).items():
             try:
                 found.append(self._of_entry(name, entry))
-            except (InvalidValueError, TypeError, KeyError) as error:
+            except ConfigurationError:
+                raise
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
                 report.refused[str(name)] = str(error)
         return found, report
 

@@ -585,13 +585,14 @@ class TestDeclare:
                 "dynamic": {"task": "shop.build", "schedule": 60},
                 "own": {"task": "shop.build", "schedule": Own(5)},
                 "no task": {"schedule": 60},
+                "text": {"task": "shop.build", "schedule": 60, "options": "queue"},
                 "good": {"task": "shop.build", "schedule": 60},
             }
         )
         durable.schedules.put("dynamic", 5, "shop.build")
         report = durable.declare_schedules()
         assert report.changed == ["good"]
-        assert sorted(report.refused) == ["dynamic", "no task", "own"]
+        assert sorted(report.refused) == ["dynamic", "no task", "own", "text"]
         assert durable.schedules.find("dynamic").rules == "every 5 s"
         with pytest.raises(InvalidValueError, match="beat_schedule"):
             durable.schedules.put("good", 5, "shop.build")
