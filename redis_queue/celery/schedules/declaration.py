@@ -19,6 +19,7 @@ from redis_queue.celery.settings import CelerySettings
 from redis_queue.errors import ConfigurationError, InvalidValueError
 from redis_queue.schedules.definition import Definition
 from redis_queue.schedules.store import ATTEMPTS, Change, Stored
+from redis_queue.store.keys import is_name
 
 logger = logger_of(__name__)
 
@@ -84,7 +85,7 @@ class Declaration:
             if self._schedules.store.set_versions(app, before, ordered, names | set(known["names"])):
                 known["names"] = sorted(names | set(known["names"]))
                 break
-        self._reconcile(definitions, version, sorted(set(known["names"]) - names), report)
+        self._reconcile(definitions, version, sorted(filter(is_name, {*known["names"]} - names)), report)
         before, known = self._schedules.store.versions(app)
         if known["versions"][:1] != [version]:
             return replace(report, newer="".join(known["versions"][:1]))

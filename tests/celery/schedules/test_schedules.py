@@ -607,9 +607,14 @@ class TestDeclare:
             monkeypatch.setattr("redis_queue.celery.schedules.schedules.tzdata_version", lambda found=tzdata: found)
             assert make_app(beat_schedule=self.BEAT).declare_schedules().newer == ""
 
-    def test_hostile_versions_stop_nothing(self, make_app: MakeApp, client: redis.Redis) -> None:
-        client.hset(KEYS.schedule_apps, "shop", b'{"versions": {"a": 1}, "names": 5}\xff')
-        assert make_app(beat_schedule=self.BEAT).declare_schedules().changed != []
+    @pytest.mark.parametrize(
+        "text", [b'{"versions": {"a": 1}, "names": 5}\xff', b'{"versions": [""], "names": ["", "a\\nb"]}']
+    )
+    def test_hostile_versions_stop_nothing(self, make_app: MakeApp, client: redis.Redis, text: bytes) -> None:
+        client.hset(KEYS.schedule_apps, "shop", text)
+        durable = make_app(beat_schedule=self.BEAT)
+        assert durable.declare_schedules().changed != []
+        assert durable.schedules.store.versions("shop")[1]["names"] == ["cron", "interval", "relative"]
 
 
 def test_schedules_need_delays(broker: Broker, redis_url: str) -> None:
