@@ -253,7 +253,7 @@ class ScheduleStore:
         raise StoreError(f"{len(left)} ends of runs: other processes change their schedules all the time")
 
     def run_id(self, name: str, due: int) -> str:
-        """Return the task id of the run of *name* that is due at *due* (ms): always the same one."""
+        """Return the task id of the run of *name* that is due at *due* (ms), or of another number: always the same."""
         place = f"{self._queue.settings.prefix}\0{self._queue.name}\0{name}\0{due}"
         number = 0
         # Its entry has to be in the first shard, where the schedules are.

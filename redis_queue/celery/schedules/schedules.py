@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
+from uuid import uuid4
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
@@ -25,7 +26,6 @@ from redis_queue.schedules.definition import Definition, Dst, Missed, Overlap
 from redis_queue.schedules.state import NEVER, NONE, REASONS, Event, Run, State, following, resumed, runs_of
 from redis_queue.schedules.store import Change, ScheduleStore, Stored, new_generation
 from redis_queue.store.chunks import CHUNK, check_limit
-from redis_queue.store.ids import new_ids
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -328,7 +328,7 @@ class Schedules:
 
     def run_now(self, name: str) -> str:
         """Send a run at once, besides those that are due; return its task id."""
-        id_ = new_ids(1)[0]
+        id_ = self.store.run_id(name, uuid4().int)
 
         def make(stored: Stored | None) -> Change:
             known, definition, state = self._known(name, stored)

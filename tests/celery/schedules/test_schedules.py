@@ -470,6 +470,15 @@ def test_bad_input_is_refused_and_nothing_is_stored(
     assert not client.exists(KEYS.schedules, KEYS.schedule_states, KEYS.schedule_looks)
 
 
+def test_a_run_by_hand_is_found_by_its_id_in_a_queue_of_several_shards(
+    durable: DurableTasks, delayed: Callable[..., DelayQueue]
+) -> None:
+    durable.queue = delayed(shards=4)
+    durable.schedules.put("a", 60, "shop.build")
+    ids = {durable.schedules.run_now("a") for _ in range(10)}
+    assert durable.queue.reader.find([*ids]).keys() == ids
+
+
 def test_twenty_that_change_one_schedule_at_once_all_succeed(schedules: Schedules, make_app: MakeApp) -> None:
     schedules.put("a", 60, "shop.build")
 
