@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, Protocol, cast
 from redis_queue.basics.times import from_ms
 from redis_queue.errors import InvalidValueError
 from redis_queue.schedules.definition import Definition
+from redis_queue.store.ids import is_id
 
 Reason = Literal["late", "overlap", "paused", "taken"]
 """Why a run was skipped: later than its policy allows, or a newer one was due; the run before had not ended; paused; a
@@ -115,7 +116,7 @@ class Event:
     def __str__(self) -> str:
         words = " ".join("".join(c if c.isprintable() else " " for c in self.text[:300]).split())
         # A header of a message may be any text.
-        id_ = self.id if self.id.isprintable() and " " not in self.id else NONE
+        id_ = self.id if is_id(self.id) and " " not in self.id else NONE
         return f"{self.kind} {self.at} {id_} {self.due} {self.until} {self.count} {words}"
 
     @classmethod
