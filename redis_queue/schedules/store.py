@@ -21,7 +21,7 @@ from redis_queue.schedules.definition import Definition
 from redis_queue.schedules.state import NEVER, NONE, Event, State
 from redis_queue.store.chunks import CHUNK, by_size, chunks, rows_of
 from redis_queue.store.codec import read_document
-from redis_queue.store.ids import id_bytes, id_text
+from redis_queue.store.ids import id_bytes, id_text, is_id
 from redis_queue.store.keys import ScheduleKeys, check_name, is_name
 from redis_queue.store.scripts import now_ms, pairs
 
@@ -191,7 +191,8 @@ class ScheduleStore:
 
     def place_of(self, run_id: str) -> Literal["waiting", "dead", ""]:
         """Return where the message of a run is, if it did not leave the DelayQueue for a broker."""
-        _, is_dead = self._queue.reader.find([run_id]).get(run_id, (None, None))
+        # Another program may have written an id that no entry can have.
+        _, is_dead = self._queue.reader.find(list(filter(is_id, [run_id]))).get(run_id, (None, None))
         return "" if is_dead is None else "dead" if is_dead else "waiting"
 
     def events(self, name: str) -> list[Event]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from threading import Barrier, Thread
 from typing import Any, ClassVar
@@ -24,6 +25,7 @@ from redis_queue.schedules.state import Event
 from redis_queue.schedules.store import ScheduleStore
 from redis_queue.store.keys import Keys, MonitorKeys, ScheduleKeys
 from tests.support.celery.brokers import Broker, ManualClock, stored_messages
+from tests.support.wait import must
 
 pytestmark = pytest.mark.parametrize("broker", ["redis"], indirect=True)
 
@@ -383,6 +385,18 @@ def test_it_ends_by_time_and_by_number(durable: DurableTasks, schedules: Schedul
     assert schedules.dispatch.run() == float("inf")
     assert schedules.next_runs("until") == []
     assert len(sent(durable)) == 4
+
+
+def test_a_run_with_an_id_that_none_can_have_blocks_until_its_timeout(
+    schedules: Schedules, client: redis.Redis, clock: ManualClock
+) -> None:
+    schedules.put("a", 60, "shop.build", overlap="skip", overlap_timeout=100)
+    state = must(must(schedules.store.get(["a"])[0]).state)
+    client.hset(KEYS.schedule_states, "a", str(replace(state, active="x\x01y", active_at=clock())))
+    for _ in range(2):
+        clock.advance(60)
+        schedules.dispatch.run()
+    assert (schedules.find("a").skipped["overlap"], schedules.find("a").runs) == (1, 1)
 
 
 def test_a_unique_task_that_waits_or_runs_is_not_sent_again(
