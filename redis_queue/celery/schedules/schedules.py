@@ -26,6 +26,7 @@ from redis_queue.schedules.definition import Definition, Dst, Missed, Overlap
 from redis_queue.schedules.state import NEVER, NONE, REASONS, Event, Run, State, following, resumed, runs_of
 from redis_queue.schedules.store import Change, ScheduleStore, Stored, new_generation
 from redis_queue.store.chunks import CHUNK, check_limit
+from redis_queue.store.keys import is_name
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -260,7 +261,8 @@ class Schedules:
     def list(self, *, offset: int = 0, limit: int = 100) -> builtins.list[Schedule]:
         """Return a page of up to *limit* (1 to 500) schedules, those first that are sent next."""
         check_limit(limit, CHUNK)
-        names = self.store.names(offset, limit)
+        # Other programs may have written names that no call takes.
+        names = filter(is_name, self.store.names(offset, limit))
         return [Schedule.of(stored) for stored in self.store.get(names) if stored is not None]
 
     def next_runs(self, name: str, limit: int = 10) -> builtins.list[datetime]:

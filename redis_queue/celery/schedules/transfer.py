@@ -20,6 +20,7 @@ from redis_queue.schedules.state import NEVER, State
 from redis_queue.schedules.store import new_generation
 from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.codec import read_document
+from redis_queue.store.keys import is_name
 
 if TYPE_CHECKING:
     from redis_queue.celery.schedules.schedules import Schedules
@@ -162,7 +163,8 @@ def export_document(schedules: Schedules) -> tuple[dict[str, Any], dict[str, str
     """Return all schedules, by name, as a JSON document, and the reasons for those that cannot be read."""
     found: list[dict[str, Any]] = []
     unreadable: dict[str, str] = {}
-    for stored in (item for chunk in chunks(schedules.store.all_names()) for item in schedules.store.get(chunk)):
+    names = filter(is_name, schedules.store.all_names())
+    for stored in (item for chunk in chunks(names) for item in schedules.store.get(chunk)):
         if stored is None:
             continue
         if stored.definition is None or stored.state is None:

@@ -20,6 +20,7 @@ from redis_queue import DelayQueue, Unique
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.schedules.schedules import Schedules
+from redis_queue.celery.schedules.transfer import export_document
 from redis_queue.errors import BodyError, ConfigurationError, InvalidValueError
 from redis_queue.schedules.state import Event
 from redis_queue.schedules.store import ScheduleStore
@@ -301,6 +302,18 @@ def test_a_bad_schedule_stops_no_other(
     assert {envelope.headers["schedule"] for envelope in messages(durable)} == {"good", "no such serializer"}
     assert schedules.delete("hostile state")
     schedules.put("unknown zone", 60, "shop.build")
+
+
+def test_a_name_that_no_schedule_can_have_hides_no_other(
+    schedules: Schedules, client: redis.Redis, clock: ManualClock
+) -> None:
+    schedules.put("good", 60, "shop.build")
+    client.zadd(KEYS.schedule_looks, {b"\xff\xfe": 0, b"": 0, b"x" * 1000: 0, b"a\nb": float("-inf")})
+    assert [item.name for item in schedules.list()] == ["good"]
+    assert len(export_document(schedules)[0]["schedules"]) == 1
+    clock.advance(60)
+    schedules.dispatch.run()
+    assert schedules.find("good").runs == 1
 
 
 def test_a_key_that_only_one_schedule_needs_stops_no_other(
