@@ -21,7 +21,7 @@ from redis_queue.celery.schedules.calendar import Calendar, check_timezone
 from redis_queue.celery.schedules.rules import check_rules, read_exclusions
 from redis_queue.celery.tracing import schedule_spans
 from redis_queue.delay.model import Push
-from redis_queue.errors import StoreError
+from redis_queue.errors import DuplicateTaskError, StoreError
 from redis_queue.monitor.monitor import Workers
 from redis_queue.schedules.definition import Definition
 from redis_queue.schedules.state import Event, State, Step, plan, resumed, text_of
@@ -82,8 +82,7 @@ class Runs:
     def message(self, definition: Definition, id_: str, due: int, at: int, following: int = 0) -> Push | None:
         """Return the message of a run that is due at *due* and sent at *at* (ms); None if it is stored already.
 
-        That is one of a unique task. Raises InvalidValueError for a unique task whose key is taken, and what Celery
-        raises.
+        That is one of a unique task. Raises DuplicateTaskError if its key is taken, and what Celery raises.
         """
         app = self._app
         options = {**task_options(app, definition.task), **definition.options}
@@ -107,7 +106,7 @@ class Runs:
             )
         if not kept:
             if str(result.id) != id_:
-                raise TakenError(str(result.id))
+                raise DuplicateTaskError(task_id=str(result.id))
             return None
         ((envelope, moment),) = kept
         call = new_call()
@@ -156,9 +155,9 @@ class Runs:
             id_ = self._store.run_id(definition.name, due)
             try:
                 messages.append((due, id_, self.message(definition, id_, due, definition.fire_ms(due), following)))
-            except TakenError as error:
+            except DuplicateTaskError as error:
                 state = state.skip("taken", 1)
-                events = [*events, Event("skipped", now, str(error), due, due, 1, "taken")]
+                events = [*events, Event("skipped", now, error.task_id, due, due, 1, "taken")]
         before, last = stored.state_text, len(messages) - 1
         if not messages:
             yield Change(stored.name, before, state, look=step.look, events=events)
@@ -181,10 +180,6 @@ class Runs:
         if place == "waiting" or now - state.active_at <= definition.overlap_timeout:
             return False
         return self._workers.find_running(state.active) is None
-
-
-class TakenError(Exception):
-    """The key of a unique task is taken by another task, whose id is the text: nothing was sent."""
 
 
 def calendar_of(definition: Definition) -> Calendar:

@@ -20,7 +20,7 @@ from redis_queue.celery.schedules.runs import Runs, calendar_of
 from redis_queue.celery.settings import extension_of
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.errors import ConfigurationError, InvalidValueError, RedisQueueError
+from redis_queue.errors import ConfigurationError, DuplicateTaskError, InvalidValueError, RedisQueueError
 from redis_queue.monitor.monitor import Workers
 from redis_queue.schedules.definition import Definition, Dst, Missed, Overlap
 from redis_queue.schedules.state import NEVER, NONE, REASONS, Event, Run, State, following, resumed, runs_of
@@ -329,7 +329,10 @@ class Schedules:
         return self.find(name)
 
     def run_now(self, name: str) -> str:
-        """Send a run at once, besides those that are due; return its task id."""
+        """Send a run at once, besides those that are due; return its task id.
+
+        Raises DuplicateTaskError if its task is unique, and waits or runs already.
+        """
         id_ = self.store.run_id(name, uuid4().int)
 
         def make(stored: Stored | None) -> Change:
@@ -349,7 +352,8 @@ class Schedules:
         """Send the runs that were due from *start* to before *end* (aware, up to now), at once; return their task ids.
 
         Runs among the last events that were sent are left out, and those that the schedule has not passed yet: it sends
-        or counts them itself. Raises InvalidValueError for more than 1,000.
+        or counts them itself. So are those of a unique task while it waits or runs. Raises InvalidValueError for more
+        than 1,000.
         """
         sent: builtins.list[str] = []
         for due in self.unsent(name, start, end):
@@ -360,7 +364,10 @@ class Schedules:
                     return None
                 known, definition, state = self._known(name, stored)
                 now = self.store.now()
-                message = self.dispatch.message(definition, id_, due, now)
+                try:
+                    message = self.dispatch.message(definition, id_, due, now)
+                except DuplicateTaskError:
+                    return None
                 state = replace(state, runs=state.runs + 1)
                 event = Event("sent", now, id_, due, text="backfill")
                 return Change(name, known.state_text, state, look=known.look, events=[event], message=message)

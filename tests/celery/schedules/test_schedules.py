@@ -21,7 +21,7 @@ from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.schedules.schedules import Schedules
 from redis_queue.celery.schedules.transfer import export_document
-from redis_queue.errors import BodyError, ConfigurationError, InvalidValueError
+from redis_queue.errors import BodyError, ConfigurationError, DuplicateTaskError, InvalidValueError
 from redis_queue.schedules.state import Event
 from redis_queue.schedules.store import ScheduleStore
 from redis_queue.store.keys import Keys, MonitorKeys, ScheduleKeys
@@ -422,6 +422,17 @@ def test_a_unique_task_that_waits_or_runs_is_not_sent_again(
     found = schedules.find("a")
     assert (found.runs, found.skipped["taken"]) == (1, 1)
     assert len(messages(durable)) == 1
+
+
+def test_a_unique_task_by_hand(schedules: Schedules, clock: ManualClock) -> None:
+    schedules.put("a", 60, "shop.single")
+    clock.advance(300)
+    schedules.dispatch.run()
+    with pytest.raises(DuplicateTaskError) as caught:
+        schedules.run_now("a")
+    assert caught.value.task_id == schedules.find("a").running
+    assert schedules.backfill("a", clock.after(-300), clock.after(0)) == []
+    assert schedules.find("a").runs == 1
 
 
 def test_by_hand(durable: DurableTasks, schedules: Schedules, clock: ManualClock) -> None:
