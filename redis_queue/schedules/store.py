@@ -187,7 +187,8 @@ class ScheduleStore:
 
     def set_aside(self, name: str, look: int) -> None:
         """Look again at *look* (ms) at a schedule that cannot be read: another process may put it, or have put it."""
-        self._scripts.command("ZADD", self._keys.schedule_looks, "XX", look, id_bytes(name))
+        # It may be paused meanwhile: an earlier look would end that.
+        self._scripts.command("ZADD", self._keys.schedule_looks, "XX", "GT", look, id_bytes(name))
 
     def place_of(self, run_id: str) -> Literal["waiting", "dead", ""]:
         """Return where the message of a run is, if it did not leave the DelayQueue for a broker."""

@@ -190,6 +190,28 @@ def test_a_paused_schedule_sends_nothing_and_counts_what_it_leaves_out(
     assert kinds == [("resumed", ""), ("skipped", "paused"), ("paused", "holidays")]
 
 
+def test_an_unreadable_copy_does_not_end_a_pause(
+    schedules: Schedules, client: redis.Redis, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedules.put("a", 60, "shop.build")
+    client.hset(KEYS.schedule_states, "a", "?")
+    clock.advance(60)
+    read = ScheduleStore.due
+
+    def mended_after(self: ScheduleStore, limit: int) -> Any:
+        found = read(self, limit)
+        monkeypatch.setattr(ScheduleStore, "due", read)
+        schedules.put("a", 60, "shop.build")
+        schedules.pause("a")
+        return found
+
+    monkeypatch.setattr(ScheduleStore, "due", mended_after)
+    schedules.dispatch.run()
+    clock.advance(3600)
+    schedules.dispatch.run()
+    assert schedules.find("a").paused
+
+
 def test_an_older_copy_does_not_end_a_longer_pause(
     schedules: Schedules, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
