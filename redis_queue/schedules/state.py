@@ -282,5 +282,9 @@ def _wanted(definition: Definition, dues: Sequence[int], now: int, *, newest_is_
 
 
 def text_of(value: Any) -> str:
-    """Return an error as one line of an event."""
-    return f"{type(value).__name__}: {value}"
+    """Return an error as one line of an event; only its name if its class cannot make a text."""
+    name = type(value).__name__
+    try:
+        return f"{name}: {value}"
+    except Exception:  # noqa: BLE001 - code of the application
+        return name

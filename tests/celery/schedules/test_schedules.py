@@ -326,6 +326,25 @@ def test_a_bad_schedule_stops_no_other(
     schedules.put("unknown zone", 60, "shop.build")
 
 
+def test_an_error_without_a_text_stops_no_other(make_app: MakeApp, clock: ManualClock) -> None:
+    class UntoldError(Exception):
+        """An error of the application whose text cannot be made."""
+
+        def __str__(self) -> str:
+            raise ValueError
+
+    def route(name: str, *_: Any, **__: Any) -> None:
+        if name == "shop.unrouted":
+            raise UntoldError
+
+    schedules = make_app(task_routes=(route,)).schedules
+    schedules.put("bad", 60, "shop.unrouted")
+    schedules.put("good", 60, "shop.build")
+    clock.advance(60)
+    schedules.dispatch.run()
+    assert (schedules.find("good").runs, schedules.events("bad")[0].text) == (1, "UntoldError")
+
+
 def test_a_name_that_no_schedule_can_have_hides_no_other(
     schedules: Schedules, client: redis.Redis, clock: ManualClock
 ) -> None:
