@@ -14,7 +14,7 @@ from redis_queue.schedules.state import Event as ScheduleEvent
 from redis_queue.schedules.state import State
 from redis_queue.validation.history import Event
 
-RUN: Final = "run:"
+RUN: Final = "due:"
 """Prefix of the ids of the runs: name of the schedule, due time in ms, and the call of the message follow."""
 
 STANDS: Final = "stands:"

@@ -27,6 +27,7 @@ DEFAULTS = {
     "dispatch_lease": 60.0,
     "overdue": "run",
     "max_deliveries": 5,
+    "schedules": False,
     "atomic_fetch": True,
     "monitor": True,
     "release": None,
@@ -88,6 +89,7 @@ class TestEveryFormOfConfiguration:
             "dispatch_lease": timedelta(seconds=20),
             "overdue": "spread:20",
             "max_deliveries": 3,
+            "schedules": True,
             "atomic_fetch": False,
             "monitor": False,
             "release": "2026.11-rc1 ä",
@@ -125,7 +127,11 @@ class TestEveryFormOfConfiguration:
         *(("dispatch_batch", value) for value in (0, -1, 501, 2.5, True, "10")),
         *(("shards", value) for value in (0, -1, 1.5, True, 10**6)),
         *(("max_deliveries", value) for value in (0, -1, 2.5, True, 1001)),
-        *((name, value) for name in ("atomic_fetch", "monitor", "keep_arguments") for value in (1, "yes", 0)),
+        *(
+            (name, value)
+            for name in ("schedules", "atomic_fetch", "monitor", "keep_arguments")
+            for value in (1, "yes", 0)
+        ),
         *(("release", value) for value in ("x" * 65, "a\x07b", "a\nb", 7, b"abc", True)),
         *(("keep_failures", value) for value in (1, 0, "yes", 1000, [], {"task": 5}, {"days": 91}, {"days": 0})),
         *(("keep_failures", {"tasks": value}) for value in (0, 100_001, 1.5, True, "5", None)),

@@ -10,12 +10,15 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, Lock, RedisQueue, StoreRefusedError
+from redis_queue.basics.times import from_ms
 from redis_queue.delay.model import Delivery, ForeignMessage, Push
 from redis_queue.monitor.model import Failure, Run, Series, Tally, WorkerRow
+from redis_queue.schedules.state import State
+from redis_queue.schedules.store import Change, ScheduleStore
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.script_files import all_scripts
 from redis_queue.store.scripts import Scripts
-from tests.support.clock import when
+from tests.support.clock import START, when
 from tests.support.servers import RedisServer
 from tests.support.store.server_states import Ballast
 from tests.support.store.stage import VERBS, Copy, Stage, snapshot
@@ -30,6 +33,7 @@ REFUSED = {
     "admission/acquire": ["own a key"],
     "monitor/failure_keep": ["keep a failure"],
     "monitor/failure_claim": ["claim a failure"],
+    "schedules/change": ["send a run"],
 }
 """Script -> the calls that store something new, which a full Redis refuses; all other calls are executed."""
 
@@ -107,6 +111,13 @@ def take_out(stage: Stage, queue: str, message: str) -> Any:
 RECORD = '[{}, "", "mail"]'
 KEY_CHANGE = {"flow": "sync", "key": "a", "places": "", "spacing": "", "burst": "", "paused": 1, "forget": 0, "most": 9}
 CHANGE = {"flow": "sync", "flag": "sync", "declared_now": "1 - - - - - - -", "set": "5 = = = = = = ="}
+
+
+def schedule(stage: Stage, *, sends: bool = False) -> Any:
+    """Put a schedule, also with the message of a run."""
+    store = ScheduleStore(stage.timed)
+    message = Push("run", id="run", due_at=from_ms(START)) if sends else None
+    return store.change([Change("nightly", b"", State("0" * 8, START, START), "{}", START, message=message)])
 
 
 def lock(stage: Stage) -> Lock:
@@ -240,6 +251,11 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
     "report": Call(report, "monitor/report"),
     "keep a failure": Call(lambda s: s.failures.keep([FAILURE], 10, 7), "monitor/failure_keep"),
     "claim a failure": Call(lambda s: s.failures.claim([FAILURE], "token"), "monitor/failure_claim"),
+    "put a schedule": Call(schedule, "schedules/change"),
+    "send a run": Call(lambda s: schedule(s, sends=True), "schedules/change"),
+    "declare schedules": Call(
+        lambda s: ScheduleStore(s.timed).set_versions("app", b"", ["1"], ["nightly"]), "schedules/declare"
+    ),
     "delete a failure": Call(lambda s: s.failures.delete([FAILURE]), "monitor/failure_delete"),
 }
 
