@@ -24,10 +24,9 @@ MAX_ISO: Final = 64
 
 MAX_DELAY_MS = int(MAX_DELAY.total_seconds()) * 1000
 
-_UNITS: Final = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-_SPAN = re.compile(
-    r"(?P<sign>[-+]?)(?=\d)(?:(?P<d>\d{1,6})d)?(?:(?P<h>\d{1,7})h)?(?:(?P<m>\d{1,9})m)?(?:(?P<s>\d{1,9})s)?"
-)
+_UNITS: Final = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "m": 60_000, "s": 1000, "ms": 1}
+_PART: Final = r"\s*(\d{1,9}(?:\.\d{1,3})?)\s*(d|h|min|ms|m|s)"
+_SPAN: Final = re.compile(rf"([-+]?)(?:{_PART})+\s*", re.ASCII)
 
 
 def duration_ms(value: Seconds, *, name: str = "delay") -> int:
@@ -121,6 +120,11 @@ def span_text(length: Seconds | None, *, parts: int = 2) -> str:
     return " ".join(found)
 
 
+def exact_span_text(ms: int) -> str:
+    """Return a duration in ms as a text that :func:`read_span` reads as the same one."""
+    return f"{ms} ms" if ms % 1000 else span_text(ms / 1000, parts=4)
+
+
 When = datetime | timedelta
 """A time, or a span from now."""
 
@@ -128,13 +132,13 @@ When = datetime | timedelta
 def read_time(value: str) -> When:
     """Read ``2030-01-01T00:00Z``, or ``90s``, ``2h``, ``1d12h`` from now; ``-2h`` is two hours ago.
 
-    Raises InvalidDelayError.
+    "UTC" may stand for Z. Raises InvalidDelayError.
     """
-    span = _span(value)
+    span = read_span(value)
     if span is not None:
         return span
     try:
-        at = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", value))
+        at = datetime.fromisoformat(re.sub(r"([zZ]| UTC)$", "+00:00", value))
     except ValueError:
         text = f"{value!r}: must be a time like 2030-01-01T00:00Z, or a span like 90s, 2h or 1d12h"
         raise InvalidDelayError(text) from None
@@ -143,10 +147,14 @@ def read_time(value: str) -> When:
     return at
 
 
-def _span(text: str) -> timedelta | None:
+def read_span(text: str) -> timedelta | None:
+    """Return the duration in *text*: ``90s``, ``1d12h``, ``1 h 30 min``, ``1.5 s``, ``-2h``; None for anything else.
+
+    More than ten years are a second more than that.
+    """
     found = _SPAN.fullmatch(text)
     if found is None:
         return None
-    seconds = sum(int(found[unit] or 0) * size for unit, size in _UNITS.items())
-    span = timedelta(seconds=min(seconds, MAX_DELAY.total_seconds() + 1))
-    return -span if found["sign"] == "-" else span
+    ms = sum(float(number) * _UNITS[unit] for number, unit in re.findall(_PART, text))
+    span = timedelta(milliseconds=min(ms, MAX_DELAY_MS + 1000))
+    return -span if found[1] == "-" else span

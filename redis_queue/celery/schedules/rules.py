@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from celery.schedules import crontab, schedule, solar
 
-from redis_queue.basics.times import MAX_DELAY_MS, duration_ms, span_text
+from redis_queue.basics.times import MAX_DELAY_MS, duration_ms, exact_span_text, read_span
 from redis_queue.celery.schedules.calendar import Calendar, solar_events
 from redis_queue.errors import InvalidDelayError, InvalidValueError, quoted
+from redis_queue.store.codec import read_document
 
 Rule = dict[str, Any]
 """Plain data: ``{"every": 10000}`` in ms, ``{"cron": "30 2 * * *"}``, ``{"solar": ["sunset", 51.5, -0.1]}``.
@@ -30,10 +31,9 @@ MAX_TEXT: Final = 200
 MIN_EVERY_MS: Final = 50
 WEEKDAYS: Final = ("Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat")
 ONLY_DATA: Final = "only data is stored: use schedule, crontab or solar of Celery, seconds, a timedelta, or text"
+ROUNDED: Final = ", rounded to its unit"
 FORMS: Final = "expected five cron fields, such as '30 2 * * *', six with seconds first, or 'every 10 s'"
 
-_UNITS: Final = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "min": 60_000, "s": 1000, "ms": 1}
-_SPAN: Final = re.compile(r"\s*(\d{1,9}(?:\.\d{1,3})?)\s*(d|h|min|ms|m|s)")
 _CRON: Final = re.compile(r"[0-9A-Za-z*,/#-]+(?: [0-9A-Za-z*,/#-]+){4,5}", re.ASCII)
 _FIELDS: Final = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
 
@@ -42,8 +42,8 @@ def read_rules(value: Any) -> list[Rule]:
     """Return the rules that a user wrote as plain JSON data.
 
     *value* is one rule or a list of at most 20. A rule is a ``schedule``, ``crontab`` or ``solar`` of Celery, seconds,
-    a timedelta, a cron expression, text such as ``every 1d12h``, or the data of a rule. An interval is 50 ms to ten
-    years. ``nowfunc`` and the time zone of a crontab are ignored.
+    a timedelta, a cron expression, text such as ``every 1d12h`` or what `rules_text` returns, or the data of a rule. An
+    interval is 50 ms to ten years. ``nowfunc`` and the time zone of a crontab are ignored.
 
     Raises InvalidValueError for anything else, for subclasses and functions, and for rules that are never due.
     Raises ConfigurationError if cronsim or ephem is required and missing.
@@ -96,13 +96,21 @@ def _interval(value: Any) -> Rule:
 
 
 def _from_text(text: str) -> Rule:
-    start, _, rest = text[: MAX_TEXT + 1].strip().partition(" ")
-    if start.lower() != "every":
-        return {"cron": " ".join(text[: MAX_TEXT + 1].split())}
-    parts = _SPAN.findall(rest)
-    if not parts or _SPAN.sub("", rest).strip():
-        raise InvalidDelayError(f"schedule={quoted(text)}: expected a span such as 'every 10 s' or 'every 1d12h'")
-    return _interval(sum(float(number) * _UNITS[unit] for number, unit in parts) / 1000)
+    text = " ".join(text[: 2 * MAX_TEXT].split())
+    if text.lower().startswith("every"):
+        found = read_span(text[len("every") :].removesuffix(ROUNDED))
+        if found is None or found < timedelta(0):
+            raise InvalidDelayError(f"schedule={quoted(text)}: expected a span such as 'every 10 s' or 'every 1d12h'")
+        return _interval(found) | ({"relative": True} if text.endswith(ROUNDED) else {})
+    if " at " in text:
+        event, _, place = text.partition(" at ")
+        try:
+            return {"solar": [event, *read_document(f"[{place}]")]}
+        except ValueError:
+            raise InvalidValueError(f"solar={quoted(text)}: latitude and longitude must be numbers") from None
+    cron, _, days = text.partition(" only on ")
+    weekdays = [WEEKDAYS.index(day) if day in WEEKDAYS else day for day in days.split(", ")]
+    return {"cron": cron} | ({"weekdays": weekdays} if days else {})
 
 
 def _from_crontab(value: Any) -> Rule:
@@ -178,9 +186,7 @@ def _text(rule: Mapping[str, Any]) -> str:
     if "cron" in rule:
         days = ", ".join(WEEKDAYS[day] for day in rule.get("weekdays", ()))
         return f"{rule['cron']} only on {days}" if days else str(rule["cron"])
-    every = rule["every"]
-    text = f"{every} ms" if every % 1000 else span_text(every / 1000, parts=4)
-    return f"every {text}" + (", rounded to its unit" if rule.get("relative") else "")
+    return f"every {exact_span_text(rule['every'])}{ROUNDED if rule.get('relative') else ''}"
 
 
 def _date(value: Any) -> str:
