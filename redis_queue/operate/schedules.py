@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Literal, get_args
 
 from redis_queue.basics.options import Conditions
-from redis_queue.basics.times import from_ms, span_text, to_ms
+from redis_queue.basics.times import exact_span_text, from_ms, to_ms
 from redis_queue.celery.message.entry import task_options
 from redis_queue.celery.schedules.rules import rules_text
 from redis_queue.celery.schedules.schedules import Schedule
@@ -19,7 +19,7 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.listing import Chunk, Listing
 from redis_queue.schedules.definition import Definition
 from redis_queue.schedules.state import REASONS, Event
-from redis_queue.schedules.store import ScheduleStore, Stored
+from redis_queue.schedules.store import Stored
 from redis_queue.store.keys import is_name
 
 State = Literal["active", "paused", "over", "unreadable"]
@@ -157,9 +157,7 @@ class ScheduleList(Listing[ScheduleRow, int]):
         """Read schedules, without their events."""
         start, step = cursor or 0, min(size, STEP)
         names = self._access.schedules.store.names(start, step)
-        known = _get(self._access.schedules.store, names)
-        rows = [ScheduleRow.of(self._access, known.get(name, _misnamed(name))) for name in names]
-        items = [(row, start + number) for number, row in enumerate(rows, 1)]
+        items = [(row, start + number) for number, row in enumerate(_rows(self._access, names), 1)]
         return Chunk(items, start + len(names) if len(names) == step else None)
 
     def match(self, item: ScheduleRow) -> bool:
@@ -172,14 +170,12 @@ class ScheduleList(Listing[ScheduleRow, int]):
         return self.report.no_match(self.noun, self.conditions) if self.searches else (otherwise, "")
 
 
-def _get(store: ScheduleStore, names: Iterable[str]) -> dict[str, Stored]:
+def _rows(access: Access, names: Sequence[str]) -> list[ScheduleRow]:
     # Other programs may have written names that no call takes.
-    valid = [name for name in names if is_name(name)]
-    return {stored.name: stored for stored in store.get(valid) if stored is not None}
-
-
-def _misnamed(name: str) -> Stored:
-    return Stored(name, None, None, b"", error="its name is invalid, or it was deleted meanwhile")
+    known = access.schedules.store.get(name for name in names if is_name(name))
+    found = {stored.name: stored for stored in known if stored is not None}
+    lost = "its name is invalid, or it was deleted meanwhile"
+    return [ScheduleRow.of(access, found.get(name) or Stored(name, None, None, b"", error=lost)) for name in names]
 
 
 def with_events(access: Access, rows: Sequence[ScheduleRow]) -> list[ScheduleRow]:
@@ -191,8 +187,7 @@ def with_events(access: Access, rows: Sequence[ScheduleRow]) -> list[ScheduleRow
 def find_row(access: Access, name: str) -> ScheduleRow:
     """Return the schedule *name* with its events. Raises InvalidValueError, with a suggestion, for an unknown one."""
     access.schedules.find(name)
-    known = _get(access.schedules.store, [name])
-    (row,) = with_events(access, [ScheduleRow.of(access, known.get(name, _misnamed(name)))])
+    (row,) = with_events(access, _rows(access, [name]))
     return row
 
 
@@ -209,11 +204,9 @@ class ScheduleCounts:
 
 def count(access: Access) -> ScheduleCounts:
     """Count the schedules; at most :data:`MAX_LOOKS` definitions are read. Raises StoreError."""
-    store, now = access.schedules.store, access.inspector.now()
-    read = store.states(MAX_STATES)
+    read, now = access.schedules.store.states(MAX_STATES), access.inspector.now()
     states = [stored.state for stored in read if stored.state is not None]
-    late = _get(store, [stored.name for stored in _late(read, now)])
-    rows = [ScheduleRow.of(access, stored) for stored in late.values()]
+    rows = _rows(access, [stored.name for stored in _late(read, now)])
     # A definition is only read when its schedule is late, as an unreadable one soon is.
     counts = Counter[str]([*map(_state_of, read), *(row.state for row in rows)])
     counts["active"] -= len(rows)
@@ -234,9 +227,7 @@ def look(access: Access, now: datetime) -> list[ScheduleRow]:
     read = access.schedules.store.states(MAX_STATES)
     odd = [stored for stored in read if _is_odd(stored)]
     chosen = [*_late(read, now), *itertools.islice(dict.fromkeys([*odd, *read]), MAX_LOOKS)]
-    names = list(dict.fromkeys(stored.name for stored in chosen))
-    known = _get(access.schedules.store, names)
-    return with_events(access, [ScheduleRow.of(access, known.get(name, _misnamed(name))) for name in names])
+    return with_events(access, _rows(access, list(dict.fromkeys(stored.name for stored in chosen))))
 
 
 def _late(read: Sequence[Stored], now: datetime) -> list[Stored]:
@@ -263,7 +254,7 @@ _SPANS: Final = ("window", "overlap_timeout", "jitter", "expires")
 
 
 def definition_fields(definition: Definition) -> dict[str, str | None]:
-    """Return the fields of *definition* as people read them; None for those without a value."""
+    """Return the fields of *definition* as people read them, and as put does; None for those without a value."""
     known = {name.replace("_", " "): _field(name, value) for name, value in asdict(definition).items()}
     return {name: value for name, value in known.items() if name not in ("name", "version", "tzdata")}
 
@@ -280,12 +271,12 @@ def changes(before: Definition | None, after: Definition) -> list[tuple[str, str
 def _field(name: str, value: Any) -> str | None:
     if name == "rules":
         return rules_text(value)
-    if value in (None, "", [], {}, ()) or value is False:
+    if value in (None, "", [], {}, ()) or value is False or (name, value) == ("jitter", 0):
         return None
     if name in _SPANS and value != "next":
-        return span_text(value / 1000, parts=4) if value else None
+        return exact_span_text(value)
     if name == "until":
-        return f"{from_ms(value):%Y-%m-%d %H:%M:%S} UTC"
+        return f"{from_ms(value)}".replace("+00:00", " UTC")
     if name == "exclude":
         return ", ".join(value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -23,6 +23,8 @@ MAX_BYTES: Final = 32 * 1024
 """Maximum size of a definition: a page of them is read at once."""
 
 MAX_TASK: Final = 500
+MAX_RUNS: Final = 1_000_000_000
+MAX_FAILURES: Final = 1000
 
 _NUMBERS: Final = {
     "window": MAX_DELAY_MS,
@@ -30,8 +32,8 @@ _NUMBERS: Final = {
     "jitter": MAX_DELAY_MS,
     "expires": MAX_DELAY_MS,
     "until": END_OF_CALENDAR_MS,
-    "max_runs": 1_000_000_000,
-    "pause_after_failures": 1000,
+    "max_runs": MAX_RUNS,
+    "pause_after_failures": MAX_FAILURES,
 }
 """Fields with whole numbers, and the largest one."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Literal, Protocol, cast
@@ -254,16 +254,22 @@ def following(definition: Definition, since: int, due: int, times: DueTimes) -> 
     return found
 
 
+def dues_of(definition: Definition, state: State, times: DueTimes) -> Iterator[int]:
+    """Yield the due time of *state*, and all that follow."""
+    due: int | None = state.due or None
+    while due is not None:
+        yield due
+        due = following(definition, state.since, due, times)
+
+
 def _passed(definition: Definition, state: State, now: int, times: DueTimes, most: int) -> list[int]:
     """Return up to *most* due times that have passed, at least one if there is one."""
     found: list[int] = []
     stop_at = time.monotonic() + MAX_STEP
-    due: int | None = state.due or None
-    while due is not None and definition.fire_ms(due) <= now and len(found) < most:
-        if found and time.monotonic() > stop_at:
+    for due in dues_of(definition, state, times):
+        if definition.fire_ms(due) > now or len(found) >= most or (found and time.monotonic() > stop_at):
             break
         found.append(due)
-        due = following(definition, state.since, due, times)
     return found
 
 

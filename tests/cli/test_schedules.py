@@ -176,7 +176,7 @@ class TestPut:
             (("--kwargs", "x"), "must be JSON"),
             (("--timezone", "Europe/Berlim"), "did you mean 'Europe/Berlin'?"),
             (("--missed", "none"), "must be one of skip, latest, all"),
-            (("--window", "soon"), "must be a time like"),
+            (("--window", "soon"), "must be a span like 90s"),
             (("--jitter", "2030-01-01T00:00Z"), "must be a span"),
             (("--expires", "-1h"), "must be >= 0"),
             (("--until", "2029-01-01T00:00Z"), "must be later than now"),

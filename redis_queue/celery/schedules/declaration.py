@@ -164,7 +164,6 @@ class Declaration:
             kwargs=entry.get("kwargs"),
             options=entry.get("options") or {},
             rules=rules,
-            timezone=self._schedules.timezone(),
             static=True,
         )
         self._schedules.check(definition)

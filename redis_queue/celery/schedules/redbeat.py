@@ -64,7 +64,7 @@ class RedBeat:
         if definition is None:
             raise InvalidValueError("its key has no definition: redbeat does not send it, either")
         found = read_document(definition)
-        call = {"args": found.get("args") or (), "kwargs": found.get("kwargs") or {}}
+        call: dict[str, Any] = {"args": found.get("args") or (), "kwargs": found.get("kwargs") or {}}
         options = found.get("options") or {}
         _check_plain([call["args"], call["kwargs"], options])
         known = self._schedules.definition(
@@ -73,7 +73,6 @@ class RedBeat:
             **call,
             options=options,
             rules=_rules(found["schedule"]),
-            timezone=self._schedules.timezone(),
             dst=self._dst,
         )
         if not found.get("enabled", True):

@@ -7,8 +7,9 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime
 from functools import lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Final
 
 from redis_queue.basics.logs import logger_of
@@ -24,7 +25,7 @@ from redis_queue.delay.model import Push
 from redis_queue.errors import DuplicateTaskError, StoreError
 from redis_queue.monitor.monitor import Workers
 from redis_queue.schedules.definition import Definition
-from redis_queue.schedules.state import Event, State, Step, plan, resumed, text_of
+from redis_queue.schedules.state import Event, State, Step, dues_of, plan, resumed, text_of
 from redis_queue.schedules.store import Change, ScheduleStore, Stored
 from redis_queue.store.redis_errors import is_outage, redact
 
@@ -180,6 +181,12 @@ class Runs:
         if place == "waiting" or now - state.active_at <= definition.overlap_timeout:
             return False
         return self._workers.find_running(state.active) is None
+
+
+def next_runs(definition: Definition, state: State, limit: int) -> list[datetime]:
+    """Return the next due times after *state*, up to *limit*, as if it were not paused."""
+    most = limit if definition.max_runs is None else min(limit, max(0, definition.max_runs - state.runs))
+    return [from_ms(due) for due in islice(dues_of(definition, state, calendar_of(definition)), most)]
 
 
 def calendar_of(definition: Definition) -> Calendar:

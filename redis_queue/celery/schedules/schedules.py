@@ -16,14 +16,14 @@ from redis_queue.basics.times import Seconds, duration_ms, from_ms, point_ms
 from redis_queue.celery.message.entry import TaskCall
 from redis_queue.celery.schedules.calendar import check_timezone, tzdata_version
 from redis_queue.celery.schedules.rules import read_exclusions, read_rules, rules_text
-from redis_queue.celery.schedules.runs import Runs, calendar_of
+from redis_queue.celery.schedules.runs import Runs, calendar_of, next_runs
 from redis_queue.celery.settings import extension_of
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import ConfigurationError, DuplicateTaskError, InvalidValueError, RedisQueueError
 from redis_queue.monitor.monitor import Workers
 from redis_queue.schedules.definition import Definition, Dst, Missed, Overlap
-from redis_queue.schedules.state import NEVER, NONE, REASONS, Event, Run, State, following, resumed, runs_of
+from redis_queue.schedules.state import NEVER, NONE, REASONS, Event, Run, State, resumed, runs_of
 from redis_queue.schedules.store import Change, ScheduleStore, Stored, new_generation
 from redis_queue.store.chunks import CHUNK, check_limit
 from redis_queue.store.keys import is_name
@@ -184,7 +184,7 @@ class Schedules:
             kwargs=kwargs,
             options=options,
             rules=read_rules(rules),
-            timezone=self.timezone() if timezone is None else check_timezone(timezone),
+            timezone=timezone,
             exclude=read_exclusions(exclude),
             dst=dst,
             missed=missed,
@@ -268,14 +268,7 @@ class Schedules:
     def next_runs(self, name: str, limit: int = 10) -> builtins.list[datetime]:
         """Return the next due times, up to *limit* (1 to 1,000), as if it were not paused."""
         check_limit(limit, MAX_NEXT)
-        definition, state = self._readable(name)
-        due: int | None = state.due or None
-        found: builtins.list[datetime] = []
-        while due is not None and len(found) < limit:
-            found.append(from_ms(due))
-            due = following(definition, state.since, due, calendar_of(definition))
-        most = limit if definition.max_runs is None else max(0, definition.max_runs - state.runs)
-        return found[:most]
+        return next_runs(*self._readable(name), limit)
 
     def runs(self, name: str) -> builtins.list[Run]:
         """Return the last runs, at most about 30, the newest first."""
@@ -395,9 +388,18 @@ class Schedules:
         return self.store.update(name, lambda stored: None if stored is None else Change(name, stored.state_text, None))
 
     def definition(
-        self, name: str, task: Any, *, args: Any, kwargs: Any, options: Mapping[str, Any], **known: Any
+        self,
+        name: str,
+        task: Any,
+        *,
+        args: Any,
+        kwargs: Any,
+        options: Mapping[str, Any],
+        timezone: str | None = None,
+        **known: Any,
     ) -> Definition:
         """Return the definition of a call of *task*. Raises InvalidValueError, and BodyError for its arguments."""
+        zone = check_timezone(str(self.app.timezone) if timezone is None else timezone)
         given = dict(options)
         countdown = given.pop("countdown", None)
         for what, value in (("args", args), ("kwargs", kwargs)):
@@ -408,7 +410,7 @@ class Schedules:
         payload = call.payload(self.app)
         if countdown:
             payload["options"]["countdown"] = duration_ms(countdown, name="countdown") / 1000
-        return Definition(name=name, app=self.app_name, tzdata=tzdata_version(), **payload, **known)
+        return Definition(name=name, app=self.app_name, tzdata=tzdata_version(), timezone=zone, **payload, **known)
 
     def check(self, definition: Definition) -> None:
         """Raise InvalidValueError or ConfigurationError for what cannot be kept."""

@@ -121,9 +121,9 @@ class _Row:
             raise InvalidValueError("its time has passed, and it is disabled")
         return due
 
-    def _timezone(self) -> str:
+    def _timezone(self) -> str | None:
         aware = getattr(settings, "DJANGO_CELERY_BEAT_TZ_AWARE", True)
-        return str(self._row.crontab.timezone) if self._row.crontab_id and aware else self._schedules.timezone()
+        return str(self._row.crontab.timezone) if self._row.crontab_id and aware else None
 
 
 def _ms(at: datetime | None, naive: Any = None) -> int | None:

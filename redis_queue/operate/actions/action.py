@@ -44,6 +44,29 @@ class Argument:
     """Maximum characters."""
 
 
+def flag(name: str, help_: str, text: str) -> Argument:
+    """Return an argument that is a check box, and *text* in the audit."""
+
+    def read(value: str) -> bool:
+        if value not in ("0", "1"):
+            raise InvalidValueError(f"{name}={value[:20]!r}: must be 0 or 1")
+        return value == "1"
+
+    return Argument(name, help_, read, lambda _: text, is_flag=True)
+
+
+def number(name: str, most: int) -> Callable[[str], int]:
+    """Return a reader of a whole number from 1 to *most*."""
+
+    def read(value: str) -> int:
+        found = int(value) if value.isascii() and value.isdecimal() and len(value) <= len(str(most)) else 0
+        if not 1 <= found <= most:
+            raise InvalidValueError(f"{name}={value[:60]!r}: must be a whole number from 1 to {most:,}")
+        return found
+
+    return read
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """What a person chose. Items are chosen by *references*, by *ids*, or else by *conditions*."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import quote, unquote
 
 from redis_queue.basics.times import from_ms, to_ms
@@ -209,38 +209,25 @@ def given_json(choice: Choice, name: str) -> Any:
     return None if text is None else read_document(text)
 
 
-def _json(name: str, kind: type, noun: str) -> Callable[[str], str]:
-    """Return a check of an argument that is JSON of this *kind*."""
+def json_argument(name: str, noun: Literal["array", "object"], text: str) -> Argument:
+    """Return an argument that is JSON; its value is the text."""
+    kind = list if noun == "array" else dict
 
-    def read(text: str) -> str:
-        short = ascii(text)[:60]
+    def read(value: str) -> str:
+        short = ascii(value)[:60]
         try:
-            found = read_document(text)
+            found = read_document(value)
         except ValueError as error:
             raise InvalidValueError(f"{name}={short}: must be JSON: {error}") from None
         if not isinstance(found, kind):
             raise InvalidValueError(f"{name}={short}: must be a JSON {noun}")
-        return text
+        return value
 
-    return read
+    return Argument(name, text, read, f"{name} {{}}".format, metavar="JSON", most=MAX_ARGUMENTS)
 
 
-ARGS: Final = Argument(
-    "args",
-    "Other arguments for all of them: a JSON array.",
-    _json("args", list, "array"),
-    "args {}".format,
-    metavar="JSON",
-    most=MAX_ARGUMENTS,
-)
-KWARGS: Final = Argument(
-    "kwargs",
-    "Other keyword arguments for all of them: a JSON object.",
-    _json("kwargs", dict, "object"),
-    "kwargs {}".format,
-    metavar="JSON",
-    most=MAX_ARGUMENTS,
-)
+ARGS: Final = json_argument("args", "array", "Other arguments for all of them: a JSON array.")
+KWARGS: Final = json_argument("kwargs", "object", "Other keyword arguments for all of them: a JSON object.")
 
 ACTIONS: Final = (
     Action(RetryRows(), "retry", "Retry", "retried", retry, (ARGS, KWARGS, RATE)),

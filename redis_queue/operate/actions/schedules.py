@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final, get_args
 
 from redis_queue.basics.options import did_you_mean
-from redis_queue.basics.times import duration_ms, from_ms, point_ms, read_time, span_text
+from redis_queue.basics.times import duration_ms, exact_span_text, from_ms, point_ms, read_span, read_time, span_text
 from redis_queue.celery.schedules.calendar import check_timezone
 from redis_queue.celery.schedules.rules import (
     MAX_EXCLUDED,
@@ -18,18 +19,15 @@ from redis_queue.celery.schedules.rules import (
     read_rules,
     rules_text,
 )
-from redis_queue.celery.schedules.runs import calendar_of
+from redis_queue.celery.schedules.runs import next_runs
 from redis_queue.celery.schedules.schedules import MAX_REASON, Schedule
 from redis_queue.errors import ConfigurationError, InvalidDelayError, InvalidValueError
 from redis_queue.operate.access import Access
-from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Result
-from redis_queue.operate.actions.failures import ARGS, KWARGS, given_json
+from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Result, flag, number
+from redis_queue.operate.actions.failures import given_json, json_argument
 from redis_queue.operate.actions.queues import One, one_step
-from redis_queue.operate.schedules import changes
-from redis_queue.schedules.definition import MAX_TASK, Definition, Missed, Overlap
-from redis_queue.schedules.state import following
-
-MAX_DIGITS: Final = 12
+from redis_queue.operate.schedules import changes, definition_fields
+from redis_queue.schedules.definition import MAX_FAILURES, MAX_RUNS, MAX_TASK, Definition, Dst, Missed, Overlap
 
 NEXT: Final = 3
 """Next runs that a plan shows."""
@@ -46,42 +44,46 @@ def put(access: Access, choice: Choice) -> Plan:
     Example: redis-queue -A shop schedules put poll --rules "every 10 s" --task shop.poll --overlap skip --dry-run
     """
     app, schedules, given, name = app_of(access), access.schedules, choice.arguments, choice.scope["name"]
-    until, queue, zone = given.get("until"), given.get("queue"), given.get("timezone")
+    until, queue, options = given.get("until"), given.get("queue"), given_json(choice, "options") or {}
     known = {field: given[field] for field in _FIELDS if given.get(field) is not None}
     definition = schedules.definition(
         name,
         given["task"],
         args=given_json(choice, "args") or (),
         kwargs=given_json(choice, "kwargs"),
-        options={} if queue is None else {"queue": queue},
+        options=options if queue is None else {**options, "queue": queue},
         rules=given["rules"],
-        timezone=schedules.timezone() if zone is None else zone,
-        until=None if until is None else _ms(until, access),
+        until=None if until is None else point_ms(_point(until, access), name="until"),
         **known,
     )
-    schedules.check(definition)
-    now = schedules.store.now()
-    first, (stored,) = schedules.first_due(definition, now), schedules.store.get([name])
-    before = None if stored is None else stored.definition
-    if before is not None:
-        schedules.check_owner(before, definition)
+    (stored,) = schedules.store.get([name])
+    change = schedules.putting(definition)(stored)
+    state = None if change is None else change.after
     app.loader.import_default_modules()
     unknown = definition.task not in app.tasks
-    hint = f"the app has no task {definition.task!r}: {did_you_mean(definition.task, app.tasks)}"
+    hint = f"The app has no task {definition.task!r}: {did_you_mean(definition.task, app.tasks)}"
 
-    def change() -> str:
+    def put_it() -> str:
         schedules.put_definition(definition)
         return _in_force(access, name)
 
     return one_step(
         f"Store the schedule {name}",
         name,
-        change,
-        f"Next runs: {_runs_text(definition, now, first)}.",
-        changes=changes(before, definition),
-        warnings=[f"{hint[0].upper()}{hint[1:]}"] if unknown else (),
-        nothing="It is stored already" if before is not None and before.means_the_same(definition) else "",
+        put_it,
+        "" if state is None else f"Next runs: {', '.join(map(_time, next_runs(definition, state, NEXT)))}.",
+        changes=changes(None if stored is None else stored.definition, definition),
+        warnings=[hint] if unknown else (),
+        nothing="It is stored already" if change is None else "",
     )
+
+
+def put_texts(definition: Definition) -> dict[str, str]:
+    """Return the arguments with which put stores *definition*, each as its text; "" for those to leave out."""
+    options = dict(definition.options)
+    queue = options.pop("queue") if isinstance(options.get("queue"), str) else ""
+    fields = {**definition_fields(replace(definition, options=options)), "queue": queue}
+    return {argument.name: fields.get(argument.name.replace("_", " ")) or "" for argument in PUT}
 
 
 def pause(access: Access, choice: Choice) -> Plan:
@@ -228,15 +230,6 @@ def _next_text(schedule: Schedule) -> str:
     return f"Next run: {'none' if schedule.next_run is None else _time(schedule.next_run)}"
 
 
-def _runs_text(definition: Definition, since: int, first: int) -> str:
-    due: int | None = first
-    found: list[str] = []
-    while due is not None and len(found) < min(NEXT, definition.max_runs or NEXT):
-        found.append(_time(from_ms(due)))
-        due = following(definition, since, due, calendar_of(definition))
-    return ", ".join(found)
-
-
 def _time(at: datetime) -> str:
     return f"{at.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
 
@@ -245,12 +238,8 @@ def _point(when: datetime | timedelta, access: Access) -> datetime:
     return access.inspector.now() + when if isinstance(when, timedelta) else when
 
 
-def _ms(when: datetime | timedelta, access: Access) -> int:
-    return point_ms(_point(when, access), name="until")
-
-
 def _rules(text: str) -> list[dict[str, Any]]:
-    return read_rules([rule for rule in map(str.strip, text.split(";")) if rule])
+    return read_rules([rule for rule in map(str.strip, re.split("[;\n]", text)) if rule])
 
 
 def _dates(text: str) -> list[str]:
@@ -267,38 +256,21 @@ def _one_of(name: str, kind: Any) -> Callable[[str], str]:
 
 
 def _span(name: str, *words: str) -> Callable[[str], int | str]:
-    """Return a reader of a span of time in ms, or of one of *words*."""
+    """Return a reader of a duration in ms, or of one of *words*."""
 
     def read(text: str) -> int | str:
         if text in words:
             return text
-        found = read_time(text)
-        if not isinstance(found, timedelta):
+        found = read_span(text)
+        if found is None:
             raise InvalidDelayError(f"{name}={text[:60]!r}: must be a span like 90s, 2h or 1d12h")
         return duration_ms(found, name=name)
 
     return read
 
 
-def _number(name: str) -> Callable[[str], int]:
-    """Return a reader of a number; the definition knows its limit."""
-
-    def read(text: str) -> int:
-        if not text.isascii() or not text.isdecimal() or len(text) > MAX_DIGITS:
-            raise InvalidValueError(f"{name}={text[:60]!r}: must be a whole number")
-        return int(text)
-
-    return read
-
-
-def _flag(text: str) -> bool:
-    if text not in ("0", "1"):
-        raise InvalidValueError(f"catch_up={text[:20]!r}: must be 0 or 1")
-    return text == "1"
-
-
 def _span_text(value: int | str) -> str:
-    return value if isinstance(value, str) else span_text(value / 1000)
+    return value if isinstance(value, str) else exact_span_text(value)
 
 
 def _when_text(when: datetime | timedelta) -> str:
@@ -311,7 +283,17 @@ def _argument(
     return Argument(name, text, read, lambda value: f"{name.replace('_', ' ')} {shown(value)}", **known)
 
 
-_until: Final = _argument("until", "When it ends by itself: 2030-01-01T00:00Z, or 2h from now.", read_time, _when_text)
+def _span_argument(name: str, text: str, *words: str) -> Argument:
+    return _argument(name, text, _span(name, *words), _span_text, metavar="|".join(["SPAN", *words]))
+
+
+def _time_argument(name: str, text: str, **known: Any) -> Argument:
+    return _argument(name, text, read_time, _when_text, metavar="TIME", **known)
+
+
+def _choice_argument(name: str, kind: Any, text: str, metavar: str = "POLICY") -> Argument:
+    return _argument(name, text, _one_of(name, kind), metavar=metavar)
+
 
 PUT: Final = (
     _argument(
@@ -324,63 +306,52 @@ PUT: Final = (
         most=MAX_RULES * (MAX_TEXT + 2),
     ),
     _argument("task", "The task that it calls.", missing="A schedule needs the name of a task.", most=MAX_TASK),
-    replace(ARGS, help="Arguments of the task: a JSON array."),
-    replace(KWARGS, help="Keyword arguments of the task: a JSON object."),
+    json_argument("args", "array", "Arguments of the task: a JSON array."),
+    json_argument("kwargs", "object", "Keyword arguments of the task: a JSON object."),
     _argument("timezone", "The time zone of its rules.  [default: that of the app]", check_timezone, metavar="ZONE"),
     _argument("queue", "The Celery queue of its runs.  [default: that of the task]"),
-    _argument(
-        "missed",
-        "What is sent after an outage: latest run, all, or skip.  [default: latest]",
-        _one_of("missed", Missed),
-        metavar="POLICY",
+    json_argument("options", "object", 'Other options of apply_async: a JSON object such as {"priority": 3}.'),
+    _choice_argument("missed", Missed, "What is sent after an outage: latest run, all, or skip.  [default: latest]"),
+    _span_argument("window", "Longest time by which a run is sent late."),
+    _choice_argument(
+        "overlap", Overlap, "While the run before has not ended: allow, skip, queue or cancel.  [default: allow]"
     ),
-    _argument("window", "Longest time by which a run is sent late.", _span("window"), _span_text, metavar="SPAN"),
-    _argument(
-        "overlap",
-        "While the run before has not ended: allow, skip, queue or cancel.  [default: allow]",
-        _one_of("overlap", Overlap),
-        metavar="POLICY",
+    _span_argument("overlap_timeout", "After so long a run that no worker reports counts as ended.  [default: 1h]"),
+    _span_argument("jitter", "Delay each run by up to so much."),
+    _span_argument(
+        "expires", 'Workers discard a run so long after its time; "next": when the next one is due.', "next"
     ),
-    _argument("jitter", "Delay each run by up to so much.", _span("jitter"), _span_text, metavar="SPAN"),
-    _argument(
-        "expires",
-        'Workers discard a run so long after its time; "next": when the next one is due.',
-        _span("expires", "next"),
-        _span_text,
-        metavar="SPAN|next",
-    ),
-    replace(_until, help="Last due time: 2030-01-01T00:00Z, or 30d from now.", metavar="TIME"),
-    _argument("max_runs", "Number of runs after which it is over.", _number("max_runs"), metavar="N"),
+    _time_argument("until", "Last due time: 2030-01-01T00:00Z, or 30d from now."),
+    _argument("max_runs", "Number of runs after which it is over.", number("max_runs", MAX_RUNS), metavar="N"),
     _argument(
         "pause_after_failures",
         "Failures in a row after which it is paused.",
-        _number("pause_after_failures"),
+        number("pause_after_failures", MAX_FAILURES),
         metavar="N",
     ),
     _argument(
-        "exclude", "Dates without runs, such as 2030-12-25,2030-12-26.", _dates, ", ".join, most=MAX_EXCLUDED * 11
+        "exclude", "Dates without runs, such as 2030-12-25,2030-12-26.", _dates, ", ".join, most=MAX_EXCLUDED * 12
     ),
+    _choice_argument("dst", Dst, "Crontabs where clocks change: wall, or celery: as it does.  [default: wall]", "RULE"),
 )
-"""Arguments of put."""
+"""Arguments of put, which together can say any definition."""
 
 PAUSE: Final = (
-    replace(_until, metavar="TIME"),
+    _time_argument("until", "When it ends by itself: 2030-01-01T00:00Z, or 2h from now."),
     _argument("reason", "Why, for its events.", most=MAX_REASON),
 )
-RESUME: Final = (_argument("catch_up", "Count runs of the pause as missed.", _flag, is_flag=True),)
+RESUME: Final = (flag("catch_up", "Count runs of the pause as missed.", "catch up"),)
 BACKFILL: Final = (
-    _argument(
+    _time_argument(
         "start",
         "First due time: 2030-01-01T00:00Z, or -2h for two hours ago.",
-        read_time,
-        _when_text,
         missing="Backfill needs a start: 2030-01-01T00:00Z, or -2h.",
-        metavar="TIME",
     ),
-    _argument("end", "Time before which runs were due.  [default: now]", read_time, _when_text, metavar="TIME"),
+    _time_argument("end", "Time before which runs were due.  [default: now]"),
 )
 
-_FIELDS: Final = ("missed", "window", "overlap", "jitter", "expires", "max_runs", "pause_after_failures", "exclude")
+_OWN: Final = ("rules", "task", "args", "kwargs", "queue", "options", "until")
+_FIELDS: Final = [argument.name for argument in PUT if argument.name not in _OWN]
 """Arguments that are fields of a definition."""
 
 _schedule: Final = One("schedule", {"name": True})

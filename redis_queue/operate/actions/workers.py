@@ -17,7 +17,7 @@ from redis_queue.errors import ConfigurationError, InvalidNameError, InvalidValu
 from redis_queue.monitor.model import RunningTask, WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import Access
-from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Result
+from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Result, flag, number
 from redis_queue.operate.actions.queues import One, one_step
 from redis_queue.operate.actions.rows import INVALID_ROW, Rows
 from redis_queue.operate.audit import MAX_SUBJECTS, Subject
@@ -257,30 +257,11 @@ def _subject(task: RunningTask) -> Subject:
     return Subject(task.id, task.worker, task.task, task.since)
 
 
-def _flag(text: str) -> bool:
-    if text not in ("0", "1"):
-        raise InvalidValueError(f"soft={text[:20]!r}: must be 0 or 1")
-    return text == "1"
-
-
-def _size(text: str) -> int:
-    size = int(text) if text.isascii() and text.isdecimal() and len(text) < len(str(MAX_SIZE)) + 1 else 0
-    if not 1 <= size <= MAX_SIZE:
-        raise InvalidValueError(f"size={text[:20]!r}: must be 1 to {MAX_SIZE}")
-    return size
-
-
-SOFT: Final = Argument(
-    "soft",
-    "Raise SoftTimeLimitExceeded in the tasks; they may clean up.",
-    _flag,
-    lambda _: "softly",
-    is_flag=True,
-)
+SOFT: Final = flag("soft", "Raise SoftTimeLimitExceeded in the tasks; they may clean up.", "softly")
 SIZE: Final = Argument(
     "size",
     "How many tasks it runs at once.",
-    _size,
+    number("size", MAX_SIZE),
     missing=f"Resize to what? Fill in a number from 1 to {MAX_SIZE:,}.",
     metavar="SIZE",
     is_positional=True,
