@@ -460,10 +460,6 @@ class Schedules:
             raise InvalidValueError(f"schedule {name!r}: {stored.error}")
         return stored, stored.definition, stored.state
 
-    def timezone(self) -> str:
-        """Return the name of the app's time zone. Raises InvalidValueError if it has none."""
-        return check_timezone(str(self.app.timezone))
-
     @property
     def app_name(self) -> str:
         """The name of the app, which owns its schedules."""

@@ -33,8 +33,8 @@ class Schedule(models.Model):
     """A schedule in the store, for the admin: ``add_schedule`` and its kin are its permissions. It has no table."""
 
     name = models.CharField(max_length=255, primary_key=True)
-    #: The :class:`redis_queue.celery.schedules.schedules.Schedule` that was read.
-    stored: Any = None
+    #: The :class:`redis_queue.operate.schedules.ScheduleRow` that was read.
+    row: Any = None
 
     class Meta:
         """Permissions without a table."""
@@ -46,9 +46,9 @@ class Schedule(models.Model):
         return str(self.name)
 
     @classmethod
-    def of(cls, stored: Any) -> Schedule:
-        """Return the row of *stored*."""
-        found = cls(name=stored.name)
-        found.stored = stored
+    def of(cls, row: Any) -> Schedule:
+        """Return the model of *row*."""
+        found = cls(name=row.name)
+        found.row = row
         found._state.adding = False
         return found
