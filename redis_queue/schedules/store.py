@@ -147,15 +147,13 @@ class ScheduleStore:
         found: list[Stored | None] = []
         for chunk in chunks(check_name(name, what="schedule") for name in names):
             fields = [id_bytes(name) for name in chunk]
-            columns = [
-                self._scripts.command("HMGET", key, *fields)
-                for key in (self._keys.schedule_states, self._keys.schedules)
-            ]
+            keys = self._keys.schedule_states, self._keys.schedules
+            columns = [self._scripts.command("HMGET", key, *fields) for key in keys]
             looks = self._scripts.command("ZMSCORE", self._keys.schedule_looks, *fields)
             for field, state, definition, look in zip(fields, *columns, looks, strict=True):
                 known = state is not None or definition is not None
-                stored = _read(field, state or b"", definition or b"")
-                found.append(replace(stored, look=NEVER if look is None else float(look)) if known else None)
+                stored = _read(field, state or b"", definition or b"", NEVER if look is None else float(look))
+                found.append(stored if known else None)
         return found
 
     def names(self, offset: int = 0, limit: int = CHUNK) -> list[str]:
@@ -178,7 +176,7 @@ class ScheduleStore:
         for chunk in chunks(looks):
             texts = self._scripts.command("HMGET", self._keys.schedule_states, *(name for name, _ in chunk))
             rows = zip(chunk, texts, strict=True)
-            found += [_state_of(name, text or b"", float(look)) for (name, look), text in rows]
+            found += [_read(name, text or b"", None, float(look)) for (name, look), text in rows]
         return found
 
     def count(self) -> int:
@@ -245,9 +243,8 @@ class ScheduleStore:
                 if stored.state is not None and stored.definition is not None:
                     change = _settled(stored, stored.state, stored.definition, event)
                     rows.append(((name, event), change))
-                    known[name] = replace(
-                        stored, state=change.after, state_text=str(change.after).encode(), look=change.look
-                    )
+                    text = str(change.after).encode()
+                    known[name] = replace(stored, state=change.after, state_text=text, look=change.look)
             done = self.change([change for _, change in rows])
             left = [end for (end, _), flag in zip(rows, done, strict=True) if not flag]
             if not left:
@@ -273,9 +270,8 @@ class ScheduleStore:
         text = self._scripts.command("HGET", self._keys.schedule_apps, id_bytes(app)) or b""
         found = _read_app(text)
         if found is None:
-            logger.warning(
-                "the versions of app %s are unreadable", app, extra={"action": "schedule_versions_unreadable"}
-            )
+            extra = {"action": "schedule_versions_unreadable"}
+            logger.warning("the versions of app %s are unreadable", app, extra=extra)
         return text, found or {"versions": [], "names": [], "refused": {}}
 
     def set_versions(
@@ -313,11 +309,8 @@ def _settled(stored: Stored, state: State, definition: Definition, event: Event)
     failed = event.text == "failed"
     streak = state.streak + 1 if failed else 0 if event.text == "succeeded" else state.streak
     active = NONE if state.active == event.id else state.active
-    after, look, events = (
-        replace(state, failed=state.failed + failed, streak=streak, active=active),
-        stored.look,
-        [event],
-    )
+    after = replace(state, failed=state.failed + failed, streak=streak, active=active)
+    look, events = stored.look, [event]
     most = definition.pause_after_failures
     if failed and most is not None and streak >= most and not state.is_paused:
         after, look = replace(after, is_paused=True), NEVER
@@ -342,28 +335,20 @@ def _read_app(text: bytes) -> dict[str, Any] | None:
     return {"versions": list(versions), "names": list(names), "refused": dict(refused)}
 
 
-def _state_of(name: bytes, text: bytes, look: float) -> Stored:
+def _read(name: bytes, state: bytes, definition: bytes | None, look: float = NEVER) -> Stored:
+    """Return a schedule as it is stored; without a *definition* nothing is told of that."""
+    found: State | None = None
+    known: Definition | None = None
+    shown, errors = id_text(name), list[str]()
     try:
-        state = State.read(text)
-    except InvalidValueError as error:
-        return Stored(id_text(name), None, None, text, look, str(error))
-    return Stored(id_text(name), state, None, text, look)
-
-
-def _read(name: bytes, state: bytes, definition: bytes) -> Stored:
-    found_state: State | None = None
-    found: Definition | None = None
-    errors: list[str] = []
-    shown = id_text(name)
-    try:
-        found_state = State.read(state)
+        found = State.read(state)
     except InvalidValueError as error:
         errors.append(str(error))
     try:
-        read = Definition.read(definition)
-        if read.name != shown:
-            raise InvalidValueError(f"its definition has the name {read.name[:60]!r}")
-        found = read
+        known = None if definition is None else Definition.read(definition)
     except InvalidValueError as error:
         errors.append(str(error))
-    return Stored(shown, found_state, found, state, error="; ".join(errors))
+    if known is not None and known.name != shown:
+        errors.append(f"its definition has the name {known.name[:60]!r}")
+        known = None
+    return Stored(shown, found, known, state, look, "; ".join(errors))

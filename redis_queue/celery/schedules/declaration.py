@@ -157,7 +157,7 @@ class Declaration:
         rules = read_rules(entry["schedule"])
         if entry.get("relative"):
             rules = [{**rule, "relative": True} if "every" in rule else rule for rule in rules]
-        definition = self._schedules.definition(
+        return self._schedules.definition(
             name,
             entry["task"],
             args=entry.get("args") or (),
@@ -166,8 +166,6 @@ class Declaration:
             rules=rules,
             static=True,
         )
-        self._schedules.check(definition)
-        return definition
 
 
 def beat_entries(app: Celery) -> dict[str, Any]:

@@ -214,16 +214,15 @@ class Schedules:
 
     def putting(self, definition: Definition, begin: State | None = None) -> Callable[[Stored | None], Change | None]:
         """Return the change that :meth:`put_definition` makes, for each stored schedule. Raises what `put` raises."""
-        self.check(definition)
         now = self.store.now()
-        first = begin.due if begin is not None and begin.due else self.first_due(definition, now)
+        first = begin.due if begin is not None and begin.due else self._first_due(definition, now)
 
         def make(stored: Stored | None) -> Change | None:
             before = None if stored is None else stored.definition
             old = None if stored is None else stored.state
             state = State(new_generation(), first, now) if begin is None else replace(begin, due=first)
             if before is not None:
-                self.check_owner(before, definition)
+                self._check_owner(before, definition)
             if old is not None:
                 # What was paused here stays so, and what runs here is not sent again.
                 paused = old.is_paused or state.is_paused
@@ -233,7 +232,7 @@ class Schedules:
                     if state == old:
                         return None
                 else:
-                    due, since = (first, state.since) if not old.runs else (self.first_due(definition, now), now)
+                    due, since = (first, state.since) if not old.runs else (self._first_due(definition, now), now)
                     state = replace(state, due=due, since=since, is_paused=paused)
                     state = replace(state, active=old.active, active_at=old.active_at)
             look = definition.fire_ms(state.due) if state.due else NEVER
@@ -310,9 +309,8 @@ class Schedules:
             if catch_up:
                 state = replace(state, is_paused=False, streak=0)
                 look = definition.fire_ms(state.due) if state.due else NEVER
-                return Change(
-                    name, known.state_text, state, look=look, events=[Event("resumed", now, text="catches up")]
-                )
+                event = Event("resumed", now, text="catches up")
+                return Change(name, known.state_text, state, look=look, events=[event])
             step = resumed(definition, state, now, calendar_of(definition))
             return Change(name, known.state_text, step.state, look=step.look, events=step.events)
 
@@ -329,14 +327,11 @@ class Schedules:
         id_ = self.store.run_id(name, uuid4().int)
 
         def make(stored: Stored | None) -> Change:
-            known, definition, state = self._known(name, stored)
             now = self.store.now()
-            message = self.dispatch.message(definition, id_, now, now)
-            if state.active == NONE:
-                state = replace(state, active=id_, active_at=now)
-            state = replace(state, runs=state.runs + 1)
-            event = Event("sent", now, id_, now, text="by hand")
-            return Change(name, known.state_text, state, look=known.look, events=[event], message=message)
+            change = self._extra_run(name, stored, Event("sent", now, id_, now, text="by hand"))
+            if change.after is not None and change.after.active == NONE:
+                change = replace(change, after=replace(change.after, active=id_, active_at=now))
+            return change
 
         self.store.update(name, make)
         return id_
@@ -355,19 +350,20 @@ class Schedules:
             def make(stored: Stored | None, due: int = due, id_: str = id_) -> Change | None:
                 if any(event.id == id_ and event.kind == "sent" for event in self.events(name)):
                     return None
-                known, definition, state = self._known(name, stored)
-                now = self.store.now()
                 try:
-                    message = self.dispatch.message(definition, id_, due, now)
+                    return self._extra_run(name, stored, Event("sent", self.store.now(), id_, due, text="backfill"))
                 except DuplicateTaskError:
                     return None
-                state = replace(state, runs=state.runs + 1)
-                event = Event("sent", now, id_, due, text="backfill")
-                return Change(name, known.state_text, state, look=known.look, events=[event], message=message)
 
             if self.store.update(name, make):
                 sent.append(id_)
         return sent
+
+    def _extra_run(self, name: str, stored: Stored | None, event: Event) -> Change:
+        known, definition, state = self._known(name, stored)
+        message = self.dispatch.message(definition, event.id, event.due, event.at)
+        state = replace(state, runs=state.runs + 1)
+        return Change(name, known.state_text, state, look=known.look, events=[event], message=message)
 
     def unsent(self, name: str, start: datetime, end: datetime) -> builtins.list[int]:
         """Return the due times (ms) of the runs that :meth:`backfill` would send; raises what it raises."""
@@ -398,7 +394,10 @@ class Schedules:
         timezone: str | None = None,
         **known: Any,
     ) -> Definition:
-        """Return the definition of a call of *task*. Raises InvalidValueError, and BodyError for its arguments."""
+        """Return the definition of a call of *task*.
+
+        Raises InvalidValueError, BodyError for its arguments, and ConfigurationError for what needs reports of workers.
+        """
         zone = check_timezone(str(self.app.timezone) if timezone is None else timezone)
         given = dict(options)
         countdown = given.pop("countdown", None)
@@ -410,20 +409,19 @@ class Schedules:
         payload = call.payload(self.app)
         if countdown:
             payload["options"]["countdown"] = duration_ms(countdown, name="countdown") / 1000
-        return Definition(name=name, app=self.app_name, tzdata=tzdata_version(), timezone=zone, **payload, **known)
-
-    def check(self, definition: Definition) -> None:
-        """Raise InvalidValueError or ConfigurationError for what cannot be kept."""
-        if not self._stored.settings.monitor and (definition.overlap != "allow" or definition.pause_after_failures):
+        app, tzdata = self.app_name, tzdata_version()
+        found = Definition(name=name, app=app, tzdata=tzdata, timezone=zone, **payload, **known)
+        if not self._stored.settings.monitor and (found.overlap != "allow" or found.pause_after_failures):
             raise ConfigurationError(
-                f"schedule {definition.name!r}: overlap and pause_after_failures need the reports of workers: "
+                f"schedule {name!r}: overlap and pause_after_failures need the reports of workers: "
                 "redis_queue_monitor = True"
             )
-        if definition.missed == "all" and definition.expires == "next":
+        if found.missed == "all" and found.expires == "next":
             raise InvalidValueError("missed='all' and expires='next': missed runs would expire; give one of them")
-        definition.text()
+        found.text()
+        return found
 
-    def check_owner(self, before: Definition, definition: Definition) -> None:
+    def _check_owner(self, before: Definition, definition: Definition) -> None:
         """Raise InvalidValueError if *definition* must not replace *before*."""
         if before.app != definition.app:
             raise InvalidValueError(
@@ -438,7 +436,7 @@ class Schedules:
                 f"schedule {definition.name!r} was put at run time: delete that one, or choose another name"
             )
 
-    def first_due(self, definition: Definition, now: int) -> int:
+    def _first_due(self, definition: Definition, now: int) -> int:
         """Return the first due time after *now*, in ms. Raises InvalidValueError if there is none."""
         if definition.until is not None and definition.until <= now:
             raise InvalidValueError(f"until={from_ms(definition.until)}: must be later than now")
