@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from django import forms
@@ -34,24 +33,21 @@ PAGE: Final = 100
 SHOWN: Final = 10
 """Number of next and of last runs."""
 
-LONG: Final = 1000
-"""Maximum characters of a field with one line."""
-
 
 def _access() -> AppAccess:
     return AppAccess(celery_app())
 
 
-def _plan(verb: str, name: str, arguments: Mapping[str, Any] = MappingProxyType({})) -> tuple[Action, Plan]:
+def _plan(verb: str, name: str, arguments: Mapping[str, Any] | None = None) -> tuple[Action, Plan]:
     action = action_of("schedule", f"schedule-{verb}")
-    return action, action.target.plan(action, _access(), Choice({"name": name}, arguments))
+    return action, action.target.plan(action, _access(), Choice({"name": name}, arguments or {}))
 
 
 class _ArgumentField(forms.CharField):
     """A text that an argument of an action reads."""
 
     def __init__(self, argument: Argument) -> None:
-        area = forms.Textarea(attrs={"rows": 3, "cols": 60}) if argument.most > LONG else None
+        area = forms.Textarea(attrs={"rows": 1 + argument.most // 1000, "cols": 60})
         required, most = bool(argument.missing), argument.most
         super().__init__(required=required, max_length=most, help_text=argument.help, widget=area)
         self.read = argument.read

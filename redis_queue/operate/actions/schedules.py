@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any, Final, get_args
 
 from redis_queue.basics.options import did_you_mean
@@ -91,24 +92,15 @@ def pause(access: Access, choice: Choice) -> Plan:
 
     Example: redis-queue schedules pause nightly --until 2h --reason "the database moves"
     """
-    schedule, until, reason = (
-        _found(access, choice),
-        choice.arguments.get("until"),
-        choice.arguments.get("reason") or "",
-    )
+    schedule, until = _found(access, choice), choice.arguments.get("until")
+    reason = choice.arguments.get("reason") or ""
     ends = None if until is None else _point(until, access)
     if ends is not None and ends <= access.inspector.now():
         raise InvalidValueError(f"until={ends:%Y-%m-%d %H:%M:%S%z}: must be later than now")
     text = f"No run is sent until {'it is resumed' if ends is None else _time(ends)}. {_next_text(schedule)}."
     nothing = "It is paused already" if schedule.paused and ends == schedule.pause_ends else ""
-    return _step(
-        access,
-        "Pause",
-        schedule,
-        lambda: access.schedules.pause(schedule.name, until=ends, reason=reason),
-        text,
-        nothing=nothing,
-    )
+    change = partial(access.schedules.pause, schedule.name, until=ends, reason=reason)
+    return _step(access, "Pause", schedule, change, text, nothing=nothing)
 
 
 def resume(access: Access, choice: Choice) -> Plan:
@@ -122,14 +114,8 @@ def resume(access: Access, choice: Choice) -> Plan:
     definition = schedule.definition
     missed = f"Runs of its pause count as missed; its policy is {definition.missed!r}" if definition else ""
     text = f"{missed if catch_up else 'Runs of its pause are skipped'}. Later ones are sent when they are due."
-    return _step(
-        access,
-        "Resume",
-        schedule,
-        lambda: access.schedules.resume(schedule.name, catch_up=catch_up),
-        text,
-        nothing="" if schedule.paused else "It is not paused",
-    )
+    change, nothing = partial(access.schedules.resume, schedule.name, catch_up=catch_up), "It is not paused"
+    return _step(access, "Resume", schedule, change, text, nothing="" if schedule.paused else nothing)
 
 
 def run(access: Access, choice: Choice) -> Plan:
@@ -177,9 +163,8 @@ def backfill(access: Access, choice: Choice) -> Plan:
             sent = schedules.backfill(name, from_ms(due), from_ms(due + 1))
             yield Result(len(sent), tried=1)
 
-    first = (
-        f", the first one due at {_time(from_ms(dues[0]))}, the last one at {_time(from_ms(dues[-1]))}" if dues else ""
-    )
+    ends = [_time(from_ms(due)) for due in (*dues[:1], *dues[-1:])]
+    first = ", the first one due at {}, the last one at {}".format(*ends) if ends else ""
     return Plan(
         f"Send {len(dues):,} runs of {name}",
         len(dues),
@@ -246,33 +231,6 @@ def _dates(text: str) -> list[str]:
     return read_exclusions([day for day in text.replace(",", " ").split() if day])
 
 
-def _one_of(name: str, kind: Any) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in get_args(kind):
-            raise InvalidValueError(f"{name}={text[:60]!r}: must be one of {', '.join(get_args(kind))}")
-        return text
-
-    return read
-
-
-def _span(name: str, *words: str) -> Callable[[str], int | str]:
-    """Return a reader of a duration in ms, or of one of *words*."""
-
-    def read(text: str) -> int | str:
-        if text in words:
-            return text
-        found = read_span(text)
-        if found is None:
-            raise InvalidDelayError(f"{name}={text[:60]!r}: must be a span like 90s, 2h or 1d12h")
-        return duration_ms(found, name=name)
-
-    return read
-
-
-def _span_text(value: int | str) -> str:
-    return value if isinstance(value, str) else exact_span_text(value)
-
-
 def _when_text(when: datetime | timedelta) -> str:
     return f"{span_text(when)} from now" if isinstance(when, timedelta) else _time(when)
 
@@ -284,7 +242,20 @@ def _argument(
 
 
 def _span_argument(name: str, text: str, *words: str) -> Argument:
-    return _argument(name, text, _span(name, *words), _span_text, metavar="|".join(["SPAN", *words]))
+    """Return an argument that is a duration in ms, or one of *words*."""
+
+    def read(value: str) -> int | str:
+        if value in words:
+            return value
+        found = read_span(value)
+        if found is None:
+            raise InvalidDelayError(f"{name}={value[:60]!r}: must be a span like 90s, 2h or 1d12h")
+        return duration_ms(found, name=name)
+
+    def shown(value: int | str) -> str:
+        return value if isinstance(value, str) else exact_span_text(value)
+
+    return _argument(name, text, read, shown, metavar="|".join(["SPAN", *words]))
 
 
 def _time_argument(name: str, text: str, **known: Any) -> Argument:
@@ -292,7 +263,16 @@ def _time_argument(name: str, text: str, **known: Any) -> Argument:
 
 
 def _choice_argument(name: str, kind: Any, text: str, metavar: str = "POLICY") -> Argument:
-    return _argument(name, text, _one_of(name, kind), metavar=metavar)
+    def read(value: str) -> str:
+        if value not in get_args(kind):
+            raise InvalidValueError(f"{name}={value[:60]!r}: must be one of {', '.join(get_args(kind))}")
+        return value
+
+    return _argument(name, text, read, metavar=metavar)
+
+
+def _number_argument(name: str, text: str, most: int) -> Argument:
+    return _argument(name, text, number(name, most), metavar="N")
 
 
 PUT: Final = (
@@ -322,13 +302,8 @@ PUT: Final = (
         "expires", 'Workers discard a run so long after its time; "next": when the next one is due.', "next"
     ),
     _time_argument("until", "Last due time: 2030-01-01T00:00Z, or 30d from now."),
-    _argument("max_runs", "Number of runs after which it is over.", number("max_runs", MAX_RUNS), metavar="N"),
-    _argument(
-        "pause_after_failures",
-        "Failures in a row after which it is paused.",
-        number("pause_after_failures", MAX_FAILURES),
-        metavar="N",
-    ),
+    _number_argument("max_runs", "Number of runs after which it is over.", MAX_RUNS),
+    _number_argument("pause_after_failures", "Failures in a row after which it is paused.", MAX_FAILURES),
     _argument(
         "exclude", "Dates without runs, such as 2030-12-25,2030-12-26.", _dates, ", ".join, most=MAX_EXCLUDED * 12
     ),
