@@ -96,8 +96,7 @@ def show(access: Access, *, name: str, with_body: bool) -> None:
         {"at": from_ms(event.at), "event": event.kind, "runs": event.count or None, "text": event.text or None}
         for event in row.events
     ]
-    known = {} if definition is None else definition_fields(definition)
-    known = {label: value for label, value in known.items() if with_body or label not in ("args", "kwargs")}
+    known = definition_fields(definition, with_body=with_body)
     if wants_json():
         show_json({**row.document, "definition": known, "next_runs": next_runs, "runs_sent": runs, "events": events})
         return

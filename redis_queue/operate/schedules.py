@@ -87,10 +87,14 @@ class ScheduleRow:
     @property
     def lateness(self) -> float | None:
         """Seconds by which the last run was late; None if a person sent it, or none was sent."""
-        last, definition = self.last, self.schedule.definition
-        if last is None or definition is None or last.text in BY_HAND:
+        return None if self.last is None else self.lateness_of(self.last)
+
+    def lateness_of(self, sent: Event) -> float | None:
+        """Return by how many seconds a run was late; None if a person sent it."""
+        definition = self.schedule.definition
+        if definition is None or sent.text in BY_HAND:
             return None
-        return max(0, last.at - definition.fire_ms(last.due)) / 1000
+        return max(0, sent.at - definition.fire_ms(sent.due)) / 1000
 
     @property
     def outcome(self) -> str | None:
@@ -253,10 +257,14 @@ def _state_of(stored: Stored) -> State:
 _SPANS: Final = ("window", "overlap_timeout", "jitter", "expires")
 
 
-def definition_fields(definition: Definition) -> dict[str, str | None]:
-    """Return the fields of *definition* as people read them, and as put does; None for those without a value."""
-    known = {name.replace("_", " "): _field(name, value) for name, value in asdict(definition).items()}
-    return {name: value for name, value in known.items() if name not in ("name", "version", "tzdata")}
+def definition_fields(definition: Definition | None, *, with_body: bool = True) -> dict[str, str | None]:
+    """Return the fields of *definition* as people read them, and as put does; None for those without a value.
+
+    Without the body, args and kwargs are left out.
+    """
+    hidden = ("name", "version", "tzdata", *(() if with_body else ("args", "kwargs")))
+    known = {} if definition is None else asdict(definition)
+    return {name.replace("_", " "): _field(name, value) for name, value in known.items() if name not in hidden}
 
 
 def changes(before: Definition | None, after: Definition) -> list[tuple[str, str | None, str | None]]:

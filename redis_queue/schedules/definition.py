@@ -15,7 +15,7 @@ from redis_queue.store.chunks import check_limit
 from redis_queue.store.codec import JSON, read_document
 from redis_queue.store.keys import check_name
 
-Missed = Literal["skip", "latest", "all"]
+Missed = Literal["latest", "all", "skip"]
 Overlap = Literal["allow", "skip", "queue", "cancel"]
 Dst = Literal["wall", "celery"]
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, get_args
+from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from flask import Blueprint, abort
@@ -14,10 +13,9 @@ from flask import Blueprint, abort
 from redis_queue.basics.times import from_ms, to_ms
 from redis_queue.errors import InvalidNameError, InvalidValueError
 from redis_queue.operate.access import Access
-from redis_queue.operate.actions.registry import action_of
+from redis_queue.operate.actions.schedules import PUT, put_texts
 from redis_queue.operate.listing import Page
 from redis_queue.operate.schedules import (
-    BY_HAND,
     STATES,
     ScheduleList,
     ScheduleRow,
@@ -27,7 +25,7 @@ from redis_queue.operate.schedules import (
     with_events,
 )
 from redis_queue.operate.time_line import DAY_MS, GAP_MS, Span, lines
-from redis_queue.schedules.definition import Definition, Overlap
+from redis_queue.schedules.definition import Definition
 from redis_queue.schedules.state import Event, runs_of
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.keys import is_name
@@ -64,13 +62,6 @@ HEIGHT: Final = 16
 
 AXIS: Final = 4
 """Parts of the axis of a time line."""
-
-CHOICES: Final = {"missed": ("latest", "all", "skip"), "overlap": get_args(Overlap)}
-"""Arguments of put with few values, the default first."""
-
-JSON_FIELDS: Final = ("args", "kwargs")
-SPANS: Final = ("window", "jitter", "expires")
-"""Arguments of put that are JSON, and those that are durations."""
 
 REASONS: Final = {
     "late": "too late, or a newer one was due",
@@ -150,7 +141,7 @@ def show() -> str:
         states=STATES,
         sort=sort,
         most=MAX_SORTED,
-        arguments=put_arguments(),
+        arguments=PUT,
         reasons=REASONS,
         **_time_line(rows, access.inspector.now()),
         **found,
@@ -170,23 +161,19 @@ def one() -> str:
         abort(404, f"{error}.")
     definition, with_body = row.schedule.definition, request_args.flag("body")
     is_readable, lines_of_audit = definition is not None and not row.error, context().audit.last(CHUNK)
-    known = {} if definition is None else definition_fields(definition)
+    known = definition_fields(definition, with_body=with_body)
     return page(
         "schedule.html",
         row=row,
         definition=definition,
-        fields={
-            label: value
-            for label, value in known.items()
-            if value is not None and (with_body or label not in ("args", "kwargs"))
-        },
-        hides=not with_body and bool(known.get("args") or known.get("kwargs")),
+        fields={label: value for label, value in known.items() if value is not None},
+        hides=not with_body and definition is not None and bool(definition.args or definition.kwargs),
         with_body=with_body,
         next_runs=access.schedules.next_runs(name, SHOWN) if is_readable else [],
         zone=ZoneInfo(row.schedule.timezone) if is_readable and row.schedule.timezone != "UTC" else None,
         runs=list(_runs(row)),
         reasons=REASONS,
-        arguments=put_arguments(),
+        arguments=PUT,
         **_edit(access, row, with_body=with_body),
         actions=[line for line in lines_of_audit if line.queue == name and line.verb.startswith("schedule-")],
         **_time_line([row], access.inspector.now()),
@@ -201,7 +188,7 @@ def _edit(access: Access, row: ScheduleRow, *, with_body: bool) -> dict[str, Any
     if (definition.args or definition.kwargs) and not with_body:
         return {"why": "to change it, show its arguments"}
     try:
-        return {"values": put_values(access, row, definition)}
+        return {"values": put_values(access, definition)}
     except InvalidValueError as error:
         return {"why": str(error)}
 
@@ -210,54 +197,25 @@ def _runs(row: ScheduleRow) -> Iterable[tuple[Any, float | None, str]]:
     """Yield the last runs, by how many seconds each was late, and how it was sent if a person sent it."""
     sent: list[Event] = [event for event in row.events if event.kind == "sent"]
     for run, event in zip(runs_of(row.events), sent, strict=True):
-        definition = row.schedule.definition
-        is_late = definition is not None and event.text not in BY_HAND
-        late = max(0, event.at - definition.fire_ms(event.due)) / 1000 if definition and is_late else None
-        yield run, late, event.text
+        yield run, row.lateness_of(event), event.text
 
 
-def put_arguments() -> list[tuple[Any, Sequence[str]]]:
-    """Return the arguments of put, each with its possible values if there are few."""
-    return [(argument, CHOICES.get(argument.name, ())) for argument in action_of("schedule", "schedule-put").arguments]
-
-
-def put_values(access: Access, row: ScheduleRow, definition: Definition) -> dict[str, str]:
+def put_values(access: Access, definition: Definition) -> dict[str, str]:
     """Return the fields of the form that changes a schedule.
 
-    Raises InvalidValueError if it must not be changed, or has what the form cannot express and would remove.
+    Raises InvalidValueError if it must not be changed, or has what the form cannot send again.
     """
     if definition.static:
         raise InvalidValueError("it is in the beat_schedule of its app: change it there")
     if definition.app != access.schedules.app_name:
         raise InvalidValueError(f"it belongs to the app {definition.app!r}")
-    usual, options = Definition("-", "-", ()), dict(definition.options)
-    left = [name for name in ("dst", "overlap_timeout") if getattr(definition, name) != getattr(usual, name)]
-    known = {"queue": options.pop("queue", None)}
-    found: dict[str, str] = {}
-    for argument, _ in put_arguments():
-        value = known.get(argument.name, getattr(definition, argument.name, None))
-        if value:
-            text = row.schedule.rules if argument.name == "rules" else _field_text(argument.name, value)
-            found[argument.name] = text
-            is_same = argument.name in JSON_FIELDS or _same(argument.read, text, value)
-            if not (is_same and len(text) <= argument.most and text.isprintable() and redacted(text) == text):
-                left.append(argument.name)
-    if left or options:
-        raise InvalidValueError(f"change it in the code: the form cannot express its {', '.join([*left, *options])}")
+    found = put_texts(definition)
+    most = {argument.name: argument.most for argument in PUT}
+    bad = [
+        name
+        for name, text in found.items()
+        if len(text) > most[name] or not text.isprintable() or redacted(text) != text
+    ]
+    if bad:
+        raise InvalidValueError(f"change it in the code: the form cannot express its {', '.join(bad)}")
     return found
-
-
-def _field_text(name: str, value: Any) -> str:
-    if name in JSON_FIELDS:
-        return json.dumps(value, ensure_ascii=False)
-    if name in SPANS and value != "next":
-        return f"{value // 1000}s"
-    return from_ms(value).isoformat() if name == "until" else ",".join(value) if name == "exclude" else str(value)
-
-
-def _same(read: Callable[[str], Any], text: str, value: Any) -> bool:
-    try:
-        found = read(text)
-    except InvalidValueError:
-        return False
-    return bool((to_ms(found) if isinstance(found, datetime) else found) == value)

@@ -23,10 +23,11 @@ from redis_queue.celery.schedules.rules import read_rules
 from redis_queue.celery.schedules.runs import calendar_of
 from redis_queue.celery.schedules.schedules import Schedules
 from redis_queue.operate.access import AppAccess
+from redis_queue.operate.actions import schedules as actions
 from redis_queue.operate.audit import Audit
 from redis_queue.operate.schedules import ScheduleRow
 from redis_queue.operate.time_line import DAY_MS, GAP_MS, MAX_RULES, Span, lines
-from redis_queue.schedules.definition import Definition, Missed, Overlap
+from redis_queue.schedules.definition import Definition, Dst, Missed, Overlap
 from redis_queue.schedules.state import REASONS, State
 from redis_queue.schedules.store import Change, ScheduleStore, Stored
 from redis_queue.store.keys import Keys, ScheduleKeys
@@ -422,13 +423,20 @@ class TestActions:
         known |= {
             "window": 90,
             "overlap": "queue",
-            "jitter": 5,
+            "jitter": 0.5,
             "expires": "next",
             "max_runs": 9,
             "exclude": ["2030-12-25"],
         }
-        known |= {"pause_after_failures": 3, "until": datetime(2032, 1, 1, 12, tzinfo=timezone.utc)}
-        schedules.put("full", ["0 3 * * 1", "every 90 s"], "shop.x", timezone="Asia/Tokyo", **known)
+        known |= {"pause_after_failures": 3, "until": datetime(2032, 1, 1, 12, 0, 0, 1000, tzinfo=timezone.utc)}
+        known |= {"priority": 5, "countdown": 5, "dst": "celery", "overlap_timeout": 60.5}
+        rules = [
+            "0 3 * * 1",
+            "every 90 s",
+            {"cron": "0 4 13 * *", "weekdays": [5]},
+            {"every": 60_500, "relative": True},
+        ]
+        schedules.put("full", rules, "shop.x", timezone="Asia/Tokyo", **known)
         preview = writer.send(form(writer.get(f"{one('full')}&body=1"), "schedule-put", "full"), PUT)
         assert "It is stored already." in preview.text
 
@@ -442,22 +450,10 @@ class TestActions:
         assert (definition.rules, definition.jitter) == ([{"cron": "45 2 * * *"}], 5000)
         assert definition.timezone == "Europe/Berlin"
 
-    @pytest.mark.parametrize(
-        ("known", "why"),
-        [
-            ({"priority": 5}, "the form cannot express its priority"),
-            ({"dst": "celery", "countdown": 5}, "the form cannot express its dst, countdown"),
-            ({"overlap_timeout": 60}, "the form cannot express its overlap_timeout"),
-            ({"jitter": 0.5}, "the form cannot express its jitter"),
-            ({"args": ["a"]}, "to change it, show its arguments"),
-        ],
-    )
-    def test_what_the_form_would_remove_has_no_form(
-        self, known: dict[str, Any], why: str, writer: Browser, schedules: Schedules
-    ) -> None:
-        schedules.put("special", "0 3 * * *", "t", **known)
+    def test_a_form_that_would_show_arguments_asks_for_that(self, writer: Browser, schedules: Schedules) -> None:
+        schedules.put("special", "0 3 * * *", "t", args=["a"])
         page = writer.get(one("special"))
-        assert why in page.text
+        assert "to change it, show its arguments" in page.text
         assert not [found for found in page.forms if PUT in found.buttons]
 
     def test_schedules_of_the_code_or_another_app_have_no_form(self, writer: Browser, schedules: Schedules) -> None:
@@ -522,11 +518,11 @@ class TestActions:
         assert schedules.find("often").paused
 
     def test_values_of_the_form_are_those_of_a_definition(self) -> None:
-        assert set(pages.CHOICES["missed"]) == set(get_args(Missed))
-        assert set(pages.CHOICES["overlap"]) == set(get_args(Overlap))
-        assert set(pages.REASONS) == set(REASONS)
         usual = Definition("-", "-", ())
-        assert (pages.CHOICES["missed"][0], pages.CHOICES["overlap"][0]) == (usual.missed, usual.overlap)
+        choices = {argument.name: argument.choices for argument in actions.PUT if argument.choices}
+        assert choices == {"missed": get_args(Missed), "overlap": get_args(Overlap), "dst": get_args(Dst)}
+        assert [found[0] for found in choices.values()] == [usual.missed, usual.overlap, usual.dst]
+        assert set(pages.REASONS) == set(REASONS)
 
 
 MANY = 10_000

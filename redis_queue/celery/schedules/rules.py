@@ -181,12 +181,15 @@ def _check_solar(data: Any) -> Rule:
 
 
 def _text(rule: Mapping[str, Any]) -> str:
-    if "solar" in rule:
-        return "{} at {}, {}".format(*rule["solar"])
-    if "cron" in rule:
-        days = ", ".join(WEEKDAYS[day] for day in rule.get("weekdays", ()))
-        return f"{rule['cron']} only on {days}" if days else str(rule["cron"])
-    return f"every {exact_span_text(rule['every'])}{ROUNDED if rule.get('relative') else ''}"
+    try:
+        if "solar" in rule:
+            return "{} at {}, {}".format(*rule["solar"])
+        if "cron" in rule:
+            days = ", ".join(WEEKDAYS[day] for day in rule.get("weekdays", ()))
+            return f"{rule['cron']} only on {days}" if days else str(rule["cron"])
+        return f"every {exact_span_text(rule['every'])}{ROUNDED if rule.get('relative') else ''}"
+    except (LookupError, TypeError, AttributeError):
+        return quoted(rule)  # another program may have stored anything
 
 
 def _date(value: Any) -> str:

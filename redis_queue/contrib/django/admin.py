@@ -73,7 +73,7 @@ class _ScheduleForm(forms.ModelForm, _ArgumentFields):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         row = self.instance.row
-        self.initial |= put_texts(row.schedule.definition) if row and row.schedule.definition else {}
+        self.initial |= put_texts(row.schedule.definition) if row and not row.error else {}
 
     def clean(self) -> Any:
         values, name = self.cleaned_data, self.cleaned_data.get("name", self.instance.name)
@@ -102,8 +102,9 @@ class _Rows(QuerySet[Any]):
         return self
 
     def __getitem__(self, part: Any) -> Any:
-        items = ScheduleList(_access()).read(part.start, part.stop - (part.start or 0), None).items
-        return list(map(Schedule.of, with_events(_access(), [row for row, _ in items])))
+        access, start = _access(), part.start or 0
+        rows = ScheduleList(access).page(start, part.stop - start).items
+        return list(map(Schedule.of, with_events(access, rows)))
 
     def count(self) -> int:
         return _access().schedules.store.count() if self._result_cache is None else len(self._result_cache)
@@ -129,7 +130,7 @@ def _runs(row: ScheduleRow, most: int) -> str:
 
 
 def _definition(row: ScheduleRow) -> str:
-    fields = definition_fields(row.schedule.definition) if row.schedule.definition else {}
+    fields = definition_fields(row.schedule.definition)
     return "\n".join(f"{label}: {text}" for label, text in fields.items() if text)
 
 

@@ -42,6 +42,8 @@ class Argument:
     is_positional: bool = False
     most: int = 300
     """Maximum characters."""
+    choices: Sequence[str] = ()
+    """All its values, the default first; () for any."""
 
 
 def flag(name: str, help_: str, text: str) -> Argument:

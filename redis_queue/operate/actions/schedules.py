@@ -263,12 +263,14 @@ def _time_argument(name: str, text: str, **known: Any) -> Argument:
 
 
 def _choice_argument(name: str, kind: Any, text: str, metavar: str = "POLICY") -> Argument:
+    choices = get_args(kind)
+
     def read(value: str) -> str:
-        if value not in get_args(kind):
-            raise InvalidValueError(f"{name}={value[:60]!r}: must be one of {', '.join(get_args(kind))}")
+        if value not in choices:
+            raise InvalidValueError(f"{name}={value[:60]!r}: must be one of {', '.join(choices)}")
         return value
 
-    return _argument(name, text, read, metavar=metavar)
+    return _argument(name, text, read, metavar=metavar, choices=choices)
 
 
 def _number_argument(name: str, text: str, most: int) -> Argument:

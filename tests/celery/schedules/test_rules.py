@@ -68,6 +68,11 @@ def test_user_input_becomes_data(value: Any, rule: dict[str, Any], text: str) ->
     assert read_rules(text) == rules
 
 
+@pytest.mark.parametrize("rule", [{"x": 1}, 1, "a", {"solar": [1]}, {"every": "a"}, {"cron": "a", "weekdays": [99]}])
+def test_an_invalid_rule_of_another_program_is_shown_as_data(rule: Any) -> None:
+    assert rules_text([rule]) == repr(rule)
+
+
 def test_several_rules_stay_in_order() -> None:
     rules = read_rules([10, "30 2 * * *", solar("sunset", 51.5, -0.1)])
     assert rules_text(rules) == "every 10 s; 30 2 * * *; sunset at 51.5, -0.1"
