@@ -9,7 +9,7 @@ import click
 from celery import Celery
 
 from redis_queue.basics.times import from_ms, span_text
-from redis_queue.celery.schedules.declaration import Declaration, DeclareReport
+from redis_queue.celery.schedules.declaration import Declaration
 from redis_queue.celery.schedules.schedules import MAX_NEXT
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, with_app
@@ -137,20 +137,16 @@ def declare(app: Celery, *, force: bool) -> None:
     app.finalize()
     access = AppAccess(app)
     report = Declaration(access.schedules).make(force=force)
-    changed = [*report.changed, *report.deleted]
-    if changed:
+    if changed := [*report.changed, *report.deleted]:
         plan = Plan("Declare", len(changed), lambda: iter([Result(len(changed))]), changed)
         act(access, DECLARE, plan)
-    lines = [f"{len(names):,} {verb}: {', '.join(names)}" for verb, names in _changes(report).items() if names]
+    changes = {"changed": report.changed, "deleted": report.deleted}
+    lines = [f"{len(names):,} {verb}: {', '.join(names)}" for verb, names in changes.items() if names]
     problems = [f"{name}: {why}" for name, why in report.refused.items()]
     if report.newer:
         problems.append(f"version {report.newer} is newer: nothing was changed; for a rollback, add --force")
-    document = {**_changes(report), "refused": report.refused, "newer": report.newer or None}
+    document = {**changes, "refused": report.refused, "newer": report.newer or None}
     end_with("; ".join(problems), document, "\n".join(lines) or "nothing to change")
-
-
-def _changes(report: DeclareReport) -> dict[str, list[str]]:
-    return {"changed": report.changed, "deleted": report.deleted}
 
 
 def _tables(lists: Mapping[str, list[dict[str, Any]]]) -> None:
