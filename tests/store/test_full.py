@@ -34,6 +34,7 @@ REFUSED = {
     "monitor/failure_keep": ["keep a failure"],
     "monitor/failure_claim": ["claim a failure"],
     "schedules/change": ["send a run"],
+    "schedules/declare": ["declare schedules"],
 }
 """Script -> the calls that store something new, which a full Redis refuses; all other calls are executed."""
 

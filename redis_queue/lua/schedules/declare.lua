@@ -8,7 +8,6 @@
 -- Returns 1 = done, 0 = another process was faster.
 -- O(1)
 
--- first_write schedule_apps
 if (redis.call('HGET', schedule_apps, app) or '') ~= known then return 0 end
 redis.call('HSET', schedule_apps, app, stored)
 return 1
