@@ -58,7 +58,7 @@ ROLES: Final = (
         "dispatcher",
         (*_QUEUES, _MONITOR, _REGISTRY, _PROBE, _WAKE_UP),
         "delay/lead delay/head delay/move_due delay/claim delay/deliver delay/note monitor/count monitor/failure_keep "
-        f"monitor/report schedules/due schedules/change schedules/declare {_SETTLES}",
+        f"monitor/report schedules/read schedules/change schedules/declare {_SETTLES}",
         "hget hkeys hmget ping subscribe zadd zmscore",
     ),
     Role(
@@ -73,7 +73,7 @@ ROLES: Final = (
         "dashboard",
         (*_QUEUES, *(f"%R{keys}" for keys in (_MONITOR, _FLOWS, _REGISTRY, _AUDIT))),
         "queue/stats queue/peek delay/stats delay/count delay/list delay/find delay/head records/dead_letters "
-        "records/quarantined records/look records/versions records/in_flight delay/minutes delay/dispatchers",
+        "records/quarantined records/look records/versions records/in_flight delay/minutes delay/dispatchers schedules/read",
         "get hget hgetall hkeys hlen hmget hscan lrange time zcard zcount zmscore zrange zrevrange zrevrank zscan",
     ),
     Role(

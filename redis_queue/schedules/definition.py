@@ -134,6 +134,14 @@ class Definition:
         known = {name: value for name, value in asdict(self).items() if name not in _VOLATILE}
         return json.dumps(known, sort_keys=True)
 
+    @property
+    def every(self) -> int:
+        """The interval in ms if that is the only rule, and nothing is excluded; else 0."""
+        if len(self.rules) != 1 or self.exclude or set(self.rules[0]) != {"every"}:
+            return 0
+        found = self.rules[0]["every"]
+        return found if isinstance(found, int) and found > 0 else 0
+
     def fire_ms(self, due: int) -> int:
         """Return when the run of *due* is sent: later by the jitter, which every dispatcher computes alike."""
         if not self.jitter:

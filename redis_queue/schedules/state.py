@@ -27,7 +27,7 @@ ON_TIME: Final = 10_000
 """Milliseconds by which a run may be late and is not missed: a failover or a short outage."""
 
 MAX_DUES: Final = 1000
-"""Maximum number of due times that one step passes."""
+"""Maximum number of due times that one step passes, but for those of a plain interval, which need not be listed."""
 
 MAX_STEP: Final = 0.05
 """Seconds after which a step passes no more due times: some rules take long to compute."""
@@ -210,19 +210,18 @@ def plan(definition: Definition, state: State, now: int, times: DueTimes, is_ove
         step.cancels = definition.overlap == "cancel"
         if not step.cancels:
             step.skip("overlap", wanted, now)
-            dues = [due for due in dues if due not in wanted]
-            wanted = []
+            dues, wanted = _without(dues, wanted), []
     if definition.overlap != "allow":
         wanted = wanted[-1:]
     if definition.max_runs is not None:
         wanted = wanted[: max(0, definition.max_runs - state.runs)]
         after = after if state.runs + len(wanted) < definition.max_runs else None
-    chosen = set(wanted)
     superseded: Reason = "overlap" if definition.overlap == "queue" else "late"
-    step.skip(superseded, [due for due in dues if due not in chosen], now)
+    step.skip(superseded, _without(dues, wanted), now)
     step.sends = wanted
     step.state = replace(step.state, due=after or 0)
-    step.look = NEVER if after is None else definition.fire_ms(after)
+    # What is late is looked at after what falls due now.
+    step.look = NEVER if after is None else max(definition.fire_ms(after), now)
     return step
 
 
@@ -262,15 +261,27 @@ def dues_of(definition: Definition, state: State, times: DueTimes) -> Iterator[i
         due = following(definition, state.since, due, times)
 
 
-def _passed(definition: Definition, state: State, now: int, times: DueTimes, most: int) -> list[int]:
-    """Return up to *most* due times that have passed, at least one if there is one."""
-    found: list[int] = []
+def _passed(definition: Definition, state: State, now: int, times: DueTimes, most: int) -> Sequence[int]:
+    """Return the due times that have passed, at least one if there is one; up to *most*, or those of an interval."""
+    every, offset = definition.every, state.due - state.since
+    if every and state.due and not definition.jitter and not offset % every:
+        found = range(state.due, min(now, definition.until or now) + 1, every)
+        return found[:most] if definition.missed == "all" and not state.is_paused else found
+    listed: list[int] = []
     stop_at = time.monotonic() + MAX_STEP
     for due in dues_of(definition, state, times):
-        if definition.fire_ms(due) > now or len(found) >= most or (found and time.monotonic() > stop_at):
+        if definition.fire_ms(due) > now or len(listed) >= most or (listed and time.monotonic() > stop_at):
             break
-        found.append(due)
-    return found
+        listed.append(due)
+    return listed
+
+
+def _without(dues: Sequence[int], chosen: Sequence[int]) -> Sequence[int]:
+    """Return *dues* without those that are *chosen*."""
+    # The last ones, of any number, or some of a few.
+    if not chosen or chosen[0] == dues[-len(chosen)]:
+        return dues[: len(dues) - len(chosen)]
+    return [due for due in dues if due not in chosen]
 
 
 def _wanted(definition: Definition, dues: Sequence[int], now: int, *, newest_is_known: bool) -> list[int]:

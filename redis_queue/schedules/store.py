@@ -86,7 +86,7 @@ class ScheduleStore:
         self._keys = ScheduleKeys(self._shard.keys)
         self._scripts = queue.shards.scripts
         self._writer = EntryWriter(queue.shards)
-        self._due = self._scripts.bind("schedules/due", self._keys)
+        self._read = self._scripts.bind("schedules/read", self._keys)
         self._own: dict[str, bytes] = {
             name: getattr(self._keys, name)
             for name in ("schedules", "schedule_states", "schedule_looks", "schedule_events")
@@ -103,9 +103,8 @@ class ScheduleStore:
 
     def due(self, limit: int) -> tuple[int, float, list[Stored]]:
         """Return the time in ms, the seconds until the next look (inf = none), and the schedules to look at now."""
-        now, left, *rows = self._due(now=self._shard.clock(), limit=limit)
-        found = [_read(name, state, definition) for name, state, definition in rows_of(rows, 3)]
-        return int(now), left / 1e6 if left >= 0 else NEVER, found
+        now, left, *rows = self._read(now=self._shard.clock(), limit=limit)
+        return int(now), left / 1e6 if left >= 0 else NEVER, [_read(*row) for row in rows_of(rows, 4)]
 
     def change(self, changes: Sequence[Change]) -> list[bool]:
         """Make *changes*, up to 100 in a call; tell for each whether it was made: else the schedule is another one.
@@ -143,17 +142,14 @@ class ScheduleStore:
         return id_bytes(change.name), change.before, after, change.definition, look, events, *message
 
     def get(self, names: Iterable[str]) -> list[Stored | None]:
-        """Return the schedules *names*; None for each that does not exist."""
+        """Return the schedules *names*, up to 500 or about 1 MiB in a call; None for each that does not exist."""
         found: list[Stored | None] = []
-        for chunk in chunks(check_name(name, what="schedule") for name in names):
-            fields = [id_bytes(name) for name in chunk]
-            keys = self._keys.schedule_states, self._keys.schedules
-            columns = [self._scripts.command("HMGET", key, *fields) for key in keys]
-            looks = self._scripts.command("ZMSCORE", self._keys.schedule_looks, *fields)
-            for field, state, definition, look in zip(fields, *columns, looks, strict=True):
-                known = state is not None or definition is not None
-                stored = _read(field, state or b"", definition or b"", NEVER if look is None else float(look))
-                found.append(stored if known else None)
+        left = [id_bytes(check_name(name, what="schedule")) for name in names]
+        while left:
+            _, _, *rows = self._read(now=self._shard.clock(), limit=0, more=left[:CHUNK])
+            read = [_read(*row) if any(row[1:3]) else None for row in rows_of(rows, 4)]
+            found += read
+            left = left[len(read) :]
         return found
 
     def names(self, offset: int = 0, limit: int = CHUNK) -> list[str]:
@@ -176,7 +172,7 @@ class ScheduleStore:
         for chunk in chunks(looks):
             texts = self._scripts.command("HMGET", self._keys.schedule_states, *(name for name, _ in chunk))
             rows = zip(chunk, texts, strict=True)
-            found += [_read(name, text or b"", None, float(look)) for (name, look), text in rows]
+            found += [_read(name, text or b"", None, look) for (name, look), text in rows]
         return found
 
     def count(self) -> int:
@@ -335,7 +331,7 @@ def _read_app(text: bytes) -> dict[str, Any] | None:
     return {"versions": list(versions), "names": list(names), "refused": dict(refused)}
 
 
-def _read(name: bytes, state: bytes, definition: bytes | None, look: float = NEVER) -> Stored:
+def _read(name: bytes, state: bytes, definition: bytes | None, look: bytes) -> Stored:
     """Return a schedule as it is stored; without a *definition* nothing is told of that."""
     found: State | None = None
     known: Definition | None = None
@@ -351,4 +347,4 @@ def _read(name: bytes, state: bytes, definition: bytes | None, look: float = NEV
     if known is not None and known.name != shown:
         errors.append(f"its definition has the name {known.name[:60]!r}")
         known = None
-    return Stored(shown, found, known, state, look, "; ".join(errors))
+    return Stored(shown, found, known, state, float(look or NEVER), "; ".join(errors))

@@ -483,7 +483,7 @@ def use_schedules(queue: DelayQueue) -> None:
 LOOKS = """
     broker/depth broker/look broker/sizes delay/count delay/dispatchers delay/find delay/head delay/list
     delay/minutes delay/stats queue/peek queue/stats records/dead_letters records/in_flight records/look
-    records/quarantined records/recordless records/tally records/versions schedules/due
+    records/quarantined records/recordless records/tally records/versions schedules/read
 """
 
 

@@ -242,7 +242,8 @@ class TestIncidents:
         self, access: Access, schedules: Schedules, client: redis.Redis, clock: Clock, app: Celery
     ) -> None:
         schedules.put("nightly", "every 10 s", "shop.build", queue="nowhere")
-        app.conf.task_create_missing_queues = False
+        app.amqp.queues.create_missing = False
+        del app.amqp.queues["nowhere"]
         clock.forward(11)
         schedules.dispatch.run()
         (one,) = found(access, "unsent schedules")

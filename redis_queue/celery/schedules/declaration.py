@@ -99,7 +99,10 @@ class Declaration:
         self, definitions: Sequence[Definition], version: str, gone: Sequence[str], report: DeclareReport
     ) -> None:
         """Store *definitions*, and delete the static schedules *gone* of this app."""
-        for definition in definitions:
+        stored = self._schedules.store.get(definition.name for definition in definitions)
+        for definition, known in zip(definitions, stored, strict=True):
+            if known and known.state and known.definition and known.definition.means_the_same(definition):
+                continue
             try:
                 if self._change(
                     definition.name, version, self._schedules.putting(replace(definition, version=version))

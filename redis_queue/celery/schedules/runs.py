@@ -80,8 +80,12 @@ class Runs:
             if time.monotonic() >= stop_at:
                 return 0.0
 
-    def message(self, definition: Definition, id_: str, due: int, at: int, following: int = 0) -> Push | None:
-        """Return the message of a run that is due at *due* and sent at *at* (ms); None if it is stored already.
+    def message(
+        self, definition: Definition, id_: str, due: int, now: int, *, at: int = 0, following: int = 0
+    ) -> Push | None:
+        """Return the message of a run that is due at *due* and sent *now*; None if it is stored already.
+
+        Its eta is *at*, by default now; *following* is the next due time. All times are in ms.
 
         That is one of a unique task. Raises DuplicateTaskError if its key is taken, and what Celery raises.
         """
@@ -92,8 +96,8 @@ class Runs:
         if definition.expires == "next":
             options |= {} if not following else {"expires": from_ms(definition.fire_ms(following))}
         elif definition.expires is not None:
-            options["expires"] = from_ms(at + definition.expires)
-        eta = from_ms(at + options.pop("countdown", 0) * 1000)
+            options["expires"] = from_ms(now + definition.expires)
+        eta = from_ms((at or now) + options.pop("countdown", 0) * 1000)
         with self._sends.collect(every=True) as kept:
             result = app.send_task(
                 definition.task,
@@ -155,7 +159,8 @@ class Runs:
         for due, following in pairwise(dues):
             id_ = self._store.run_id(definition.name, due)
             try:
-                messages.append((due, id_, self.message(definition, id_, due, definition.fire_ms(due), following)))
+                at = definition.fire_ms(due)
+                messages.append((due, id_, self.message(definition, id_, due, now, at=at, following=following)))
             except DuplicateTaskError as error:
                 state = state.skip("taken", 1)
                 events = [*events, Event("skipped", now, error.task_id, due, due, 1, "taken")]

@@ -112,6 +112,7 @@ class Schedules:
     def __init__(self, app: Celery | None, queue: DelayQueue | None = None) -> None:
         self._known_app = app
         self._queue = queue
+        self._warned: set[str] = set()
 
     @property
     def app(self) -> Celery:
@@ -197,8 +198,9 @@ class Schedules:
             max_runs=max_runs,
             pause_after_failures=pause_after_failures,
         )
-        if definition.task not in self.app.tasks:
+        if definition.task not in self.app.tasks and definition.task not in self._warned:
             # Another app may have it.
+            self._warned.add(definition.task)
             extra = {"action": "schedule_task_unknown"}
             logger.warning("schedule %s: this app does not have the task %s", name, definition.task, extra=extra)
         self.put_definition(definition)
@@ -405,6 +407,8 @@ class Schedules:
             if callable(value):
                 raise InvalidValueError(f"{what}: must be data; a function that makes them is not stored")
         call, own = TaskCall.of(task, args, kwargs, given)
+        # The dispatcher that sends it may have another app, with other routes.
+        call = call.routed(self.app)
         countdown = own.get("countdown") if countdown is None else countdown
         payload = call.payload(self.app)
         if countdown:
@@ -418,6 +422,10 @@ class Schedules:
             )
         if found.missed == "all" and found.expires == "next":
             raise InvalidValueError("missed='all' and expires='next': missed runs would expire; give one of them")
+        if 0 < found.every <= found.jitter:
+            raise InvalidValueError(
+                f"jitter={found.jitter / 1000:g}: must be shorter than the interval of the schedule"
+            )
         found.text()
         return found
 

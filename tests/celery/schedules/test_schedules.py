@@ -43,10 +43,11 @@ def work(*args: Any, **kwargs: Any) -> None:
 def make_app(broker: Broker, redis_url: str, delayed: Callable[..., DelayQueue]) -> Iterator[MakeApp]:
     """Makes apps with one name, or *name*, whose DelayQueue has the manual clock."""
     with ExitStack() as apps:
+        name_of_queue = broker.name("schedules")
 
         def make(name: str = "shop", **conf: Any) -> DurableTasks:
             app: Celery = broker.app(redis_queue_url=redis_url, result_expires=None, **conf)
-            app.main = name
+            app.main, app.conf.task_default_queue = name, name_of_queue
             app.task(name="shop.build", shared=False)(work)
             app.task(name="shop.single", shared=False, unique=Unique(until="end"))(work)
             found = DurableTasks(app)
@@ -334,12 +335,12 @@ def test_an_error_without_a_text_stops_no_other(make_app: MakeApp, clock: Manual
             raise ValueError
 
     def route(name: str, *_: Any, **__: Any) -> None:
-        if name == "shop.unrouted":
+        if name == "shop.unrouted" and puts:
             raise UntoldError
 
+    puts: list[str] = []
     schedules = make_app(task_routes=(route,)).schedules
-    schedules.put("bad", 60, "shop.unrouted")
-    schedules.put("good", 60, "shop.build")
+    puts += [schedules.put(name, 60, task).name for name, task in (("bad", "shop.unrouted"), ("good", "shop.build"))]
     clock.advance(60)
     schedules.dispatch.run()
     assert (schedules.find("good").runs, schedules.events("bad")[0].text) == (1, "UntoldError")

@@ -1,12 +1,13 @@
--- Read the schedules that dispatchers have to look at.
+-- Read schedules: those with these names, or those that dispatchers have to look at.
 --
 -- KEYS schedules, schedule_states, schedule_looks
 -- ARGV now    TIME   0 = the server's clock
--- ARGV limit  COUNT  most schedules
+-- ARGV limit  COUNT  most schedules to look at; 0 = those with the names
+-- ARGV names  LIST   their names
 --
--- Returns {the time in ms, microseconds until the next look (0 = now, -1 = none), then name, state and definition of
--- each; "" for what is missing}. Stops after the schedule that makes 1 MiB.
--- O(limit + log schedules)
+-- Returns {the time in ms, microseconds until the next look (0 = now, -1 = none), then name, state, definition and next
+-- look of each; "" for what is missing}. Stops after the schedule that makes 1 MiB.
+-- O(limit + names + log schedules)
 
 local MAX_BYTES = 1048576
 local micros = 0
@@ -15,13 +16,14 @@ if now == 0 then
   now, micros = time[1] * 1000 + math.floor(time[2] / 1000), time[2] % 1000
 end
 local at = string.format('%.0f', now)
-local names = redis.call('ZRANGEBYSCORE', schedule_looks, '-inf', at, 'LIMIT', 0, limit)
+if limit > 0 then names = redis.call('ZRANGEBYSCORE', schedule_looks, '-inf', at, 'LIMIT', 0, limit) end
 local reply, bytes = {at, 0}, 0
 for _, name in ipairs(names) do
   local definition = redis.call('HGET', schedules, name) or ''
   reply[#reply + 1] = name
   reply[#reply + 1] = redis.call('HGET', schedule_states, name) or ''
   reply[#reply + 1] = definition
+  reply[#reply + 1] = redis.call('ZSCORE', schedule_looks, name) or ''
   bytes = bytes + #definition
   if bytes >= MAX_BYTES then break end
 end
