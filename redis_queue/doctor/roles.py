@@ -73,7 +73,8 @@ ROLES: Final = (
         "dashboard",
         (*_QUEUES, *(f"%R{keys}" for keys in (_MONITOR, _FLOWS, _REGISTRY, _AUDIT))),
         "queue/stats queue/peek delay/stats delay/count delay/list delay/find delay/head records/dead_letters "
-        "records/quarantined records/look records/versions records/in_flight delay/minutes delay/dispatchers schedules/read",
+        "records/quarantined records/look records/versions records/in_flight delay/minutes delay/dispatchers "
+        "schedules/read",
         "get hget hgetall hkeys hlen hmget hscan lrange time zcard zcount zmscore zrange zrevrange zrevrank zscan",
     ),
     Role(
