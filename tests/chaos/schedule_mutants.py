@@ -13,7 +13,7 @@ FOUND_BY_SCHEDULE_TESTS: Final = {
         ),
         "find due runs by the clock of the host": py(
             "schedules/store.py",
-            "self._due(now=self._shard.clock(), limit=limit)",
+            "self._read(now=self._shard.clock(), limit=limit)",
             'self._due(now=int(__import__("time").time() * 1000), limit=limit)',
             "clock_of_redis",
         ),

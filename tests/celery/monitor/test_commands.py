@@ -153,7 +153,7 @@ def test_a_pool_with_autoscale_and_busy_processes_are_refused(observed: Observed
         with pytest.raises(WorkerRefusedError, match=r"one@test: its size is chosen by --autoscale"):
             resize(access, NAME, 3)
         for size in ("0", "1001", "True", "\u0663"):
-            with pytest.raises(InvalidValueError, match=r"size='\w+': must be 1 to 1000"):
+            with pytest.raises(InvalidValueError, match=r"size='\w+': must be a whole number from 1 to 1,000"):
                 SIZE.read(size)
 
 
