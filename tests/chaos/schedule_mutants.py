@@ -14,7 +14,7 @@ FOUND_BY_SCHEDULE_TESTS: Final = {
         "find due runs by the clock of the host": py(
             "schedules/store.py",
             "self._read(now=self._shard.clock(), limit=limit)",
-            'self._due(now=int(__import__("time").time() * 1000), limit=limit)',
+            'self._read(now=int(__import__("time").time() * 1000), limit=limit)',
             "clock_of_redis",
         ),
         "declare an older version": py(
