@@ -29,6 +29,7 @@ USES = {
     # Without a row the command prints no table.
     "cli": "import subprocess; from redis_queue import RedisQueue; RedisQueue('q', URL).put(1); "
     "subprocess.run(['redis-queue', 'queues', '--url', URL], check=True)",
+    "schedules": "from redis_queue.celery.schedules.rules import read_rules; print(read_rules('30 2 * * *'))",
     "metrics": "from redis_queue.operate.metrics import Collector; "
     "from redis_queue.operate.inspector import Inspector; print(len(list(Collector(Inspector(URL)).collect())))",
 }

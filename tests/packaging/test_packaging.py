@@ -92,6 +92,7 @@ def test_the_wheel_declares_its_entry_points(wheel: Path) -> None:
     assert {section: dict(found[section]) for section in found.sections()} == {
         "console_scripts": {"redis-queue": "redis_queue.cli:main"},
         "celery.commands": {"redis-queue": "redis_queue.cli.celery:group"},
+        "celery.beat_schedulers": {"redis_queue": "redis_queue.celery.schedules.beat:RedisQueueScheduler"},
         "pytest11": {"redis_queue": "redis_queue.testing.plugin"},
     }
 

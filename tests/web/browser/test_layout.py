@@ -19,6 +19,7 @@ from redis_queue.monitor.report import Reports
 from redis_queue.store.keys import Keys, MonitorKeys
 from tests.support.web.browser import SCREENS
 from tests.support.web.chromium import NewTab
+from tests.support.web.contents import fill_schedules
 
 PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 
@@ -62,6 +63,12 @@ SINGLE = (
     "/flow/key?name=queue:bulk&key=ann",
 )
 """Pages of one thing, and of the search."""
+
+
+@pytest.fixture(autouse=True)
+def schedules(filled: redis.Redis) -> None:
+    """Some schedules."""
+    fill_schedules(filled)
 
 
 @pytest.mark.parametrize("path", LISTS)
