@@ -289,7 +289,7 @@ def _command(
     return click.command(name or action.verb, cls=StoreCommand, help=action.help)(with_access(broker_errors(add(run))))
 
 
-class _Value(click.ParamType[Any]):
+class _Value(click.ParamType):  # type: ignore[type-arg]  # older versions are not generic
     """The value of an argument of an action."""
 
     def __init__(self, argument: Argument) -> None:

@@ -57,7 +57,7 @@ def list_(access: Access, *, name: str | None, only: Conditions, limit: int, wit
     )
 
 
-@dead.command
+@dead.command()
 @item_command
 def show(access: Access, *, id: str, name: str | None, with_body: bool) -> None:
     """Show one dead letter."""
@@ -70,7 +70,7 @@ for _verb in ("redrive", "delete"):
     dead.add_command(rows_command(ACTIONS["dead", _verb], id_arguments, options.name, conditions("dead letters")))
 
 
-@dead.command
+@dead.command()
 @purge_command
 def purge(access: Access, *, name: str | None, **flags: bool) -> None:
     """Delete all dead letters, or those of the queues with this name.

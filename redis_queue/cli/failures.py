@@ -82,7 +82,7 @@ def list_(access: Access, *, only: Conditions, groups: bool, limit: int, with_bo
     )
 
 
-@failures.command
+@failures.command()
 @click.argument("id")
 @options.body
 @options.output

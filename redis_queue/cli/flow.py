@@ -69,7 +69,7 @@ def list_(access: Access) -> None:
     )
 
 
-@flow.command
+@flow.command()
 @_name
 @click.option(
     "--keys", "most_keys", type=click.IntRange(1, CHUNK), default=20, show_default=True, help="Most keys to show."

@@ -45,7 +45,7 @@ def list_(access: Access, *, name: str | None, limit: int) -> None:
     )
 
 
-@quarantine.command
+@quarantine.command()
 @item_command
 def show(access: Access, *, id: str, name: str | None, with_body: bool) -> None:
     """Show one record; with --body its bytes, escaped."""
@@ -55,7 +55,7 @@ def show(access: Access, *, id: str, name: str | None, with_body: bool) -> None:
     show_item(found, f"no record in quarantine: {id!r}", faults.text())
 
 
-@quarantine.command
+@quarantine.command()
 @purge_command
 def purge(access: Access, *, name: str | None, **flags: bool) -> None:
     """Delete all records in quarantine, or those of the queues with this name.

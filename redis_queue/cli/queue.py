@@ -33,7 +33,7 @@ def queue(**_: str) -> None:
     """
 
 
-@queue.command
+@queue.command()
 @options.limit(10, CHUNK)
 @options.body
 @options.output
@@ -68,7 +68,7 @@ for _verb, _past in (("pause", "paused"), ("resume", "resumed")):
     )
 
 
-@queue.command
+@queue.command()
 @click.argument("places", nargs=-1, type=click.Choice(PLACES))
 @options.dry_run
 @options.yes
@@ -86,7 +86,7 @@ def purge(access: Access, *, name: str, places: tuple[QueuePlace, ...], dry_run:
     delete_all(access, scope, dry_run=dry_run, yes=yes)
 
 
-@queue.command
+@queue.command()
 @options.dry_run
 @options.as_json
 @with_access

@@ -85,7 +85,7 @@ def _fields(found: Waiting, *, with_body: bool) -> dict[str, Any]:
     return {**known, **({"args": task.args, "kwargs": task.kwargs} if task.task else {"payload": entry.payload})}
 
 
-@scheduled.command
+@scheduled.command()
 @click.argument("id")
 @options.delay_queue
 @options.body
@@ -111,7 +111,7 @@ for _verb in ("cancel", "reschedule", "run-now"):
     scheduled.add_command(rows_command(ACTIONS["scheduled", _verb], id_arguments, conditions("entries"), _in_queue))
 
 
-@scheduled.command
+@scheduled.command()
 @click.option("--hours", type=options.Number(0.01, 24 * 3650), default=24.0, show_default=True, help="Hours ahead.")
 @click.option("--buckets", type=click.IntRange(1, CHUNK), default=24, show_default=True, help="Number of time windows.")
 @options.delay_queue

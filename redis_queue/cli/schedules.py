@@ -76,7 +76,7 @@ def list_(access: Access, *, part: str, state: State | None, limit: int) -> None
     show_rows(access, document, columns, keep=("next run",), below=below, nothing=nothing, hint=hint)
 
 
-@schedules.command
+@schedules.command()
 @_name
 @options.body
 @options.output
@@ -122,7 +122,7 @@ def next_(access: Access, *, name: str, count: int) -> None:
     show_rows(access, {"next_runs": rows}, {"due": "due"}, nothing="no more runs")
 
 
-@schedules.command
+@schedules.command()
 @click.option("--force", is_flag=True, help="Use this version, also if another one was declared after it.")
 @options.as_json
 @with_app

@@ -55,7 +55,7 @@ def list_(access: Access, *, task_part: str | None, limit: int) -> None:
     )
 
 
-@unique.command
+@unique.command()
 @_task
 @_key
 @options.output
