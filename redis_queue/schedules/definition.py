@@ -46,7 +46,7 @@ class Definition:
     """What a schedule sends and when; raises InvalidValueError for invalid values. Times and durations are in ms.
 
     *rules* and *exclude* are the data of :class:`redis_queue.celery.schedules.rules.Calendar`. *app* declared it; if it
-    is *static*, in its ``beat_schedule``. *expires* is a duration after the due time, or "next": the next due time.
+    is *static*, in its ``beat_schedule``. *expires* is a duration after the sending, or "next": the next due time.
     """
 
     name: str

@@ -170,8 +170,8 @@ class Schedules:
         *missed* says what is sent after an outage: the "latest" run, "all", or none ("skip"), if it is at most *window*
         late (default: any time). *overlap* says what happens while the run before has not ended: "allow" both, "skip"
         the new one, "queue" one, or "cancel" the running one; a run that no worker has reported for *overlap_timeout*
-        does not count. *jitter* delays each run by up to so much. *expires*: workers discard a run so long after its
-        time, or when the next one is due. It ends at *until* or after *max_runs*, and is paused after
+        does not count. *jitter* delays each run by up to so much. *expires*: workers discard a run so long after it
+        was sent, or when the next one is due. It ends at *until* or after *max_runs*, and is paused after
         *pause_after_failures* in a row. *options* are those of ``apply_async``, such as ``queue=`` and ``priority=``.
         Durations are in seconds or timedelta.
 

@@ -301,7 +301,7 @@ PUT: Final = (
     _span_argument("overlap_timeout", "After so long a run that no worker reports counts as ended.  [default: 1h]"),
     _span_argument("jitter", "Delay each run by up to so much."),
     _span_argument(
-        "expires", 'Workers discard a run so long after its time; "next": when the next one is due.', "next"
+        "expires", 'Workers discard a run so long after it was sent; "next": when the next one is due.', "next"
     ),
     _time_argument("until", "Last due time: 2030-01-01T00:00Z, or 30d from now."),
     _number_argument("max_runs", "Number of runs after which it is over.", MAX_RUNS),
