@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice, takewhile
 from typing import Final
 
 from redis_queue.basics.times import to_ms
 from redis_queue.celery.schedules.runs import calendar_of
 from redis_queue.operate.schedules import ScheduleRow
 from redis_queue.schedules.definition import Definition
-from redis_queue.schedules.state import following
+from redis_queue.schedules.state import dues_of
 
 DAY_MS: Final = 24 * 3_600_000
 
@@ -51,7 +52,8 @@ def _line(row: ScheduleRow, definition: Definition, start: int) -> list[Span]:
     since, end = to_ms(row.schedule.since) if row.schedule.since else 0, start + DAY_MS
     runs_left = None if definition.max_runs is None else definition.max_runs - row.schedule.runs
     if runs_left is not None and runs_left <= MAX_EXACT:
-        return list(_exact(definition, since, row.due, end, runs_left))
+        dues = islice(dues_of(definition, since, row.due, calendar_of(definition)), max(0, runs_left))
+        return [Span(due, due) for due in takewhile(lambda due: due < end, dues)]
     last = end - 1 if definition.until is None else min(end - 1, definition.until)
     overdue = [Span(row.due, row.due)] if row.due < start else []
     # Rules without an interval do not depend on the time of the put, so equal ones are computed once.
@@ -59,12 +61,6 @@ def _line(row: ScheduleRow, definition: Definition, start: int) -> list[Span]:
     known = replace(definition, name="-", task="-", args=(), kwargs={}, options={}, until=None).text()
     found = (Span(max(span.start, row.due), min(span.end, last)) for span in _spans(known, anchor, start))
     return overdue + [span for span in found if span.start <= span.end]
-
-
-def _exact(definition: Definition, since: int, due: int | None, end: int, left: int) -> Iterator[Span]:
-    while due is not None and due < end and left > 0:
-        yield Span(due, due)
-        due, left = following(definition, since, due, calendar_of(definition)), left - 1
 
 
 @lru_cache(maxsize=500)

@@ -169,9 +169,6 @@ class DueTimes(Protocol):
     def next(self, after_ms: int, anchor_ms: int | None = None) -> int | None:
         """Return the first due time after *after_ms*; None if there is none."""
 
-    def occurrences(self, after_ms: int, until_ms: int, limit: int) -> list[int]:
-        """Return up to *limit* due times after *after_ms* and up to *until_ms*."""
-
 
 @dataclass(slots=True)
 class Step:
@@ -253,12 +250,12 @@ def following(definition: Definition, since: int, due: int, times: DueTimes) -> 
     return found
 
 
-def dues_of(definition: Definition, state: State, times: DueTimes) -> Iterator[int]:
-    """Yield the due time of *state*, and all that follow."""
-    due: int | None = state.due or None
+def dues_of(definition: Definition, since: int, first: int, times: DueTimes) -> Iterator[int]:
+    """Yield the due time *first*, unless it is 0, and all that follow."""
+    due = first or None
     while due is not None:
         yield due
-        due = following(definition, state.since, due, times)
+        due = following(definition, since, due, times)
 
 
 def _passed(definition: Definition, state: State, now: int, times: DueTimes, most: int) -> Sequence[int]:
@@ -269,7 +266,7 @@ def _passed(definition: Definition, state: State, now: int, times: DueTimes, mos
         return found[:most] if definition.missed == "all" and not state.is_paused else found
     listed: list[int] = []
     stop_at = time.monotonic() + MAX_STEP
-    for due in dues_of(definition, state, times):
+    for due in dues_of(definition, state.since, state.due, times):
         if definition.fire_ms(due) > now or len(listed) >= most or (listed and time.monotonic() > stop_at):
             break
         listed.append(due)

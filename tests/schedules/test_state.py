@@ -26,9 +26,6 @@ class Every:
     def next(self, after_ms: int, anchor_ms: int | None = None) -> int | None:
         return after_ms + self.ms - (after_ms - (anchor_ms or 0)) % self.ms
 
-    def occurrences(self, after_ms: int, until_ms: int, limit: int) -> list[int]:
-        return list(range(self.next(after_ms) or 0, until_ms + 1, self.ms))[:limit]
-
 
 def definition(**fields: Any) -> Definition:
     return Definition("nightly", "t", [{"every": SECOND}], **fields)

@@ -85,9 +85,8 @@ class Runs:
     ) -> Push | None:
         """Return the message of a run that is due at *due* and sent *now*; None if it is stored already.
 
-        Its eta is *at*, by default now; *following* is the next due time. All times are in ms.
-
-        That is one of a unique task. Raises DuplicateTaskError if its key is taken, and what Celery raises.
+        Only that of a unique task may be. Its eta is *at*, by default now; *following* is the next due time. All times
+        are in ms. Raises DuplicateTaskError if its key is taken, and what Celery raises.
         """
         app = self._app
         options = {**task_options(app, definition.task), **definition.options}
@@ -191,7 +190,8 @@ class Runs:
 def next_runs(definition: Definition, state: State, limit: int) -> list[datetime]:
     """Return the next due times after *state*, up to *limit*, as if it were not paused."""
     most = limit if definition.max_runs is None else min(limit, max(0, definition.max_runs - state.runs))
-    return [from_ms(due) for due in islice(dues_of(definition, state, calendar_of(definition)), most)]
+    dues = dues_of(definition, state.since, state.due, calendar_of(definition))
+    return [from_ms(due) for due in islice(dues, most)]
 
 
 def calendar_of(definition: Definition) -> Calendar:
