@@ -22,7 +22,6 @@ from redis_queue.operate.actions.action import Action, Plan, Result
 from redis_queue.operate.actions.queues import One
 from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.schedules import STATES, ScheduleList, State, definition_fields, find_row, with_events
-from redis_queue.schedules.state import runs_of
 
 SHOWN: Final = 10
 """Number of runs and of events that are shown."""
@@ -90,7 +89,7 @@ def show(access: Access, *, name: str, with_body: bool) -> None:
     next_runs = access.schedules.next_runs(name, SHOWN) if definition is not None and not row.error else []
     runs = [
         {"id": run.id, "due": run.due, "sent": run.sent_at, "outcome": run.outcome, "ended": run.ended_at}
-        for run in runs_of(row.events)
+        for run in row.runs
     ]
     events = [
         {"at": from_ms(event.at), "event": event.kind, "runs": event.count or None, "text": event.text or None}

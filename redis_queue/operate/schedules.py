@@ -18,7 +18,7 @@ from redis_queue.celery.schedules.schedules import Schedule
 from redis_queue.operate.access import Access
 from redis_queue.operate.listing import Chunk, Listing
 from redis_queue.schedules.definition import Definition
-from redis_queue.schedules.state import REASONS, Event
+from redis_queue.schedules.state import REASONS, Event, Run, runs_of
 from redis_queue.schedules.store import Stored
 from redis_queue.store.keys import is_name
 
@@ -80,6 +80,11 @@ class ScheduleRow:
         return "unreadable" if self.error else "paused" if self.schedule.paused else "active" if self.due else "over"
 
     @property
+    def runs(self) -> list[Run]:
+        """The runs that its events tell of, the newest first."""
+        return runs_of(self.events)
+
+    @property
     def last(self) -> Event | None:
         """The last run that was sent."""
         return next((event for event in self.events if event.kind == "sent"), None)
@@ -87,21 +92,21 @@ class ScheduleRow:
     @property
     def lateness(self) -> float | None:
         """Seconds by which the last run was late; None if a person sent it, or none was sent."""
-        return None if self.last is None else self.lateness_of(self.last)
+        runs = self.runs
+        return self.lateness_of(runs[0]) if runs else None
 
-    def lateness_of(self, sent: Event) -> float | None:
+    def lateness_of(self, run: Run) -> float | None:
         """Return by how many seconds a run was late; None if a person sent it."""
         definition = self.schedule.definition
-        if definition is None or sent.text in BY_HAND:
+        if definition is None or run.text in BY_HAND:
             return None
-        return max(0, sent.at - definition.fire_ms(sent.due)) / 1000
+        return max(0, to_ms(run.sent_at) - definition.fire_ms(to_ms(run.due))) / 1000
 
     @property
     def outcome(self) -> str | None:
         """How the last run ended; None while that is not known."""
-        last = self.last
-        ends = (event.text for event in self.events if last and event.kind == "ended" and event.id == last.id)
-        return next(ends, None)
+        runs = self.runs
+        return runs[0].outcome if runs else None
 
     def overdue(self, now: datetime) -> float:
         """Return by how many seconds its next run is late at *now*; 0 unless it is active."""

@@ -26,7 +26,6 @@ from redis_queue.operate.schedules import (
 )
 from redis_queue.operate.time_line import DAY_MS, GAP_MS, Span, lines
 from redis_queue.schedules.definition import Definition
-from redis_queue.schedules.state import Event, runs_of
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.keys import is_name
 from redis_queue.web import request_args
@@ -171,7 +170,7 @@ def one() -> str:
         with_body=with_body,
         next_runs=access.schedules.next_runs(name, SHOWN) if is_readable else [],
         zone=ZoneInfo(row.schedule.timezone) if is_readable and row.schedule.timezone != "UTC" else None,
-        runs=list(_runs(row)),
+        runs=[(run, row.lateness_of(run)) for run in row.runs],
         reasons=REASONS,
         arguments=PUT,
         **_edit(access, row, with_body=with_body),
@@ -191,13 +190,6 @@ def _edit(access: Access, row: ScheduleRow, *, with_body: bool) -> dict[str, Any
         return {"values": put_values(access, definition)}
     except InvalidValueError as error:
         return {"why": str(error)}
-
-
-def _runs(row: ScheduleRow) -> Iterable[tuple[Any, float | None, str]]:
-    """Yield the last runs, by how many seconds each was late, and how it was sent if a person sent it."""
-    sent: list[Event] = [event for event in row.events if event.kind == "sent"]
-    for run, event in zip(runs_of(row.events), sent, strict=True):
-        yield run, row.lateness_of(event), event.text
 
 
 def put_values(access: Access, definition: Definition) -> dict[str, str]:

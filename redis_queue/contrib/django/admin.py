@@ -26,7 +26,6 @@ from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, R
 from redis_queue.operate.actions.registry import action_of
 from redis_queue.operate.actions.schedules import PUT, put_texts
 from redis_queue.operate.schedules import ScheduleList, ScheduleRow, definition_fields, find_row, with_events
-from redis_queue.schedules.state import runs_of
 
 PAGE: Final = 100
 
@@ -126,7 +125,7 @@ def _time(at: datetime | None) -> str:
 
 
 def _runs(row: ScheduleRow, most: int) -> str:
-    return "\n".join(f"{_time(run.due)} {run.outcome or ''}".strip() for run in runs_of(row.events)[:most])
+    return "\n".join(f"{_time(run.due)} {run.outcome or ''}".strip() for run in row.runs[:most])
 
 
 def _definition(row: ScheduleRow) -> str:
