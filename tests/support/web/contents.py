@@ -21,6 +21,7 @@ from redis_queue.admission.rules import Flow
 from redis_queue.basics.histogram import Histogram
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.schedules.runs import calendar_of
 from redis_queue.delay.dispatch_log import DispatcherRow
 from redis_queue.delay.model import Dispatched, Push
 from redis_queue.monitor.failures import Failures
@@ -200,12 +201,13 @@ def fill_schedules(client: redis.Redis, text: str = "", app: str = "app") -> Sch
         Event("resumed", now - 10_000),
         Event("sent", now - 2000, f"runs{text}", now - 5000),
     ]
+    due = calendar_of(usual).next(now) or 0
     over = replace(usual, name=f"over{text}", until=now - 1)
     paused = replace(usual, name=f"paused{text}", pause_after_failures=3)
     changes = [
         Change(often.name, b"", state, often.text(), state.due, events),
-        Change(usual.name, b"", State("0123abce", now + 7_200_000, now), usual.text(), now + 7_200_000),
-        Change(paused.name, b"", replace(state, is_paused=True), paused.text(), now + 7_000_000),
+        Change(usual.name, b"", State("0123abce", due, now), usual.text(), due),
+        Change(paused.name, b"", replace(state, is_paused=True), paused.text(), now + 95_000),
         Change(over.name, b"", State("0123abcf", 0, now, 5), over.text()),
         Change(f"broken{text}", b"", State("0123abc0", now, now), f"not JSON{text}"),
     ]
