@@ -89,7 +89,7 @@ class Results:
         note = f"{delayed:,.0f}/s, native {native:,.0f}/s"
         return [
             Figure("delay one by one / native", single_ratio, 2, at_least=1.0, key="schedule_ratio", note=note),
-            Figure("push_many / native", bulk_ratio, 2, at_least=4.0, key="bulk_ratio", note=f"{bulk:,.0f}/s"),
+            Figure("send_many / native", bulk_ratio, 2, at_least=4.0, key="bulk_ratio", note=f"{bulk:,.0f}/s"),
         ]
 
     def _lateness(self) -> list[Figure]:

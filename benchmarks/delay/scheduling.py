@@ -23,9 +23,9 @@ def singly(task: Any, count: int, **options: Any) -> float:
 
 
 def in_bulk(delayed: DurableTasks, task: Any, count: int) -> float:
-    """Return how many tasks per second push_many stores, including the creation of signatures."""
+    """Return how many tasks per second send_many stores, including the creation of signatures."""
     started = time.perf_counter()
-    delayed.push_many((task.s(0.0, ARGUMENT) for _ in range(count)), countdown=HOUR)
+    delayed.send_many((task.s(0.0, ARGUMENT) for _ in range(count)), countdown=HOUR)
     return count / (time.perf_counter() - started)
 
 

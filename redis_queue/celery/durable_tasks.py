@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from celery.app.amqp import AMQP
@@ -18,8 +18,7 @@ from redis_queue.celery.dispatch.outcome import DispatchReport
 from redis_queue.celery.intake import restore_requests
 from redis_queue.celery.leases.connections import prefer_safe_settings, prepare_connections
 from redis_queue.celery.leases.poison import count_starts
-from redis_queue.celery.message.envelope import Due, Envelope
-from redis_queue.celery.publish.bulk import Bulk
+from redis_queue.celery.publish.batch import Batch, batch_groups, sent_together
 from redis_queue.celery.publish.capture import Capture
 from redis_queue.celery.publish.send import Sends, seconds_of
 from redis_queue.celery.schedules.declaration import Declaration, DeclareReport
@@ -28,9 +27,8 @@ from redis_queue.celery.settings import ATTRIBUTE, extension_of
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.celery.tracing import describe_runs
 from redis_queue.celery.worker import install_steps
-from redis_queue.errors import ConfigurationError
+from redis_queue.errors import ConfigurationError, DuplicateTaskError
 from redis_queue.model import DeadLetter
-from redis_queue.store.chunks import CHUNK
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -91,6 +89,7 @@ class DurableTasks(StoredTasks):
         describe_runs()
         restore_requests()
         wait_in_outages()
+        batch_groups()
         if not _is_amqp_in_creation(app):
             self.attach(app.amqp)
 
@@ -120,26 +119,38 @@ class DurableTasks(StoredTasks):
         """Store the delayed messages that *amqp* sends."""
         self._capture.wrap(amqp)
 
-    def push_many(self, signatures: Iterable[Any], *, countdown: Seconds | None = None) -> builtins.list[Any]:
-        """Delay many signatures at once, one round trip per 500; return their results in order.
+    @contextmanager
+    def batch(self) -> Iterator[Batch]:
+        """Send the messages that this thread sends in the `with` block together, up to 500 in a round trip.
 
-        The ``countdown`` or ``eta`` of a signature takes precedence over *countdown*. Raises InvalidValueError for a
-        signature without a delay; earlier full batches of 500 stay stored. Raises ConfigurationError without *delays*.
+        Messages of unique tasks and of flows, and those for other brokers than Redis, are sent one by one. If one
+        cannot be sent, those that wait to be sent are dropped. Raises PartlySentError if others were sent by then.
         """
         if not self.delays:
-            raise ConfigurationError("push_many() needs DurableTasks(app) with delays")
+            raise ConfigurationError("batch() needs DurableTasks(app) with delays")
+        if self.sends.batch is not None:
+            yield self.sends.batch
+            return
+        conf = self.app.conf
+        retries = {"retry": conf.task_publish_retry, "retry_policy": conf.task_publish_retry_policy}
+        with sent_together(Batch(self.writer.store, retries)) as batch, self.sends.collect(batch):
+            yield batch
+
+    def send_many(self, signatures: Iterable[Any], *, countdown: Seconds | None = None) -> builtins.list[Any]:
+        """Send many signatures in a :meth:`batch`; return their results in order.
+
+        *countdown* delays those that have no ``countdown`` and no ``eta``. For a unique task whose key is taken, the
+        result is that of the task that owns the key. Raises InvalidDelayError, and what sending a single one raises.
+        """
+        default = {} if countdown is None else {"countdown": seconds_of(countdown)}
         results: builtins.list[Any] = []
-        batch: builtins.list[tuple[Envelope, Due]] = []
-        seconds = seconds_of(countdown)
-        with closing(Bulk(self.app, self._capture.sends, self.settings.min_delay_seconds)) as bulk:
+        with self.batch():
             for signature in signatures:
-                result, kept = bulk.message(signature, seconds)
-                results.append(result)
-                batch += kept
-                if len(batch) >= CHUNK:
-                    self.writer.store(batch)
-                    batch = []
-        self.writer.store(batch)
+                timed = signature.options.get("countdown") or signature.options.get("eta")
+                try:
+                    results.append(signature.apply_async(**({} if timed else default)))
+                except DuplicateTaskError as error:
+                    results.append(self.app.AsyncResult(error.task_id))
         return results
 
     def dead_letters(self, offset: int = 0, limit: int = 100) -> builtins.list[DeadLetter]:

@@ -324,7 +324,7 @@ class TestProcess:
     def test_ctrl_c_leaves_every_task_stored_or_released(
         self, app: Celery, client: redis.Redis, proxy: FaultProxy
     ) -> None:
-        DurableTasks(app, leases=False).push_many([app.signature("shop.remind") for _ in range(5_000)], countdown=3600)
+        DurableTasks(app, leases=False).send_many([app.signature("shop.remind") for _ in range(5_000)], countdown=3600)
         # The other batches take longer than the signal.
         proxy.latency = 0.05
         with start_command("release-all", "--json", BROKER=proxy.url, STORE=proxy.url) as process:

@@ -50,9 +50,10 @@ class Call(NamedTuple):
 CALLS = {
     "countdown": Call(lambda delayed: delay(delayed.app, "new", 600), "delay/push", OperationalError),
     "the same id again": Call(lambda delayed: delay(delayed.app, "first", 600), "delay/push", OperationalError),
-    "push_many": Call(
-        lambda delayed: [result.id for result in delayed.push_many(signatures(delayed.app), countdown=600)],
+    "send_many": Call(
+        lambda delayed: [result.id for result in delayed.send_many(signatures(delayed.app), countdown=600)],
         "delay/push",
+        OperationalError,
     ),
     "cancel": Call(lambda delayed: delayed.cancel("first"), "delay/cancel"),
     "cancel_many": Call(lambda delayed: delayed.cancel_many(["first", "nobody", "second"]), "delay/cancel"),

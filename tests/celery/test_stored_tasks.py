@@ -174,7 +174,7 @@ def test_many_tasks_are_cancelled_in_one_call_for_each_500(
         signatures = [app.signature("shop.remind") for _ in range(1000)]
         sent: dict[int, int] = {}
         for count in (500, 1000):
-            ids = [result.id for result in delayed.push_many(signatures[:count], countdown=60)]
+            ids = [result.id for result in delayed.send_many(signatures[:count], countdown=60)]
             with record_commands(client) as commands:
                 app.control.revoke(ids) if revoke else delayed.cancel_many(ids)
             assert delayed.count() == 0

@@ -209,9 +209,9 @@ FOUND_BY_UNIQUE_TESTS: Final = {
             "return False",
             "dead_letter_frees",
         ),
-        "return where a call has to raise": py(CALLS, "if call.may_raise and not collects:", "if False:", "it_raises"),
-        "own keys of what push_many collects": py(
-            CALLS, "through_store=through_store)", "through_store=through_store, batch=self._sends.batch)", "push_many"
+        "return where a call has to raise": py(CALLS, "if call.may_raise:", "if False:", "it_raises"),
+        "own keys of what send_many collects": py(
+            CALLS, "through_store=through_store)", "through_store=through_store, batch=self._sends.batch)", "send_many"
         ),
         "return what may never be sent": py(
             CALLS,

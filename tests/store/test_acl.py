@@ -247,7 +247,7 @@ def test_in_a_cluster_the_scripts_are_loaded_into_every_node(
             DelayQueue("later", producer, shards=8).push("x")
         assert load_scripts(loader) == len(all_scripts())
         assert [missing_scripts(node) for node in nodes] == [[]] * len(nodes)
-        DelayQueue("later", producer, shards=8).push_many([Push(number) for number in range(32)])
+        DelayQueue("later", producer, shards=8).send_many([Push(number) for number in range(32)])
         assert DelayQueue("later", cluster_client, shards=8).count() == 32
     finally:
         for client in (loader, producer):
@@ -286,7 +286,7 @@ def test_a_producer_can_send_and_change_the_tasks_of_an_app(app_of: AppOf) -> No
     app = app_of("producer")
     delayed = DurableTasks(app, leases=False)
     results = [app.send_task("shop.remind", countdown=60) for _ in range(3)]
-    many = delayed.push_many([app.signature("shop.remind") for _ in range(2)], countdown=60)
+    many = delayed.send_many([app.signature("shop.remind") for _ in range(2)], countdown=60)
     assert delayed.get(results[0].id) is not None
     assert delayed.reschedule(results[0].id, countdown=90)
     assert delayed.run_now(results[0].id)

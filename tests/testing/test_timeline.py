@@ -165,8 +165,8 @@ class TestDurableTasks:
         timeline.travel(minutes=1)
         assert shop.seen == [42]
 
-    def test_push_many_and_push_task(self, shop: Shop, timeline: Timeline) -> None:
-        timeline.durable.push_many([shop.remind.s(1), shop.remind.s(2)], countdown=60)
+    def test_send_many_and_push_task(self, shop: Shop, timeline: Timeline) -> None:
+        timeline.durable.send_many([shop.remind.s(1), shop.remind.s(2)], countdown=60)
         push_task(timeline.durable.queue, shop.remind, (3,), delay=60)
         timeline.assert_scheduled(shop.remind, count=3, in_=60)
         timeline.travel(minutes=1)

@@ -12,14 +12,17 @@ import redis
 from celery.app.amqp import AMQP
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
+from kombu.utils.uuid import uuid
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
-from redis_queue.basics.times import from_ms
+from redis_queue.basics.times import MAX_DELAY, from_ms
 from redis_queue.celery.admission.policy import FlowPolicy, UniquePolicy
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.message.headers import SENT, Attempt, FlowHeader, sent_now, without_copied_headers
 from redis_queue.celery.message.producer import InterceptingProducer
+from redis_queue.celery.publish.kinds import Call, Kinds
+from redis_queue.celery.publish.lists import BrokerLists, Seen
 from redis_queue.celery.publish.send import (
     LostKeyError,
     OwnBroker,
@@ -33,9 +36,10 @@ from redis_queue.celery.publish.send import (
 )
 from redis_queue.celery.publish.unique_calls import UniqueCalls
 from redis_queue.celery.stored_tasks import StoredTasks
+from redis_queue.delay.entries import when
 from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError, quoted
-from redis_queue.store.ids import is_id
-from redis_queue.store.redis_errors import FULL, redact
+from redis_queue.store.ids import check_id, is_id
+from redis_queue.store.redis_errors import FULL, RedisErrors, may_have_arrived, redact, translate
 
 logger = logger_of(__name__)
 
@@ -62,6 +66,7 @@ class Capture:
         self._warned: set[str] = set()
         self.sends = Sends()
         self._own_broker = OwnBroker(stored.app)
+        self._kinds = Kinds(stored.app)
         self._unique_calls = UniqueCalls(stored, self.sends, self._own_broker)
 
     @LazyProperty
@@ -74,15 +79,100 @@ class Capture:
 
     def wrap_calls(self) -> None:
         """Let ``app.send_task``, through which Celery sends every task, keep the keys of unique tasks."""
-        send, calls = self._app.send_task, self._unique_calls
+        plain, calls = self._app.send_task, self._unique_calls
 
-        @functools.wraps(send)
+        @functools.wraps(plain)
+        def send(*args: Any, **options: Any) -> Any:
+            call = self._kinds.call(args, options)
+            if call is None:
+                return plain(*args, **options)
+            if self._kinds.is_new(call):
+                with self.sends.watch() as seen:
+                    result = plain(*args, **options)
+                self._kinds.learn(call, seen, result.id)
+                return result
+            first = self._kinds.first(call)
+            found = None if first is None else self._send_like(first, call)
+            return plain(*args, **options) if found is None else found
+
+        @functools.wraps(plain)
         def send_task(*args: Any, **options: Any) -> Any:
+            batch = self.sends.batch
+            taken = 0 if batch is None else len(batch)
             unique = self._uniques.of_task(str(args[0] if args else options.get("name")))
-            return send(*args, **options) if unique is None else calls.send(unique, send, args, options)
+            result = send(*args, **options) if unique is None else calls.send(unique, send, args, options)
+            if batch is not None and len(batch) == taken:
+                batch.sent.append(str(result.id))
+            return result
 
-        setattr(send_task, PLAIN, send)
+        setattr(send_task, PLAIN, plain)
         cast("Any", self._app).send_task = send_task
+
+    def _send_like(self, first: Seen, call: Call) -> Any:
+        """Send a call like the *first* one of its kind; return its result, or None if Celery is to send it."""
+        app, options = self._app, call.options
+        producer = options.get("producer")
+        if producer is not None and not self._own_broker.is_that_of(producer.connection):
+            return None
+        call.id = options.get("task_id") or uuid()
+        call.root_id, call.parent_id = options.get("root_id"), options.get("parent_id")
+        parent = app.current_worker_task
+        if parent:
+            call.root_id = call.root_id or parent.request.root_id or parent.request.id
+            call.parent_id = call.parent_id or parent.request.id
+        send = self.sends.of(app, call.id)
+        if type(call.id) is not str or send.is_retry or send.through_store:
+            return None
+        ignored = first.headers["ignore_result"]
+        if not ignored:
+            app.backend.on_task_call(None, call.id)
+        if not self._put_like(send, first, call):
+            return None
+        result = (options.get("result_cls") or app.AsyncResult)(call.id)
+        result.ignored = ignored
+        if parent and options.get("add_to_parent", True):
+            parent.add_trail(result)
+        return result
+
+    def _put_like(self, send: Send, first: Seen, call: Call) -> bool:
+        """Put the message of a call where the *first* of its kind went; return False if it may have to go elsewhere."""
+        countdown = call.options.get("countdown")
+        if first.queue is not None:
+            send.header = self._header(send, call.name, first.queue, call.args, call.kwargs)
+        if first.envelope is None:
+            return send.header is None and not countdown and self._push(send, first, call)
+        if not countdown:
+            if send.header is None or first.queue is None:
+                return False
+            message = self._kinds.envelope(first.envelope, call)
+            return self._put_into_flow(send, send.header, first.queue, message, first.sending)
+        shortest = 0.0 if send.header is not None else self._stored.settings.min_delay_seconds
+        if type(countdown) not in (int, float) or not shortest < countdown < MAX_DELAY.total_seconds():
+            return False
+        send.countdown, send.due = countdown, (float(countdown), None)
+        message = self._kinds.envelope(first.envelope, call, self._kinds.eta(countdown))
+        return self._put_into_store(send, message, first.sending)
+
+    def _push(self, send: Send, first: Seen, call: Call) -> bool:
+        """Put the message of a call into the list of the *first* one of its kind."""
+        lists = first.lists
+        if lists is None or not lists.is_open:
+            self._kinds.forget()
+            return False
+        element = self._kinds.element(first.message, call)
+        if send.batch is not None:
+            send.batch.push(lists, first.key, element, call.id)
+            return True
+        try:
+            lists.push(first.key, element)
+        except RedisErrors as error:
+            self._kinds.forget()
+            is_unknown = may_have_arrived(error)
+            if isinstance(error, redis.TimeoutError) or (is_unknown and not call.options.get("retry")):
+                raise OperationalError(str(translate(error, unknown=is_unknown))) from error
+            # Celery sends it again, with its own policy for retries.
+            return False
+        return True
 
     def wrap(self, amqp: AMQP) -> None:
         """Capture the delayed messages of *amqp* from now on; no-op if already wrapped."""
@@ -128,18 +218,22 @@ class Capture:
             # A retry copies the headers of its task's message.
             options = without_copied_headers(given) if self._app.current_task else given
             send = message.send if isinstance(message, SentMessage) else self.sends.of(self._app, _id(message))
-            send.header = self._header(send, name, message, given)
+            may_apply = name not in NOT_CAPTURED and (send.key is not None or self._flows.may_apply(name))
+            send.queue = self._queue_of(given) if may_apply else None
+            if send.queue is not None:
+                send.header = self._header(send, name, send.queue, *_arguments(message))
             send.due = None if name in NOT_CAPTURED else self._due(send, message)
             if send.due is not None or send.through_store:
                 return publish(self._into_store(producer, send), name, message, **options)
             if send.header is not None and self._may_wait(producer, send):
-                keep = partial(self._put_into_flow, send, send.header, str(self._queue_of(given)))
+                keep = partial(self._put_into_flow, send, send.header, str(send.queue))
                 return publish(InterceptingProducer(self._app, producer, keep), name, message, **options)
-            if send.batch is not None and not _eta(message):
-                raise InvalidValueError(f"{name} has no countdown and no eta: use push_many(countdown=…)")
+            if send.batch is not None and not send.batch.takes_all:
+                raise InvalidValueError(f"{name} has no countdown and no eta: it cannot be stored")
             # With protocol 1, headers are those of the application.
             if "id" in message.headers:
                 message.headers[SENT] = sent_now()
+            BrokerLists.of(producer, self.sends)
             try:
                 return publish(producer, name, message, **options)
             except (OperationalError, redis.exceptions.OutOfMemoryError, AttributeError) as error:
@@ -150,14 +244,10 @@ class Capture:
 
         return send_task_message
 
-    def _header(self, send: Send, name: str, message: Any, options: Mapping[str, Any]) -> FlowHeader | None:
-        """Return the flow and the keys of a message; None if it has no flow."""
-        may_apply = name not in NOT_CAPTURED and (send.key is not None or self._flows.may_apply(name))
-        queue = self._queue_of(options) if may_apply else None
-        if queue is None:
-            return None
+    def _header(self, send: Send, name: str, queue: str, args: Any, kwargs: Any) -> FlowHeader | None:
+        """Return the flow and the keys of a message for *queue*; None if it has no flow."""
         if not send.is_retry:
-            found = self._flows.header(name, queue, *_arguments(message))
+            found = self._flows.header(name, queue, args, kwargs)
         else:
             # The retry of a message goes where it was; Celery drops a task whose retry raises.
             request = self._app.current_task.request
@@ -185,6 +275,7 @@ class Capture:
         self, send: Send, header: FlowHeader, queue: str, envelope: Envelope, sending: Mapping[str, Any]
     ) -> bool:
         """Put a message for *queue* into the store, where it waits for admission."""
+        self._watch(send, envelope, sending)
         sent_as = _with_header(envelope, send)
         send.progress = Progress.BEGUN
         try:
@@ -205,8 +296,8 @@ class Capture:
         if connection is None or self._own_broker.is_that_of(connection):
             return True
         broker = redact(connection.as_uri())
-        if send.batch is not None:
-            raise InvalidValueError(f"push_many() to {broker}: only tasks for the app's own broker can be stored")
+        if send.batch is not None and not send.batch.takes_all:
+            raise InvalidValueError(f"a schedule for {broker}: only tasks for the app's own broker can be stored")
         if broker not in self._warned:
             self._warned.add(broker)
             logger.warning(
@@ -241,15 +332,17 @@ class Capture:
 
     def _put_into_store(self, send: Send, envelope: Envelope, sending: Mapping[str, Any]) -> bool:
         """Store a message until it is due; return False if the broker is to get it, since it cannot be stored."""
+        self._watch(send, envelope, sending)
         sent_as, due = _with_header(envelope, send), send.due or NOW
-        if send.batch is not None:
-            send.batch.append((sent_as, due))
+        batch, policy = send.batch, self._stored.settings.on_store_error
+        if batch is not None and not (batch.takes_all and (policy == "broker" or _is_distant(due))):
+            check_id(envelope.id)
+            batch.add((sent_as, due))
             return True
         send.progress = Progress.BEGUN
         try:
             with_retries(partial(self._write, send, sent_as, due), sending)
         except StoreError as error:
-            policy = self._stored.settings.on_store_error
             if policy != "broker" and not (policy is None and send.is_retry):
                 raise OperationalError(str(error)) from error
             action, reason = "store_unavailable", f"the store is unavailable: {error}"
@@ -265,6 +358,11 @@ class Capture:
         logger.warning("%s waits in the broker: %s", shown, reason, extra={"action": action, "task_id": envelope.id})
         return False
 
+    def _watch(self, send: Send, envelope: Envelope, sending: Mapping[str, Any]) -> None:
+        if self.sends.seen is not None:
+            retries = {name: sending.get(name) for name in ("retry", "retry_policy")}
+            self.sends.seen.append(Seen(envelope.headers, envelope, retries, send.queue))
+
     def _write(self, send: Send, envelope: Envelope, due: Due) -> None:
         if not send.is_retry:
             (is_replacement,) = self._stored.writer.store([(envelope, due)])
@@ -273,6 +371,15 @@ class Capture:
             return
         request = self._app.current_task.request
         self._stored.writer.store_attempt(envelope, due, Attempt.of(vars(request), request.delivery_info))
+
+
+def _is_distant(due: Due) -> bool:
+    """Return whether the store does not take a message with this due time."""
+    try:
+        when(*due)
+    except InvalidDelayError:
+        return True
+    return False
 
 
 def _with_header(envelope: Envelope, send: Send) -> Envelope:

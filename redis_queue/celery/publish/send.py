@@ -17,12 +17,15 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.functional import retry_over_time
 
 from redis_queue.basics.times import MAX_DELAY, Seconds, duration_ms
-from redis_queue.celery.message.envelope import Due, Envelope
+from redis_queue.celery.message.envelope import Due
 from redis_queue.celery.message.headers import FlowHeader, UniqueHeader
 from redis_queue.errors import InvalidDelayError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from celery import Celery
+
+    from redis_queue.celery.publish.batch import Batch
+    from redis_queue.celery.publish.lists import Seen
 
 _OPTIONS: Final = ("global_keyprefix", "master_name")
 """Transport options that select other queues on the same server."""
@@ -56,14 +59,16 @@ class Send:
     countdown: Any = None
     #: When it is due, if it is to be stored until then.
     due: Due | None = None
-    #: The list in which push_many collects the message, to store it later.
-    batch: list[tuple[Envelope, Due]] | None = None
+    #: The batch with which it is sent.
+    batch: Batch | None = None
     #: Whether it is to be stored however short its delay is.
     always_stored: bool = False
     #: The key that the message of a unique task owns.
     key: UniqueHeader | None = None
     #: Whether it replaces a message that waits in the store: then it is stored too, in place of that message.
     through_store: bool = False
+    #: The queue to which it goes, if its task may belong to a flow.
+    queue: str | None = None
     #: The flow and the keys that stand in the message.
     header: FlowHeader | None = None
     progress: Progress = Progress.MADE
@@ -97,29 +102,33 @@ class Sends(threading.local):
 
     #: The next message of a unique task.
     opened: Send | None = None
-    #: The list in which push_many collects messages.
-    batch: list[tuple[Envelope, Due]] | None = None
+    #: The messages that this thread sends together.
+    batch: Batch | None = None
     #: Whether the messages of this thread are stored however short their delays are.
     every: bool = False
+    #: What became of the messages that Celery makes, if somebody watches.
+    seen: list[Seen] | None = None
 
     @contextmanager
-    def collect(self, *, every: bool = False) -> Iterator[list[tuple[Envelope, Due]]]:
-        """Collect the delayed messages of the `with` block in the list that this yields; *every*: with any delay."""
-        found: list[tuple[Envelope, Due]] = []
-        before, self.every = self.every, every
-        try:
-            with self._set(None, found):
-                yield found
-        finally:
-            self.every = before
+    def collect(self, batch: Batch, *, every: bool = False) -> Iterator[None]:
+        """Add the messages of the `with` block to *batch*; *every*: store those with any delay."""
+        with self._set(opened=None, batch=batch, every=every):
+            yield
+
+    @contextmanager
+    def watch(self) -> Iterator[list[Seen]]:
+        """Yield a list of what becomes of the messages that Celery makes in the `with` block."""
+        found: list[Seen] = []
+        with self._set(seen=found):
+            yield found
 
     @contextmanager
     def open(self, send: Send) -> Iterator[None]:
         """Use *send* for the message that the `with` block sends under its id.
 
-        push_many does not collect this message: until it is stored, it would own its key without being sent.
+        It is sent at once: until it is, it would own its key without being sent.
         """
-        with self._set(send, None):
+        with self._set(opened=send, batch=None):
             yield
 
     def of(self, app: Celery, task_id: Any) -> Send:
@@ -130,13 +139,15 @@ class Sends(threading.local):
         return Send(task_id, is_retry_of(app, task_id), batch=self.batch, always_stored=self.every)
 
     @contextmanager
-    def _set(self, opened: Send | None, batch: list[tuple[Envelope, Due]] | None) -> Iterator[None]:
-        before = self.opened, self.batch
-        self.opened, self.batch = opened, batch
+    def _set(self, **values: Any) -> Iterator[None]:
+        before = {name: getattr(self, name) for name in values}
         try:
+            for name, value in values.items():
+                setattr(self, name, value)
             yield
         finally:
-            self.opened, self.batch = before
+            for name, value in before.items():
+                setattr(self, name, value)
 
 
 class OwnBroker:

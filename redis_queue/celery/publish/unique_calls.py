@@ -120,9 +120,6 @@ class UniqueCalls:
         if call.is_awaited and call.unique.on_conflict == "replace":
             # A later call would replace it, and the tasks that wait for its result would wait forever.
             return call.send_as(call.id)
-        collects = self._sends.batch is not None
-        if collects and not call.given.get("countdown") and not call.given.get("eta"):
-            raise InvalidValueError(f"{call.task} has no countdown and no eta: use push_many(countdown=…)")
         self._stored.flow_sender.check()
         key = self._key(call)
         result = self._send(call, key)
@@ -131,7 +128,7 @@ class UniqueCalls:
         if call.is_awaited:
             self._tell(call.task, "task %s: others wait for it, so it is sent although its key is taken: %r", key)
             return call.send_as(call.id)
-        if call.may_raise and not collects:
+        if call.may_raise:
             raise DuplicateTaskError(
                 f"{call.task}: the task {result.task_id} with the key {key!r} waits or runs", task_id=result.task_id
             )

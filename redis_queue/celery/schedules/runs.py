@@ -17,6 +17,7 @@ from redis_queue.basics.times import from_ms
 from redis_queue.celery.entries import MessageWriter
 from redis_queue.celery.message.entry import task_options
 from redis_queue.celery.message.headers import SCHEDULE, SCHEDULED_FOR, new_call
+from redis_queue.celery.publish.batch import Batch
 from redis_queue.celery.publish.send import Sends
 from redis_queue.celery.schedules.calendar import Calendar, check_timezone
 from redis_queue.celery.schedules.rules import check_rules, read_exclusions
@@ -97,7 +98,8 @@ class Runs:
         elif definition.expires is not None:
             options["expires"] = from_ms(now + definition.expires)
         eta = from_ms((at or now) + options.pop("countdown", 0) * 1000)
-        with self._sends.collect(every=True) as kept:
+        batch = Batch()
+        with self._sends.collect(batch, every=True):
             result = app.send_task(
                 definition.task,
                 list(definition.args),
@@ -108,11 +110,11 @@ class Runs:
                 add_to_parent=False,
                 **options,
             )
-        if not kept:
+        if not batch.entries:
             if str(result.id) != id_:
                 raise DuplicateTaskError(task_id=str(result.id))
             return None
-        ((envelope, moment),) = kept
+        ((envelope, moment),) = batch.entries
         call = new_call()
         with schedule_spans([(envelope.with_call(call), moment)]) as traced:
             ((message, _),) = traced

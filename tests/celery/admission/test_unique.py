@@ -600,14 +600,13 @@ class TestCanvas:
         assert app.tasks["end"].si(7).apply_async().id == first
         assert taken(taker) == [[7]]
 
-    def test_push_many_stores_each_key_once(self, app: Celery) -> None:
+    def test_send_many_stores_each_key_once(self, app: Celery) -> None:
         task, delayed = app.tasks["end"], DurableTasks(app)
-        results = delayed.push_many([task.s(number % 3) for number in range(9)], countdown=60)
+        results = delayed.send_many([task.s(number % 3) for number in range(9)], countdown=60)
         assert len({result.id for result in results}) == 3 == delayed.count()
-        with pytest.raises(InvalidValueError, match="use push_many"):
-            delayed.push_many([task.s(5)])
+        assert len({result.id for result in delayed.send_many([task.s(number % 2 + 3) for number in range(4)])}) == 2
 
-    def test_push_many_stores_a_message_before_it_confirms_its_key(
+    def test_send_many_stores_a_message_before_it_confirms_its_key(
         self, app: Celery, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         task, delayed, stored = app.tasks["end"], DurableTasks(app), list[int]()
@@ -618,7 +617,7 @@ class TestCanvas:
             return confirm(self, *args, **options)
 
         monkeypatch.setattr(Owners, "confirm", look)
-        delayed.push_many([task.s(number) for number in range(3)], countdown=60)
+        delayed.send_many([task.s(number) for number in range(3)], countdown=60)
         assert stored == [1, 2, 3]
 
 

@@ -369,7 +369,7 @@ def test_many_messages_arrive_in_order_and_once(
     app: Celery, broker: Broker, delayed: DurableTasks, work: Dispatcher
 ) -> None:
     signatures = [app.signature("shop.remind", (number,)) for number in range(1200)]
-    ids = [result.id for result in delayed.push_many(signatures, countdown=0.001)]
+    ids = [result.id for result in delayed.send_many(signatures, countdown=0.001)]
     wait_until(lambda: delayed.queue.stats().due == 1200, description="all entries to be due")
     assert work.run() == Dispatched(sent=1200)
     assert sorted(broker.take_ids(app.conf.task_default_queue)) == sorted(ids)
@@ -442,7 +442,7 @@ class TestOverdue:
         delayed = DurableTasks(app, leases=False)
         old = ManualClock()
         old.advance(-7200)
-        DelayQueue("scheduled", redis_url, clock=old).push_many([late(app) for _ in range(3)])
+        DelayQueue("scheduled", redis_url, clock=old).send_many([late(app) for _ in range(3)])
         good = send_due(delayed)
         assert dispatch(app) == Dispatched(sent=1)
         assert broker.take_ids(app.conf.task_default_queue) == [good]
@@ -457,7 +457,7 @@ class TestOverdue:
         delayed = DurableTasks(app, leases=False)
         old = ManualClock()
         old.advance(-60)
-        DelayQueue("scheduled", redis_url, clock=old).push_many([late(app) for _ in range(50)])
+        DelayQueue("scheduled", redis_url, clock=old).send_many([late(app) for _ in range(50)])
         fresh = send_due(delayed)
         now = [1000.0]
         monkeypatch.setattr("redis_queue.celery.dispatch.dispatcher.time.monotonic", lambda: now[0])

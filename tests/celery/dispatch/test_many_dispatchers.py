@@ -97,7 +97,7 @@ def test_each_task_is_sent_once(fleet: Fleet, broker: Broker) -> None:
         # Before the push: on a busy machine the periodic task may send everything after it.
         dispatchers = [pool.submit(dispatch, fleet, stored) for _ in range(DISPATCHERS)]
         try:
-            ids = [result.id for result in delayed.push_many(notes)]
+            ids = [result.id for result in delayed.send_many(notes)]
         finally:
             stored.set()
         sent = [dispatcher.result(50) for dispatcher in dispatchers]

@@ -191,7 +191,7 @@ class TestFaults:
     def test_killed_dispatchers_lose_and_duplicate_nothing_in_one_redis(self, fleet: Fleet) -> None:
         fleet.settings["redis_queue_dispatch_interval"] = 0.2
         delayed = fleet.delayed()
-        delayed.push_many([delayed.app.signature(NOTE) for _ in range(8_000)], countdown=0.05)
+        delayed.send_many([delayed.app.signature(NOTE) for _ in range(8_000)], countdown=0.05)
         ids = [entry.id for entry in delayed.scan()]
         for _ in range(4):
             with fleet.dispatcher() as dispatcher:

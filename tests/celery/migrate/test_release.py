@@ -184,7 +184,7 @@ def test_concurrent_dispatchers_lose_and_duplicate_nothing(
         thread.start()
     due = {f"task-{number:04}": 0.0 if number % 2 else 3600.0 for number in range(count)}
     rows = [app.signature("shop.remind", task_id=id_, countdown=delay or 0.001) for id_, delay in due.items()]
-    DurableTasks(app, leases=False).push_many(rows)
+    DurableTasks(app, leases=False).send_many(rows)
     releases = [Release(app, long_delays=True) for _ in range(2)]
     workers = [threading.Thread(target=release.run) for release in releases]
     for thread in workers:

@@ -69,7 +69,7 @@ WAYS: dict[str, Callable[..., Any]] = {
     "signature": lambda app, **delay: app.tasks["shop.add"].s(1, 2).set(**delay).delay(),
     "group": lambda app, **delay: group(app.tasks["shop.add"].s(1, 2)).apply_async(**delay),
     "chain": lambda app, **delay: chain(app.tasks["shop.add"].s(1, 2), app.tasks["shop.add"].s(3)).apply_async(**delay),
-    "push_many": lambda app, **delay: DurableTasks(app, leases=False).push_many(
+    "send_many": lambda app, **delay: DurableTasks(app, leases=False).send_many(
         [app.tasks["shop.add"].s(1, 2).set(**delay)]
     ),
 }
@@ -133,7 +133,7 @@ def test_an_impossible_eta_is_refused(app: Celery, client: redis.Redis, way: str
 
 
 @on_redis
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "push_many"])
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "send_many"])
 @pytest.mark.parametrize(
     ("delay", "reason"),
     [
@@ -164,7 +164,7 @@ def test_a_delay_of_more_than_ten_years_waits_in_the_broker_as_without_the_line(
 
 
 @on_redis
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "push_many"])
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "send_many"])
 def test_a_countdown_counts_more_than_an_eta_as_without_the_line(app: Celery, way: str) -> None:
     WAYS[way](app, countdown=500, eta=NOW)
     (entry,) = StoredTasks.of(app).list()
@@ -174,12 +174,12 @@ def test_a_countdown_counts_more_than_an_eta_as_without_the_line(app: Celery, wa
 @on_redis
 @pytest.mark.parametrize("value", [math.nan, math.inf, "5", True, timedelta.max])
 @pytest.mark.parametrize("of_all", [True, False], ids=["for all", "of the last"])
-def test_push_many_refuses_an_impossible_countdown(
+def test_send_many_refuses_an_impossible_countdown(
     app: Celery, client: redis.Redis, value: Any, *, of_all: bool
 ) -> None:
-    add, push_many = app.tasks["shop.add"], DurableTasks(app, leases=False).push_many
+    add, send_many = app.tasks["shop.add"], DurableTasks(app, leases=False).send_many
     last = add.s(1, 2) if of_all else add.s(1, 2).set(countdown=value)
-    call = partial(push_many, [add.s(1, 2).set(countdown=5), last], countdown=value if of_all else None)
+    call = partial(send_many, [add.s(1, 2).set(countdown=5), last], countdown=value if of_all else None)
     refused(client, InvalidDelayError, f"countdown={value!r}", call)
 
 

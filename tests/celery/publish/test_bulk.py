@@ -1,4 +1,4 @@
-"""push_many stores the same messages as single calls, whether they pass through Celery or not."""
+"""send_many stores the same messages as single calls, whether they pass through Celery or not."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_each_message_equals_that_of_a_single_call(app: Celery, *, listened: boo
     if listened:
         before_task_publish.connect(listen)
     try:
-        bulk = [result.id for result in delayed.push_many(signatures(app), countdown=60)]
+        bulk = [result.id for result in delayed.send_many(signatures(app), countdown=60)]
     finally:
         before_task_publish.disconnect(listen)
     single = [signature.apply_async(countdown=60).id for signature in signatures(app)]
@@ -204,7 +204,7 @@ def test_customization_applies_to_each_message(
     calls = [
         signature for signature in of_one_kind(app) if change is not by_serializer or "tone" not in signature.kwargs
     ]
-    bulk = [result.id for result in delayed.push_many(calls, countdown=60)]
+    bulk = [result.id for result in delayed.send_many(calls, countdown=60)]
     single = [signature.apply_async(countdown=60).id for signature in calls]
     found = stored(delayed)
     for one, other in zip(bulk, single, strict=True):
@@ -221,7 +221,7 @@ def test_eta_counts_elapsed_time_across_clock_changes(app: Celery) -> None:
     delayed = DurableTasks(app, leases=False)
     days = (90, 180, 270)
     before = datetime.now(timezone.utc)
-    results = delayed.push_many(app.tasks["shop.remind"].s(1).set(countdown=86400 * n) for n in (1, *days))
+    results = delayed.send_many(app.tasks["shop.remind"].s(1).set(countdown=86400 * n) for n in (1, *days))
     after = datetime.now(timezone.utc)
     found = stored(delayed)
     for result, n in zip(results[1:], days, strict=True):
@@ -233,7 +233,7 @@ def test_clock_of_the_app_applies_to_each_message(app: Celery, monkeypatch: pyte
     delayed = DurableTasks(app, leases=False)
     moment = datetime(2040, 1, 1, tzinfo=timezone.utc)
     monkeypatch.setattr(app, "now", lambda: moment)
-    delayed.push_many([app.tasks["shop.remind"].s(number) for number in range(3)], countdown=60)
+    delayed.send_many([app.tasks["shop.remind"].s(number) for number in range(3)], countdown=60)
     assert {envelope.headers[ETA] for envelope in stored(delayed).values()} == {"2040-01-01T00:01:00+00:00"}
 
 
@@ -242,7 +242,7 @@ def test_without_customization_celery_is_called_once(app: Celery, monkeypatch: p
     sent: list[Any] = []
     collect = delayed._capture.sends.collect
     monkeypatch.setattr(delayed._capture.sends, "collect", lambda: (sent.append(1), collect())[1])
-    delayed.push_many([app.tasks["shop.remind"].s(number) for number in range(20)], countdown=60)
+    delayed.send_many([app.tasks["shop.remind"].s(number) for number in range(20)], countdown=60)
     assert (len(sent), delayed.count()) == (1, 20)
 
 
@@ -250,12 +250,12 @@ def test_wrong_arguments_are_refused_as_by_apply_async(app: Celery) -> None:
     delayed = DurableTasks(app, leases=False)
     remind = app.tasks["shop.remind"]
     with pytest.raises(TypeError, match=r"missing|takes|unexpected"):
-        delayed.push_many([remind.s(1), remind.s(2), remind.s(1, 2, 3, 4)], countdown=60)
+        delayed.send_many([remind.s(1), remind.s(2), remind.s(1, 2, 3, 4)], countdown=60)
 
 
 def test_one_connection_is_sufficient(app: Celery) -> None:
     app.conf.broker_pool_limit = 1
-    assert len(DurableTasks(app, leases=False).push_many(signatures(app) * 2, countdown=60)) == 2 * len(signatures(app))
+    assert len(DurableTasks(app, leases=False).send_many(signatures(app) * 2, countdown=60)) == 2 * len(signatures(app))
 
 
 def test_route_function_gets_every_call(app: Celery, broker: Broker) -> None:
@@ -266,6 +266,6 @@ def test_route_function_gets_every_call(app: Celery, broker: Broker) -> None:
 
     app.conf.task_routes = [route]
     delayed = DurableTasks(app, leases=False)
-    results = delayed.push_many([app.tasks["shop.remind"].s(number % 2) for number in range(4)], countdown=60)
+    results = delayed.send_many([app.tasks["shop.remind"].s(number % 2) for number in range(4)], countdown=60)
     found = stored(delayed)
     assert [found[result.id].routing_key for result in results] == [low, high, low, high]

@@ -220,12 +220,13 @@ class TestExplicitConnection:
 
         assert len(entries(app)) == 2
 
-    def test_to_another_broker_is_refused_by_push_many(self, app: Celery, other: Broker) -> None:
+    def test_of_send_many_waits_in_another_broker(self, app: Celery, other: Broker) -> None:
         signature = app.tasks["shop.add"].s(1, 2)
-        with connect(other.url) as connection, pytest.raises(InvalidValueError, match="own broker"):
-            DurableTasks(app, leases=False).push_many([signature.set(connection=connection)], countdown=HOUR)
+        with connect(other.url) as connection:
+            (sent,) = DurableTasks(app, leases=False).send_many([signature.set(connection=connection)], countdown=HOUR)
 
         assert entries(app) == []
+        assert other.take_ids(default_of(app)) == [sent.id]
 
 
 @pytest.mark.parametrize(
@@ -866,13 +867,13 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
-class TestPushMany:
+class TestSendMany:
     def test_stores_500_per_round_trip(self, app: Celery, client: redis.Redis, on_redis: Broker) -> None:
         delayed = DurableTasks(app, leases=False)
         add(app, 0, 0).apply_async(countdown=HOUR)
         client.config_resetstat()
 
-        results = delayed.push_many((add(app, n, n) for n in range(1200)), countdown=HOUR)
+        results = delayed.send_many((add(app, n, n) for n in range(1200)), countdown=HOUR)
 
         calls: Any = client.info("commandstats")
         assert calls["cmdstat_evalsha"]["calls"] == 3
@@ -887,7 +888,7 @@ class TestPushMany:
         eta = datetime(2027, 1, 15, 12, tzinfo=timezone.utc)
         signatures = [add(app, 1, 2), add(app, 1, 2).set(countdown=60), add(app, 1, 2).set(eta=eta)]
 
-        results = DurableTasks(app, leases=False).push_many(signatures, countdown=countdown)
+        results = DurableTasks(app, leases=False).send_many(signatures, countdown=countdown)
 
         stored = {entry.id: entry for entry in entries(app)}
         assert seconds_left(stored[results[0].id]) == pytest.approx(HOUR, abs=30)
@@ -897,7 +898,7 @@ class TestPushMany:
     def test_takes_groups_and_chains(self, app: Celery) -> None:
         delayed = DurableTasks(app, leases=False)
 
-        delayed.push_many(
+        delayed.send_many(
             [group(add(app, n, n) for n in range(3)), chain(add(app, 1, 2).set(countdown=60), add(app, 3))],
             countdown=HOUR,
         )
@@ -905,21 +906,18 @@ class TestPushMany:
         assert tasks(app) == ["shop.add"] * 4
 
     @pytest.mark.parametrize("several", [False, True])
-    def test_refuses_calls_without_a_delay_and_sends_nothing(
-        self, app: Celery, on_redis: Broker, *, several: bool
-    ) -> None:
+    def test_sends_calls_without_a_delay_at_once(self, app: Celery, on_redis: Broker, *, several: bool) -> None:
         signature = group(add(app, n, n) for n in range(3)) if several else add(app, 1, 2)
 
-        with pytest.raises(InvalidValueError, match=r"shop\.add has no countdown"):
-            DurableTasks(app, leases=False).push_many([add(app, 1, 2).set(countdown=60), signature])
+        first, _ = DurableTasks(app, leases=False).send_many([add(app, 1, 2).set(countdown=60), signature])
 
-        assert entries(app) == []
-        assert on_redis.take(default_of(app)) == []
+        assert [entry.id for entry in entries(app)] == [first.id]
+        assert len(on_redis.take(default_of(app))) == (3 if several else 1)
 
     def test_leaves_short_delays_to_the_broker(self, on_redis: Broker, redis_url: str) -> None:
         app = capturing(on_redis, redis_url, redis_queue_min_delay=60)
 
-        results = DurableTasks(app, leases=False).push_many(
+        results = DurableTasks(app, leases=False).send_many(
             [add(app, 1, 2), add(app, 1, 2).set(countdown=90)], countdown=5
         )
 

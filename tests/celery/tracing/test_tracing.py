@@ -204,8 +204,8 @@ def context_in(envelope: Envelope) -> str:
 
 
 @pytest.mark.parametrize("broker", ["another redis"], indirect=True)
-def test_push_many_creates_a_span_for_each_task(app: Celery, spans: Recorder) -> None:
-    results = DurableTasks(app, leases=False).push_many([app.signature(NOTE) for _ in range(3)], countdown=60)
+def test_send_many_creates_a_span_for_each_task(app: Celery, spans: Recorder) -> None:
+    results = DurableTasks(app, leases=False).send_many([app.signature(NOTE) for _ in range(3)], countdown=60)
     assert {span.attributes["messaging.message.id"] for span in spans} == {result.id for result in results}
     assert sorted(map(context_in, stored_messages(app))) == sorted(span.context for span in spans)
     assert len({span.context for span in spans}) == 3
@@ -356,7 +356,7 @@ app = Celery("without", broker=sys.argv[2], set_as_current=False)
 app.conf.update(redis_queue_url=sys.argv[1], task_default_queue=sys.argv[3], redis_queue_delay_queue=sys.argv[3])
 delayed = DurableTasks(app, leases=False)
 app.send_task("a.task", countdown=0.001)
-delayed.push_many([app.signature("a.task")], countdown=0.001)
+delayed.send_many([app.signature("a.task")], countdown=0.001)
 push_task(delayed.queue, "a.task")
 dispatcher, sent = Dispatcher(app, delayed.queue), 0
 while sent < 3:

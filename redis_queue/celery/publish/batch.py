@@ -1,0 +1,181 @@
+"""Batch: messages of one thread that are sent together, of a group or of ``send_many``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Final
+
+from celery import group, signals
+from kombu.exceptions import OperationalError
+
+from redis_queue.celery.message.envelope import Due, Envelope
+from redis_queue.celery.publish.send import with_retries
+from redis_queue.celery.settings import extension_of
+from redis_queue.errors import StoreError, StoreUnavailableError
+from redis_queue.store.chunks import CHUNK
+from redis_queue.store.redis_errors import UNKNOWN, RedisErrors, may_have_arrived, translate
+
+if TYPE_CHECKING:
+    from redis_queue.celery.publish.lists import BrokerLists
+
+MAX_CHARACTERS: Final = 1 << 20
+"""Characters of messages for the broker that are sent in one round trip, at most by one message more."""
+
+Entry = tuple[Envelope, Due]
+_Row = tuple[str, str, str]
+
+
+class PartlySentError(OperationalError):
+    """Some messages of a group, or of ``send_many``, were sent, and then one could not be; the cause is attached.
+
+    Those that are in neither list were not sent.
+    """
+
+    def __init__(self, text: str, sent: Sequence[str], unknown: Sequence[str]) -> None:
+        super().__init__(text)
+        #: Ids of the tasks that were sent.
+        self.sent = list(sent)
+        #: Ids of the tasks of which nobody knows whether they were sent: the reply of Redis was lost.
+        self.unknown = list(unknown)
+
+
+class Batch:
+    """Entries for the store and elements for lists of the broker, sent 500 at a time.
+
+    *store* writes entries, and *sending* has Celery's options for retries of the rest. Without *store*, entries stay in
+    :attr:`entries`, and everything else is refused.
+    """
+
+    def __init__(
+        self, store: Callable[[list[Entry]], Any] | None = None, sending: Mapping[str, Any] | None = None
+    ) -> None:
+        self._store = store
+        self._sending = sending or {}
+        self.entries: list[Entry] = []
+        #: Ids of those that were sent.
+        self.sent: list[str] = []
+        self._lists: BrokerLists | None = None
+        self._rows: list[_Row] = []
+        self._size = 0
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether it also takes messages that are not for the store."""
+        return self._store is not None
+
+    def __len__(self) -> int:
+        return len(self.sent) + len(self.entries) + len(self._rows)
+
+    def add(self, entry: Entry) -> None:
+        """Take an entry for the store."""
+        self.entries.append(entry)
+        if self._store is not None and len(self.entries) >= CHUNK:
+            self._send_entries()
+
+    def push(self, lists: BrokerLists, key: str, element: str, task_id: str) -> None:
+        """Take an element for the list *key*."""
+        if self._lists is not None and self._lists is not lists:
+            self._send_rows()
+        self._lists = lists
+        self._rows.append((key, element, task_id))
+        self._size += len(element)
+        if len(self._rows) >= CHUNK or self._size >= MAX_CHARACTERS:
+            self._send_rows()
+
+    def send(self) -> None:
+        """Send what is left. Raises PartlySentError if some were sent before, else OperationalError."""
+        self._send_rows()
+        self._send_entries()
+
+    def broken(self, error: Exception) -> Exception:
+        """Return the error to raise if *error* ended the batch before its end: what was not sent is dropped."""
+        self.entries, self._rows = [], []
+        if isinstance(error, PartlySentError):
+            return error
+        if not self.sent:
+            return OperationalError(str(error)) if isinstance(error, StoreError) else error
+        text = f"{self._told()}, and no more, because of {type(error).__name__}: {error}"
+        return PartlySentError(text, self.sent, ())
+
+    def _send_rows(self) -> None:
+        rows, self._rows, self._size = self._rows, [], 0
+        if rows:
+            with_retries(partial(self._push, self._lists, rows), self._sending)
+
+    def _push(self, lists: Any, rows: list[_Row]) -> None:
+        """Send *rows*, and take out of it those that were sent."""
+        try:
+            errors = lists.push_many([(key, element) for key, element, _ in rows])
+        except RedisErrors as error:
+            failed = translate(error, unknown=may_have_arrived(error))
+            if not may_have_arrived(error):
+                raise failed from error
+            raise self._failed([id_ for *_, id_ in rows], failed) from error
+        self.sent += [id_ for (*_, id_), error in zip(rows, errors, strict=True) if error is None]
+        rows[:] = [row for row, error in zip(rows, errors, strict=True) if error is not None]
+        if rows:
+            first = next(filter(None, errors))
+            raise translate(first) from first
+
+    def _send_entries(self) -> None:
+        if self._store is None:
+            return
+        entries, self.entries = self.entries, []
+        ids = [envelope.id for envelope, _ in entries]
+        try:
+            if entries:
+                self._store(entries)
+        except StoreUnavailableError as error:
+            if UNKNOWN not in str(error):
+                raise
+            raise self._failed(ids, error) from error
+        self.sent += ids
+
+    def _failed(self, ids: Sequence[str], error: StoreError) -> Exception:
+        return PartlySentError(
+            f"{self._told()}; whether the next {len(ids):,} were is unknown: {error}", self.sent, ids
+        )
+
+    def _told(self) -> str:
+        return f"{len(self.sent):,} messages were sent"
+
+
+def batch_groups() -> None:
+    """Let a group of an app with DurableTasks send its messages in batches; chunks and headers of chords are groups.
+
+    Not if a receiver or an event tells of each message that it was sent.
+    """
+    original = group._apply_tasks
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @wraps(original)
+    def apply_tasks(self: Any, tasks: Any, producer: Any = None, app: Any = None, *args: Any, **options: Any) -> Any:
+        app = app or self.app
+        durable = extension_of(app)
+        if durable is None or not durable.delays or _tells_of_each(app):
+            return original(self, tasks, producer, app, *args, **options)
+        with durable.batch():
+            return list(original(self, tasks, producer, app, *args, **options))
+
+    group._apply_tasks = apply_tasks
+
+
+def _tells_of_each(app: Any) -> bool:
+    heard = signals.after_task_publish.receivers or signals.task_sent.receivers
+    return bool(heard or app.conf.task_send_sent_event)
+
+
+@contextmanager
+def sent_together(batch: Batch) -> Iterator[Batch]:
+    """Send what the `with` block adds to *batch*; see :class:`PartlySentError` for what happens if it fails."""
+    try:
+        yield batch
+        batch.send()
+    except Exception as error:
+        found = batch.broken(error)
+        if found is error:
+            raise
+        raise found from error

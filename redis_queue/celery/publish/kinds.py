@@ -1,0 +1,284 @@
+"""Kinds: make the messages of calls that differ only in ids, arguments and due times without Celery's work for each.
+
+Celery makes the first message of a kind. Those that follow reuse all of it but the fields that may differ. Where
+anything else could make a difference (a signal receiver, a router function, a link, a stamp, a time to live, a function
+of app, task or kombu that is not their own), Celery makes every message. So it does if the message that this module
+makes for the first call differs from Celery's by a single byte.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, Final
+
+from celery import Task, signals
+from celery.app.amqp import AMQP
+from celery.app.routes import MapRoute, Router
+from celery.backends.base import Backend
+from celery.backends.redis import RedisBackend
+from celery.utils.nodenames import anon_nodename
+from celery.utils.saferepr import saferepr
+from kombu.messaging import Producer
+from kombu.serialization import dumps
+from kombu.transport import redis, virtual
+from kombu.utils.json import dumps as dump_element
+from kombu.utils.uuid import uuid
+
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.headers import ETA, SENT, sent_now
+from redis_queue.celery.publish.lists import Seen
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+MAX_KINDS: Final = 1000
+"""Maximum number of kinds that are remembered: callers may make up names of queues."""
+
+_FREE: Final = frozenset(
+    {"task_id", "countdown", "group_id", "group_index", "root_id", "parent_id", "producer", "add_to_parent"}
+    | {"result_cls", "task_type"}
+)
+"""Options in which the calls of a kind may differ."""
+
+_ALIKE: Final[Mapping[str, type]] = {
+    "queue": str,
+    "routing_key": str,
+    "exchange": str,
+    "priority": int,
+    "delivery_mode": int,
+    "serializer": str,
+    "ignore_result": bool,
+    "time_limit": int,
+    "soft_time_limit": int,
+    "retry": bool,
+}
+"""Options that all calls of a kind have with the same value, of this type or None. All others must be None."""
+
+_NO_FOLLOWERS: Final = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+
+_WRAPPED: Final = ("create_task_message", "send_task_message")
+_OF_TASK: Final = ("apply_async", "shadow_name", "_get_exec_options")
+_OF_KOMBU: Final = (
+    (Producer, "publish"),
+    (Producer, "_publish"),
+    (virtual.Channel, "basic_publish"),
+    (redis.Channel, "_put"),
+)
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of ``send_task``, of a kind."""
+
+    name: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    options: Mapping[str, Any]
+    key: Any
+    id: str = ""
+    root_id: str | None = None
+    parent_id: str | None = None
+
+
+class Kinds:
+    """The kinds of calls of *app* that were made in this process."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._known: dict[Any, Seen | None] = {}
+        self._checked: tuple[Any, ...] = ()
+        self._changes: dict[str, Any] = {}
+        self._is_plain = False
+        self._levels: dict[str, Any] = {}
+        self._tasks: dict[str, tuple[Any, bool]] = {}
+
+    def forget(self) -> None:
+        """Let Celery make the next message of each kind: its connection declares the queues again."""
+        self._known = {}
+
+    def call(self, args: tuple[Any, ...], options: Mapping[str, Any]) -> Call | None:
+        """Return the call ``send_task(*args, **options)`` if it has a kind."""
+        if not 0 < len(args) <= 3:  # noqa: PLR2004 - name, args and kwargs
+            return None
+        name, given, named = (*args, None, None)[:3]
+        if type(name) is not str or not self._is_certain(name, options.get("task_type")):
+            return None
+        alike: list[Any] = [name, options.get("countdown") is not None]
+        for option, value in options.items():
+            if option not in _FREE:
+                if value is not None and type(value) is not _ALIKE.get(option):
+                    return None
+                alike += option, value
+        if type(given) not in (tuple, list, type(None)) or type(named) not in (dict, type(None)):
+            return None
+        return Call(name, given or (), named or {}, options, tuple(alike))
+
+    def first(self, call: Call) -> Seen | None:
+        """Return the message that Celery made of the kind of *call*; None if others may differ from it."""
+        return self._known.get(call.key)
+
+    def is_new(self, call: Call) -> bool:
+        """Return whether Celery has made no message of this kind yet."""
+        return call.key not in self._known
+
+    def learn(self, call: Call, seen: Sequence[Seen], task_id: Any) -> None:
+        """Keep the message that Celery made for *call* as that of its kind, if all others are like it."""
+        if not seen:
+            return
+        if len(self._known) >= MAX_KINDS:
+            self.forget()
+        self._known[call.key] = None
+        if len(seen) != 1 or not isinstance(task_id, str):
+            return
+        (first,) = seen
+        headers = first.headers
+        call.id, call.root_id, call.parent_id = task_id, headers.get("root_id"), headers.get("parent_id")
+        if first.envelope is not None:
+            same = self.envelope(first.envelope, call, headers.get(ETA)) == first.envelope
+        else:
+            tag = first.message["properties"].get("delivery_tag")
+            same = self.element(first.message, call, tag, headers.get(SENT)) == dump_element(first.message)
+        if same:
+            self._known[call.key] = first
+
+    def envelope(self, known: Envelope, call: Call, eta: Any = None) -> Envelope:
+        """Return the message of *call* for the store; *known* is that of another call of its kind."""
+        headers = self._headers(known.headers, call)
+        if ETA in headers:
+            headers[ETA] = eta
+        return known.like(_body(call).encode(), headers, self._properties(known.properties, call))
+
+    def element(self, known: Mapping[str, Any], call: Call, tag: str | None = None, sent: int | None = None) -> str:
+        """Return the message of *call* as kombu writes it into a list; *known* is that of another call of its kind."""
+        headers = self._headers(known["headers"], call)
+        if SENT in headers:
+            headers[SENT] = sent or sent_now()
+        properties = self._properties(known["properties"], call)
+        properties["delivery_tag"] = tag or uuid()
+        body = base64.b64encode(_body(call).encode()).decode()
+        return str(dump_element({**known, "body": body, "headers": headers, "properties": properties}))
+
+    def eta(self, seconds: float) -> str:
+        """Return the eta of a countdown, as Celery writes it."""
+        # In UTC: a day on which the clocks change in the app's time zone does not have 24 hours.
+        return (datetime.now(timezone.utc) + timedelta(seconds=seconds)).astimezone(self._app.timezone).isoformat()
+
+    def _headers(self, known: Mapping[str, Any], call: Call) -> dict[str, Any]:
+        amqp, options = self._app.amqp, call.options
+        return {
+            **known,
+            "id": call.id,
+            "group": options.get("group_id"),
+            "group_index": options.get("group_index"),
+            "root_id": call.root_id or call.id,
+            "parent_id": call.parent_id,
+            "argsrepr": short_repr(call.args, amqp.argsrepr_maxsize, self._levels),
+            "kwargsrepr": short_repr(call.kwargs, amqp.kwargsrepr_maxsize, self._levels),
+            "origin": anon_nodename(),
+        }
+
+    def _properties(self, known: Mapping[str, Any], call: Call) -> dict[str, Any]:
+        return {**known, "correlation_id": call.id, "reply_to": self._app.thread_oid}
+
+    def _is_certain(self, name: str, task: Any) -> bool:
+        """Return whether Celery treats all calls of *task* alike that have the same options."""
+        app = self._app
+        amqp, changes = app.amqp, app.conf.changes
+        current = (
+            amqp.router,
+            amqp.router.routes,
+            *map(vars(amqp).get, _WRAPPED),
+            amqp.as_task_v2,
+            Task.apply_async,
+            *(getattr(owner, name) for owner, name in _OF_KOMBU),
+            app.backend.on_task_call,
+        )
+        if current != self._checked or changes != self._changes:
+            self.forget()
+            self._tasks = {}
+            self._checked, self._changes, self._is_plain = current, dict(changes), _is_plain(app)
+            # Celery 5.5 has no such setting.
+            levels = getattr(app.conf, "task_repr_maxlevels", None)
+            self._levels = {} if levels is None else {"maxlevels": levels}
+        if not self._is_plain or any(signal.receivers for signal in _OBSERVED):
+            return False
+        if task is None:
+            # Celery takes the options of a task of the app that is called by its name.
+            return name not in app._tasks
+        known = self._tasks.get(name)
+        if known is None or known[0] is not task:
+            known = self._tasks[name] = task, _is_plain_task(task)
+        return known[1]
+
+
+_OBSERVED: Final = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
+"""Signals whose receivers see, and may change, each single message."""
+
+
+def _body(call: Call) -> str:
+    return str(dumps((call.args, call.kwargs, _NO_FOLLOWERS), serializer="json")[2])
+
+
+def short_repr(value: Any, size: int, levels: Mapping[str, Any]) -> str:
+    """Return ``saferepr(value, size, **levels)`` of Celery; ten times as fast for a few plain values."""
+    if type(value) is dict:
+        found = ", ".join([f"{_plain_repr(name)}: {_plain_repr(item)}" for name, item in value.items()])
+        text = f"{{{found}}}"
+    else:
+        found = ", ".join(map(_plain_repr, value))
+        text = f"({found}{',' * (len(value) == 1)})" if type(value) is tuple else f"[{found}]"
+    # A character that no plain value has here stands for all others.
+    return str(saferepr(value, size, **levels)) if "\0" in found or len(text) >= size else text
+
+
+def _plain_repr(item: Any) -> str:
+    kind = type(item)
+    if kind is str:
+        return "'" + item.replace("'", "\\'") + "'"
+    return f"{item}" if kind in _PLAIN else "\0"
+
+
+_PLAIN: Final = (int, float, bool, type(None))
+
+
+def _is_plain_task(task: Any) -> bool:
+    return getattr(task, "_dump_pydantic_arguments", None) is None and all(
+        _is_own(getattr(task, name, None)) for name in _OF_TASK
+    )
+
+
+def _is_plain(app: Celery) -> bool:
+    """Return whether Celery and kombu alone make and send the messages of *app*: no part is wrapped or replaced."""
+    amqp, backend = app.amqp, type(app.backend)
+    functions = (
+        app.now,
+        amqp.as_task_v2,
+        amqp._create_task_sender,
+        amqp.router.route,
+        *(vars(amqp).get(name) for name in _WRAPPED),
+        *(getattr(owner, name) for owner, name in _OF_KOMBU),
+    )
+    conf = app.conf
+    return (
+        not (conf.task_send_sent_event or conf.task_always_eager or conf.task_inherit_parent_priority)
+        and type(amqp.router) is Router
+        and all(type(route) is MapRoute for route in amqp.router.routes or ())
+        and all(getattr(type(amqp), name) is getattr(AMQP, name) for name in _WRAPPED)
+        # Others may use the producer.
+        and backend.on_task_call in (Backend.on_task_call, RedisBackend.on_task_call)
+        and all(map(_is_own, functions))
+    )
+
+
+def _is_own(function: Any) -> bool:
+    # A wrapper copies name and module of its function, but has other globals; a proxy has another type.
+    inner = function.__func__ if type(function) is MethodType else function
+    return type(inner) is FunctionType and str(inner.__globals__.get("__name__")).startswith(_OWN)
+
+
+_OWN: Final = ("celery.", "kombu.", "redis_queue.celery.")
+"""Modules whose functions treat all messages of a kind the same."""
