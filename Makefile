@@ -1,6 +1,6 @@
 # Every target creates its own virtual environment; no target needs root.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-release coverage test-oldest test-newest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-flow bench-schedules bench-peers compose-check clean
+.PHONY: help setup demo test test-all test-release coverage test-oldest test-newest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-flow bench-schedules bench-publish bench-peers compose-check clean
 
 VENV := .venv
 OLDEST := .venv-oldest
@@ -142,6 +142,9 @@ bench-flow: setup ## what flow control costs, and how exact limits, rates and tu
 
 bench-schedules: setup ## periodic tasks from the store against stock beat: lateness, idle commands, a burst, a failover; ARGS=--small for less
 	$(BIN)/python -m benchmarks.schedules $(ARGS)
+
+bench-publish: $(BENCH)/.ready ## sending tasks, one by one and in groups: Celery alone, with DurableTasks, potatoq; ARGS=--small for less
+	$(BENCH)/bin/python -m benchmarks.publish $(ARGS)
 
 bench-leases: setup ## messages lost when consumers are killed: stock, with leases, with atomic fetch
 	$(BIN)/python -m benchmarks.leases $(ARGS)

@@ -22,7 +22,7 @@ from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.message.headers import SENT, Attempt, FlowHeader, sent_now, without_copied_headers
 from redis_queue.celery.message.producer import InterceptingProducer
 from redis_queue.celery.publish.kinds import Call, Kinds
-from redis_queue.celery.publish.lists import BrokerLists, Seen
+from redis_queue.celery.publish.lists import BrokerLists, Seen, current
 from redis_queue.celery.publish.send import (
     LostKeyError,
     OwnBroker,
@@ -159,7 +159,7 @@ class Capture:
         if lists is None or not lists.is_open:
             self._kinds.forget()
             return False
-        element = self._kinds.element(first.message, call)
+        element = self._kinds.element(first.form, call)
         if send.batch is not None:
             send.batch.push(lists, first.key, element, call.id)
             return True
@@ -233,11 +233,14 @@ class Capture:
             # With protocol 1, headers are those of the application.
             if "id" in message.headers:
                 message.headers[SENT] = sent_now()
-            BrokerLists.of(producer, self.sends)
+            BrokerLists.of(producer)
+            before, current.sends = current.sends, self.sends
             try:
                 return publish(producer, name, message, **options)
             except (OperationalError, redis.exceptions.OutOfMemoryError, AttributeError) as error:
                 _raise_unless_full(error, producer, retry=send.is_retry)
+            finally:
+                current.sends = before
             # The store takes a retry even if its Redis is full: Celery drops a task whose retry is refused.
             send.due = self._due(send, message)
             return publish(self._into_store(producer, send), name, message, **options)

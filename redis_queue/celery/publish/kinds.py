@@ -9,9 +9,11 @@ makes for the first call differs from Celery's by a single byte.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from json.encoder import encode_basestring_ascii
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,7 +42,7 @@ MAX_KINDS: Final = 1000
 
 _FREE: Final = frozenset(
     {"task_id", "countdown", "group_id", "group_index", "root_id", "parent_id", "producer", "add_to_parent"}
-    | {"result_cls", "task_type"}
+    | {"reply_to", "result_cls", "task_type"}
 )
 """Options in which the calls of a kind may differ."""
 
@@ -62,12 +64,6 @@ _NO_FOLLOWERS: Final = {"callbacks": None, "errbacks": None, "chain": None, "cho
 
 _WRAPPED: Final = ("create_task_message", "send_task_message")
 _OF_TASK: Final = ("apply_async", "shadow_name", "_get_exec_options")
-_OF_KOMBU: Final = (
-    (Producer, "publish"),
-    (Producer, "_publish"),
-    (virtual.Channel, "basic_publish"),
-    (redis.Channel, "_put"),
-)
 
 
 @dataclass(slots=True)
@@ -82,6 +78,37 @@ class Call:
     id: str = ""
     root_id: str | None = None
     parent_id: str | None = None
+
+
+class Form:
+    """The text of *message* as kombu writes it, with gaps for its body and for what differs between calls."""
+
+    def __init__(self, message: Mapping[str, Any]) -> None:
+        gaps = {
+            part: {name: _GAP + name if name in _DIFFERS else value for name, value in message[part].items()}
+            for part in _PARTS
+        }
+        text = dump_element({**message, **gaps, "body": f"{_GAP}body"})
+        self._pieces = re.split(r'"\\u0000(\w+)"', text)
+        self._names = self._pieces[1::2]
+
+    def fill(self, values: Mapping[str, Any], body: str) -> str:
+        """Return the text with *values* and *body*."""
+        pieces = self._pieces.copy()
+        pieces[1::2] = [_json(body if name == "body" else values[name]) for name in self._names]
+        return "".join(pieces)
+
+
+_GAP: Final = "\0"
+_PARTS: Final = ("headers", "properties")
+_DIFFERS: Final = frozenset(
+    {"id", "group", "group_index", "root_id", "parent_id", "argsrepr", "kwargsrepr", "origin", SENT}
+    | {"correlation_id", "reply_to", "delivery_tag"}
+)
+
+
+def _json(value: Any) -> str:
+    return "null" if value is None else f"{value}" if type(value) is int else encode_basestring_ascii(value)
 
 
 class Kinds:
@@ -141,7 +168,8 @@ class Kinds:
             same = self.envelope(first.envelope, call, headers.get(ETA)) == first.envelope
         else:
             tag = first.message["properties"].get("delivery_tag")
-            same = self.element(first.message, call, tag, headers.get(SENT)) == dump_element(first.message)
+            first.form = Form(first.message)
+            same = self.element(first.form, call, tag, headers.get(SENT)) == dump_element(first.message)
         if same:
             self._known[call.key] = first
 
@@ -152,15 +180,12 @@ class Kinds:
             headers[ETA] = eta
         return known.like(_body(call).encode(), headers, self._properties(known.properties, call))
 
-    def element(self, known: Mapping[str, Any], call: Call, tag: str | None = None, sent: int | None = None) -> str:
-        """Return the message of *call* as kombu writes it into a list; *known* is that of another call of its kind."""
-        headers = self._headers(known["headers"], call)
-        if SENT in headers:
-            headers[SENT] = sent or sent_now()
-        properties = self._properties(known["properties"], call)
-        properties["delivery_tag"] = tag or uuid()
-        body = base64.b64encode(_body(call).encode()).decode()
-        return str(dump_element({**known, "body": body, "headers": headers, "properties": properties}))
+    def element(self, known: Form, call: Call, tag: str | None = None, sent: int | None = None) -> str:
+        """Return the message of *call* as kombu writes it into a list; *known* is the form of its kind."""
+        values = self._headers({}, call)
+        values |= self._properties({}, call)
+        values |= {SENT: sent or sent_now(), "delivery_tag": tag or uuid()}
+        return known.fill(values, base64.b64encode(_body(call).encode()).decode())
 
     def eta(self, seconds: float) -> str:
         """Return the eta of a countdown, as Celery writes it."""
@@ -182,7 +207,8 @@ class Kinds:
         }
 
     def _properties(self, known: Mapping[str, Any], call: Call) -> dict[str, Any]:
-        return {**known, "correlation_id": call.id, "reply_to": self._app.thread_oid}
+        reply_to = call.options.get("reply_to") or self._app.thread_oid
+        return {**known, "correlation_id": call.id, "reply_to": reply_to}
 
     def _is_certain(self, name: str, task: Any) -> bool:
         """Return whether Celery treats all calls of *task* alike that have the same options."""
@@ -194,8 +220,11 @@ class Kinds:
             *map(vars(amqp).get, _WRAPPED),
             amqp.as_task_v2,
             Task.apply_async,
-            *(getattr(owner, name) for owner, name in _OF_KOMBU),
-            app.backend.on_task_call,
+            Producer.publish,
+            Producer._publish,
+            virtual.Channel.basic_publish,
+            redis.Channel._put,
+            type(app.backend),
         )
         if current != self._checked or changes != self._changes:
             self.forget()
@@ -238,7 +267,7 @@ def short_repr(value: Any, size: int, levels: Mapping[str, Any]) -> str:
 def _plain_repr(item: Any) -> str:
     kind = type(item)
     if kind is str:
-        return "'" + item.replace("'", "\\'") + "'"
+        return "'{}'".format(item.replace("'", "\\'"))
     return f"{item}" if kind in _PLAIN else "\0"
 
 
@@ -260,7 +289,10 @@ def _is_plain(app: Celery) -> bool:
         amqp._create_task_sender,
         amqp.router.route,
         *(vars(amqp).get(name) for name in _WRAPPED),
-        *(getattr(owner, name) for owner, name in _OF_KOMBU),
+        Producer.publish,
+        Producer._publish,
+        virtual.Channel.basic_publish,
+        redis.Channel._put,
     )
     conf = app.conf
     return (

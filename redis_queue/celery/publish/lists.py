@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -35,6 +36,17 @@ class Seen:
     lists: BrokerLists | None = None
     key: str = ""
     message: dict[str, Any] = field(default_factory=dict)
+    #: The form of the message, if others are like it.
+    form: Any = None
+
+
+class _Current(threading.local):
+    """The app of a thread that publishes a message: apps with one broker share kombu's connections to it."""
+
+    sends: Sends | None = None
+
+
+current: Final = _Current()
 
 
 class BrokerLists:
@@ -44,9 +56,8 @@ class BrokerLists:
     channel is closed, and the next one is another one.
     """
 
-    def __init__(self, channel: Any, sends: Sends) -> None:
+    def __init__(self, channel: Any) -> None:
         self._channel = channel
-        self._sends = sends
         self._pid = os.getpid()
         self._link = DirectLink(client_of(channel))
         self._prefix = channel.global_keyprefix or ""
@@ -54,7 +65,7 @@ class BrokerLists:
         around(channel, "close", self._close)
 
     @classmethod
-    def of(cls, producer: Any, sends: Sends) -> BrokerLists | None:
+    def of(cls, producer: Any) -> BrokerLists | None:
         """Return the lists to which kombu's *producer* sends; None if it has no channel yet, or no channel to Redis."""
         # That of a pool opens the channel of its connection when it publishes.
         channel: Any = getattr(producer.connection, "_default_channel", None)
@@ -62,7 +73,7 @@ class BrokerLists:
             return None
         found: BrokerLists | None = vars(channel).get(_LISTS)
         if found is None and "_put" not in vars(channel):
-            found = cls(channel, sends)
+            found = cls(channel)
             setattr(channel, _LISTS, found)
         return found
 
@@ -88,15 +99,15 @@ class BrokerLists:
         return [refused.get(key) for key, _ in rows]
 
     def _put(self, put: Any, queue: str, message: dict[str, Any], **options: Any) -> None:
-        channel, sends = self._channel, self._sends
+        channel, sends = self._channel, current.sends
         if options.get("_publish_batch") is not None or queue in channel._expires or not self.is_open:
             put(queue, message, **options)
             return
         priority = channel._get_message_priority(message, reverse=False)
         key = f"{self._prefix}{channel._q_for_pri(queue, priority)}"
-        if sends.seen is not None:
+        if sends is not None and sends.seen is not None:
             sends.seen.append(Seen(message["headers"], lists=self, key=key, message=message))
-        if sends.batch is not None and sends.batch.takes_all:
+        if sends is not None and sends.batch is not None:
             sends.batch.push(self, key, dumps(message), str(message["properties"].get("correlation_id")))
         else:
             self.push(key, dumps(message))

@@ -237,15 +237,6 @@ def test_clock_of_the_app_applies_to_each_message(app: Celery, monkeypatch: pyte
     assert {envelope.headers[ETA] for envelope in stored(delayed).values()} == {"2040-01-01T00:01:00+00:00"}
 
 
-def test_without_customization_celery_is_called_once(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    delayed = DurableTasks(app, leases=False)
-    sent: list[Any] = []
-    collect = delayed._capture.sends.collect
-    monkeypatch.setattr(delayed._capture.sends, "collect", lambda: (sent.append(1), collect())[1])
-    delayed.send_many([app.tasks["shop.remind"].s(number) for number in range(20)], countdown=60)
-    assert (len(sent), delayed.count()) == (1, 20)
-
-
 def test_wrong_arguments_are_refused_as_by_apply_async(app: Celery) -> None:
     delayed = DurableTasks(app, leases=False)
     remind = app.tasks["shop.remind"]

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from kombu.compression import encoders
 from kombu.exceptions import OperationalError
 
-from redis_queue import ConfigurationError, InvalidValueError
+from redis_queue import ConfigurationError
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.headers import CALL, ETA, OWN, SENT
 from redis_queue.celery.publish.send import OwnBroker
