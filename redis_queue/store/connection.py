@@ -81,12 +81,13 @@ def check_server(client: Client) -> None:
             message = f"maxmemory-policy={policy}: must be noeviction; Redis may evict queues"
             if int(info.get("maxmemory", 0)) > 0:
                 raise UnsupportedServerError(message)
-            logger.warning(message)
+            logger.warning(message, extra={"action": "store_unsafe"})
         elif policy.startswith("volatile"):
             # Locks and remembered outcomes have a TTL; queues have none.
             logger.warning(
                 "maxmemory-policy=%s: must be noeviction; Redis may evict held locks and remembered outcomes",
                 policy,
+                extra={"action": "store_unsafe"},
             )
 
 

@@ -296,5 +296,5 @@ def _described(error: Exception) -> tuple[int, str, str]:
         return 503, "Redis request failed", redact(str(error))
     if isinstance(error, OperationalError):
         return 503, "Broker request failed", redact(str(error))
-    current_app.logger.exception("cannot show %s", request.path)
+    current_app.logger.exception("cannot show %s", request.path, extra={"action": "page_failed"})
     return 500, "Internal error", "See the log of the dashboard."

@@ -110,7 +110,7 @@ class Watch(Generic[T]):
         except RedisQueueError as error:
             self.note((), redact(str(error)))
         except Exception:  # noqa: BLE001 - nobody else would see it
-            _log.exception("cannot check the queues")
+            _log.exception("cannot check the queues", extra={"action": "check_failed"})
             self.note((), "see the log of the dashboard")
         ended = time.monotonic()
         self._next_at = ended + max(self._every, (ended - began) * SHARE)
