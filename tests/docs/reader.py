@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from redis_queue.testing.server import DeathGuard
@@ -20,9 +20,12 @@ READY = ("ready.", "dashboard on", "Running on", "Starting development server")
 
 
 class Background:
-    """A command that a reader starts in another terminal."""
+    """A command that a reader starts in another terminal; it is ready once its output has one of the texts *ready*."""
 
-    def __init__(self, command: str, directory: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: str, directory: Path, environment: Mapping[str, str], ready: Sequence[str] = READY
+    ) -> None:
+        self._ready = ready
         self._log = directory / f"{abs(hash(command))}.log"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -53,6 +56,12 @@ class Background:
             os.killpg(self._process.pid, signal.SIGKILL)
         self.end()
 
+    def interrupt(self) -> None:
+        """Stop it with Ctrl-C."""
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(30)
+        self.end()
+
     def end(self) -> None:
         """Wait until a killed process and its children have ended."""
         self._guard.dismiss()
@@ -62,7 +71,7 @@ class Background:
 
     def _is_ready(self) -> bool:
         assert self._process.poll() is None, self.output
-        return any(word in self.output[len(self._started) :] for word in READY)
+        return any(word in self.output[len(self._started) :] for word in self._ready)
 
 
 class Reader:
@@ -83,9 +92,9 @@ class Reader:
         text = block.text
         for written, meant in self._instead.items():
             text = text.replace(written, meant)
-        if block.mark == "not run":
-            return
-        if block.mark == "background":
+        if block.mark == "until":
+            Background(text, self._directory, self._environment, [block.detail]).interrupt()
+        elif block.mark == "background":
             self._running[block.text] = background = Background(text, self._directory, self._environment)
             self._said = background.output
         elif block.mark == "kills":
@@ -95,7 +104,11 @@ class Reader:
         elif block.mark == "output of":
             background = self._running[f"{block.detail}\n"]
             wait_until(lambda: matches(text, background.output), description=text)
-        elif block.file:
+        elif block.mark != "not run":
+            self._do_now(block, text)
+
+    def _do_now(self, block: Block, text: str) -> None:
+        if block.file:
             (self._directory / block.file).write_text(text)
         elif block.language == "text":
             assert matches(text, self._said), f"line {block.line}: expected\n{text}\nfound\n{self._said}"

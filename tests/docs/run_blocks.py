@@ -21,8 +21,8 @@ SECONDS = 20
 
 
 def runnable(page: Path) -> list[Block]:
-    """Return the Python blocks of *page* that are not marked "not run"."""
-    return [block for block in blocks(page) if block.language == "python" and block.mark != "not run"]
+    """Return the Python blocks of *page* that need neither other packages nor a reader: without a mark."""
+    return [block for block in blocks(page) if block.language == "python" and block.mark not in ("not run", "with")]
 
 
 def run(page: Path, url: str) -> None:
