@@ -81,7 +81,8 @@ def release_all(app: Any, *, dry_run: bool, long_delays: bool) -> None:
     To remove the extension: remove it from the app, restart clients and workers, then run this. Delayed tasks become
     Celery's own, due ones get no eta. Tasks that wait for a place in a flow, paused or not, go into their queues.
     Places, and keys of unique tasks, are freed. Tasks that the broker refuses stay stored; after an interruption run it
-    again. Dispatchers may run at the same time. Dead letters, failures and history stay (docs/how-to/uninstall.md).
+    again. Dispatchers may run at the same time. Schedules, dead letters, failures and history stay
+    (docs/how-to/uninstall.md).
 
     Exit code 0: no task waits now. 1: some stay, or the store or the broker cannot be reached. 2: refused, as
     tasks would run twice, or invalid settings.
@@ -102,21 +103,27 @@ def release_all(app: Any, *, dry_run: bool, long_delays: bool) -> None:
         left = [{"id": id_, "reason": reason} for id_, reason in release.refused.items()]
         known = {"released": release.released, "due": release.due, "from_flows": release.from_flows, "left": left}
         try:
-            return {**known, "staying": release.staying(), "dead": release.dead()}
+            return {
+                **known,
+                "staying": release.staying(),
+                "dead": release.dead(),
+                "schedules": release.schedules(),
+            }
         except RedisQueueError:
             return known
 
     if dry_run:
         _show(
-            {"tasks": found, "in_flows": release.in_flows()},
-            "{tasks} would be released, and {in_flows} of flows",
+            {"tasks": found, "in_flows": release.in_flows(), "schedules": release.schedules()},
+            "{tasks} would be released, and {in_flows} of flows; {schedules} schedules would be sent no more",
         )
         if refused:
             click.echo(f"error: {harmless(refused)}", err=True)
             sys.exit(UNUSABLE)
     else:
         text = (
-            "{released} released, {due} of them due, and {from_flows} of flows; {staying} stay, and {dead} dead letters"
+            "{released} released, {due} of them due, and {from_flows} of flows; {staying} stay, {dead} dead letters "
+            "and {schedules} schedules"
         )
         _carry_out(release.run, result, text, line)
 
@@ -186,7 +193,7 @@ def _show(done: Mapping[str, Any], text: str) -> None:
     for row in _rows(done):
         click.echo("  ".join(text_of(value) for value in row.values() if value))
     texts = {name: f"{value:,}" for name, value in counts.items() if isinstance(value, int)}
-    click.echo(text.format_map({"staying": "an unknown number", "dead": "unknown", **texts}))
+    click.echo(text.format_map({"staying": "an unknown number", "dead": "unknown", "schedules": "unknown", **texts}))
 
 
 def _rows(done: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:

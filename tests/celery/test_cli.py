@@ -192,7 +192,7 @@ class TestReleaseAll:
         assert done.exit_code == 0
         assert done.stdout.splitlines()[1:] == [
             f"later  shop.remind  {LATER_SHOWN}  celery",
-            "2 would be released, and 0 of flows",
+            "2 would be released, and 0 of flows; 0 schedules would be sent no more",
         ]
         assert [task["id"] for task in as_json["tasks"]] == ["due", "later"]
         assert client.exists("celery") == 0
@@ -201,7 +201,7 @@ class TestReleaseAll:
         done = run(app, "release-all")
 
         assert (done.exit_code, done.stderr) == (0, "")
-        assert done.stdout == "2 released, 1 of them due, and 0 of flows; 0 stay, and 0 dead letters\n"
+        assert done.stdout == "2 released, 1 of them due, and 0 of flows; 0 stay, 0 dead letters and 0 schedules\n"
         assert client.llen("celery") == 2
 
     def test_works_as_a_process(self, environment: dict[str, str], client: redis.Redis) -> None:
@@ -215,6 +215,7 @@ class TestReleaseAll:
             "left": [],
             "staying": 0,
             "dead": 0,
+            "schedules": 0,
         }
 
     def test_exits_with_1_and_the_reason_if_tasks_stay(self, app: Celery, client: redis.Redis) -> None:

@@ -30,6 +30,7 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError, RedisQueueError
 from redis_queue.model import Entry
 from redis_queue.monitor.monitor import Workers
+from redis_queue.schedules.store import ScheduleStore
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.codec import read_document
 from redis_queue.store.scripts import Scripts, now_ms
@@ -114,6 +115,10 @@ class Release:
         """Count dead letters and quarantined records; a release leaves them stored."""
         stats = self._queue.stats()
         return stats.dead + stats.quarantined
+
+    def schedules(self) -> int:
+        """Count the schedules; a release leaves them stored, and nobody sends them any more."""
+        return ScheduleStore(self._queue).count()
 
     def run(self) -> None:
         """Release all waiting tasks."""
