@@ -8,13 +8,17 @@ from typing import Final
 ROOT: Final = Path(__file__).parent.parent
 
 GROUPS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    "start": ("Start", ("tutorial", "delayed-tasks", "task-leases", "fetch", "schedules", "lock", "guarantees", "faq")),
+    "start": (
+        "Start",
+        ("tutorial", "delayed-tasks", "task-leases", "fetch", "schedules", "lock", "guarantees", "cookbook", "faq"),
+    ),
     "how-to": (
         "How to",
         (
             "how-to/django",
             "how-to/flask",
             "how-to/data-queue",
+            "how-to/production",
             "how-to/deploy",
             "how-to/rabbitmq",
             "how-to/sentinel",
@@ -32,8 +36,11 @@ GROUPS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
             "how-to/uninstall",
         ),
     ),
-    "operate": ("Operate", ("cli", "dashboard", "incidents", "doctor", "metrics", "tracing", "security", "testing")),
-    "understand": ("Understand", ("design", "states", "scaling", "comparison", "articles", "glossary")),
+    "operate": (
+        "Operate",
+        ("cli", "dashboard", "incidents", "troubleshooting", "doctor", "metrics", "tracing", "security", "testing"),
+    ),
+    "understand": ("Understand", ("design", "states", "sizing", "scaling", "comparison", "articles", "glossary")),
     "reference": (
         "Reference",
         (
