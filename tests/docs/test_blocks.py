@@ -86,6 +86,16 @@ def test_the_commands_of_a_page_exist(page: Path, tmp_path: Path, monkeypatch: p
                 check(words)
 
 
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(DOCS)))
+def test_no_sentence_or_table_has_an_unknown_command(page: Path) -> None:
+    for code in re.findall(r"(?<!`)`((?:redis-queue|celery -A \w+ redis-queue) [^`\n]+)`", page.read_text("utf-8")):
+        for words in commands(Block("sh", code, 1)):
+            try:
+                check(words)
+            except AssertionError as error:  # a sentence may leave out arguments
+                assert not re.search("No such (command|option)", str(error)), error  # noqa: PT017
+
+
 def test_a_wrong_option_is_found() -> None:
     for line in ("redis-queue stats --josn", "celery -A shop redis-queue scheduled cancel --al", "redis-queue nothing"):
         (words,) = commands(Block("sh", line, 1))
