@@ -83,13 +83,6 @@ class Shop:
 
 
 @pytest.fixture
-def server() -> Iterator[RedisServer]:
-    """A server with a port: the page has a URL of Celery."""
-    with RedisServer(tcp=True) as server:
-        yield server
-
-
-@pytest.fixture
 def shop(server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     # Else its tasks would join all later apps of this process.
     monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))

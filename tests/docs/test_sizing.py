@@ -31,13 +31,6 @@ def figures() -> dict[str, int]:
 
 
 @pytest.fixture
-def server() -> Iterator[RedisServer]:
-    """A server with a port, without the worker of another test."""
-    with RedisServer(tcp=True) as server:
-        yield server
-
-
-@pytest.fixture
 def app(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
     app = Celery("sizes", broker=server.url, backend=server.url, set_as_current=False)

@@ -6,11 +6,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import redis
 
 from redis_queue import RedisQueue
@@ -88,13 +86,6 @@ class Place:
         """Run Python there."""
         variables = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}."}
         subprocess.run([sys.executable, "-c", source], cwd=self._directory, env=variables, check=True, timeout=60)
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    """A server with a port, as in a URL of Celery."""
-    with RedisServer(tcp=True) as server:
-        yield server
 
 
 def ran(client: redis.Redis) -> list[str]:
