@@ -9,6 +9,7 @@ from redis_queue.celery.leases.poison import MaxDeliveriesExceededError, task_po
 from redis_queue.celery.leases.step import lease_lost
 from redis_queue.celery.message.entry import TaskCall
 from redis_queue.celery.message.task_entry import TaskEntry
+from redis_queue.celery.publish.batch import PartlySentError
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
 from redis_queue.delay.model import Dispatched
@@ -21,6 +22,7 @@ __all__ = [
     "Dispatcher",
     "DurableTasks",
     "MaxDeliveriesExceededError",
+    "PartlySentError",
     "Store",
     "TaskCall",
     "TaskEntry",
