@@ -15,8 +15,7 @@ from redis_queue.cli.listing import Column, conditions, show_rows
 from redis_queue.cli.output import harmless, report, show_fields, show_json, show_table, wants_json
 from redis_queue.operate.access import Access
 from redis_queue.operate.canvas import Canvas, canvas
-from redis_queue.operate.phases import phases
-from redis_queue.operate.task_life import TaskLife, task_life
+from redis_queue.operate.task_life import TaskLife, phases, task_life
 from redis_queue.operate.task_rows import TaskRow
 from redis_queue.operate.tasks import STATES, TaskSearch
 

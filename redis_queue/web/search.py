@@ -13,10 +13,9 @@ from redis_queue.monitor.model import Series
 from redis_queue.monitor.report import OTHER
 from redis_queue.operate.actions import entries, failures, workers
 from redis_queue.operate.canvas import canvas
-from redis_queue.operate.phases import Doing, phases
 from redis_queue.operate.queue_row import BROKEN
 from redis_queue.operate.search import search
-from redis_queue.operate.task_life import TaskLife, task_life
+from redis_queue.operate.task_life import Doing, TaskLife, phases, task_life
 from redis_queue.operate.tasks import STATES, TaskSearch
 from redis_queue.store.ids import is_id
 from redis_queue.store.keys import is_name

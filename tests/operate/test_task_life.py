@@ -17,8 +17,7 @@ from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import Access, AppAccess
 from redis_queue.operate.audit import Audit, AuditLine, Subject
 from redis_queue.operate.inspector import Inspector
-from redis_queue.operate.phases import phases
-from redis_queue.operate.task_life import TaskLife, task_life
+from redis_queue.operate.task_life import TaskLife, phases, task_life
 from redis_queue.store.keys import MonitorKeys
 from tests.support.clock import Clock, when
 from tests.support.servers import RedisServer
