@@ -20,7 +20,7 @@ from redis_queue.store.chunks import MANY
 from redis_queue.store.keys import is_name
 from redis_queue.web import celery_queue, dead_letters, entries, failures, request_args
 from redis_queue.web.context import context, page
-from redis_queue.web.permissions import require
+from redis_queue.web.guard import require
 
 pages = Blueprint("actions", __name__)
 

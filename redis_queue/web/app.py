@@ -45,8 +45,7 @@ from redis_queue.web import (
     workers,
 )
 from redis_queue.web.context import EXTENSION, Context, context
-from redis_queue.web.guard import Cookies, Guard, LoginRequired, add_security_headers, form_token
-from redis_queue.web.permissions import may, permissions
+from redis_queue.web.guard import Cookies, Guard, LoginRequired, add_security_headers, form_token, may, permissions
 from redis_queue.web.settings import WebOverrides, WebSettings
 
 if TYPE_CHECKING:
