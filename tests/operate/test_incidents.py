@@ -30,9 +30,8 @@ from redis_queue.monitor.report import OTHER
 from redis_queue.operate.access import AppAccess, access_to
 from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.operate.incidents import queues
-from redis_queue.operate.incidents.incident import Incident
 from redis_queue.operate.incidents.registry import MAX_CAUSE, MAX_OF_KIND, RULES, current, incidents
-from redis_queue.operate.incidents.situation import MAX_QUEUES, MINUTES, Situation, look
+from redis_queue.operate.incidents.situation import MAX_QUEUES, MINUTES, Incident, Situation, look
 from redis_queue.operate.liveness import WorkerState, state_of
 from redis_queue.operate.metrics import Collector
 from redis_queue.operate.queue_row import CeleryQueueRow, QueueRow

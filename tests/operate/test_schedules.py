@@ -26,9 +26,8 @@ from redis_queue.monitor.report import Reports
 from redis_queue.operate import schedules as shown
 from redis_queue.operate.access import Access, AppAccess, access_to
 from redis_queue.operate.diagnosis import examine
-from redis_queue.operate.incidents.incident import Incident
 from redis_queue.operate.incidents.registry import MAX_OF_KIND, current
-from redis_queue.operate.incidents.situation import look
+from redis_queue.operate.incidents.situation import Incident, look
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.metrics import Collector
 from redis_queue.operate.schedules import ScheduleList, count

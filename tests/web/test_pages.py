@@ -14,7 +14,7 @@ from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.delay.model import Dispatched
-from redis_queue.operate.incidents.incident import Incident
+from redis_queue.operate.incidents.situation import Incident
 from redis_queue.store.keys import Keys, PrefixKeys
 from redis_queue.web import dashboard
 from redis_queue.web.context import CHECK_EVERY, EXTENSION, Watch

@@ -12,8 +12,7 @@ from redis_queue.admission.rules import FlowState, KeyState
 from redis_queue.basics.options import nearest, some_of
 from redis_queue.basics.times import span_text
 from redis_queue.monitor.report import OTHER
-from redis_queue.operate.incidents.incident import Incident, page_of, tasks_text, waits_text
-from redis_queue.operate.incidents.situation import LONG, Situation
+from redis_queue.operate.incidents.situation import LONG, Incident, Situation, page_of, tasks_text, waits_text
 from redis_queue.operate.liveness import HEALTHY, WorkerState
 from redis_queue.operate.queue_row import CeleryQueueRow
 

@@ -9,7 +9,6 @@ from typing import Final
 from redis_queue.doctor.finding import Finding
 from redis_queue.monitor.rows import MAX_TEXT
 from redis_queue.operate.access import Access
-from redis_queue.operate.incidents.incident import LIST_OF, Incident, Rule, Severity
 from redis_queue.operate.incidents.queues import (
     dead_letters,
     late_entries,
@@ -28,7 +27,7 @@ from redis_queue.operate.incidents.schedules import (
     unread_schedules,
     unsent_schedules,
 )
-from redis_queue.operate.incidents.situation import Situation, look
+from redis_queue.operate.incidents.situation import LIST_OF, Incident, Rule, Severity, Situation, look
 from redis_queue.operate.incidents.work import broken_workers, failing_tasks, retry_storms, slow_tasks
 
 MAX_OF_KIND: Final = 20

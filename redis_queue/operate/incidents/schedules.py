@@ -10,8 +10,7 @@ from typing import Final
 
 from redis_queue.basics.options import nearest, some_of
 from redis_queue.basics.times import from_ms, span_text, to_ms
-from redis_queue.operate.incidents.incident import Incident, page_of
-from redis_queue.operate.incidents.situation import Situation
+from redis_queue.operate.incidents.situation import Incident, Situation, page_of
 from redis_queue.operate.schedules import ScheduleRow
 from redis_queue.schedules.state import Event
 

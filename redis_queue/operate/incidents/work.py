@@ -9,8 +9,15 @@ from typing import Final
 
 from redis_queue.basics.times import span_text
 from redis_queue.monitor.model import RunningTask, Tally
-from redis_queue.operate.incidents.incident import Incident, page_of, tasks_text, usual_seconds
-from redis_queue.operate.incidents.situation import LONG, MINUTES, Situation
+from redis_queue.operate.incidents.situation import (
+    LONG,
+    MINUTES,
+    Incident,
+    Situation,
+    page_of,
+    tasks_text,
+    usual_seconds,
+)
 from redis_queue.operate.liveness import HEALTHY
 
 RECENT: Final = 15
