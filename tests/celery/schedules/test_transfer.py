@@ -30,7 +30,7 @@ from redis_queue.celery.schedules.transfer import (
     from_document,
     import_from,
 )
-from redis_queue.cli.schedule_transfer import export_schedules, import_schedules
+from redis_queue.cli.schedules import export_schedules, import_schedules
 from redis_queue.errors import ConfigurationError, InvalidValueError
 from redis_queue.operate.audit import Audit
 from tests.support.celery.brokers import ManualClock, stored_messages
