@@ -21,8 +21,7 @@ from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
 from redis_queue.celery.admission.admission import Admission, Capacity, FlowRequest, Move, has_place, task_id_of
 from redis_queue.celery.fetch.fetch import Fetch, FetchReply, ListRequest, MessageList, PendingFetch
-from redis_queue.celery.fetch.flow_turns import FlowTurns
-from redis_queue.celery.fetch.message import Durations, FetchedMessage
+from redis_queue.celery.fetch.message import Durations, FetchedMessage, FlowTurns
 from redis_queue.celery.fetch.poller import FetchingPoller
 from redis_queue.celery.fetch.settlement import DELAY, Settlement
 from redis_queue.celery.kombu.connection import client_of
