@@ -18,7 +18,7 @@ from redis_queue.operate.actions.registry import action_of
 from redis_queue.operate.actions.rows import Rows
 from redis_queue.store.chunks import MANY
 from redis_queue.store.keys import is_name
-from redis_queue.web import celery_queue, dead_letters, entries, failures, request_args
+from redis_queue.web import entries, failures, queues, request_args
 from redis_queue.web.context import context, page
 from redis_queue.web.guard import require
 
@@ -49,7 +49,7 @@ def _back_to_flow(scope: Mapping[str, Any]) -> str:
     if access.flows.get(name) is not None:
         return url_for("flows.key" if "key" in scope else "flows.one", **scope)
     if name.startswith(OF_QUEUE) and access.celery_queues is not None:
-        return url_for("celery_queue.show", name=name.removeprefix(OF_QUEUE))
+        return url_for("queues.celery", name=name.removeprefix(OF_QUEUE))
     return url_for("flows.show")
 
 
@@ -62,10 +62,10 @@ def _back_to_schedule(scope: Mapping[str, Any]) -> str:
 
 FORMS: Final = {
     "scheduled": Form(lambda scope: url_for("entries.show", **scope), entries.CONDITIONS),
-    "dead": Form(lambda scope: url_for("dead_letters.show", **scope), dead_letters.CONDITIONS),
+    "dead": Form(lambda scope: url_for("entries.dead", **scope), entries.LETTER_CONDITIONS),
     "failures": Form(lambda scope: url_for("failures.show", **scope), failures.CONDITIONS),
-    "messages": Form(lambda scope: url_for("celery_queue.show", **scope), celery_queue.CONDITIONS),
-    "key-messages": Form(lambda scope: url_for("flows.key", **scope), celery_queue.CONDITIONS),
+    "messages": Form(lambda scope: url_for("queues.celery", **scope), queues.MESSAGE_CONDITIONS),
+    "key-messages": Form(lambda scope: url_for("flows.key", **scope), queues.MESSAGE_CONDITIONS),
     "running": Form(lambda _: url_for("workers.running")),
     "queue": Form(lambda scope: url_for("queues.one", kind=scope["kind"], name=scope["name"])),
     "flow": Form(_back_to_flow),

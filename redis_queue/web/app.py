@@ -28,9 +28,7 @@ from redis_queue.store.ids import is_id
 from redis_queue.store.redis_errors import RedisErrors, redact
 from redis_queue.web import (
     actions,
-    celery_queue,
     charts,
-    dead_letters,
     doctor,
     entries,
     failures,
@@ -82,9 +80,7 @@ PAGES: Final = (
     entries,
     schedules,
     queues,
-    celery_queue,
     flows,
-    dead_letters,
     failures,
     workers,
     doctor,
@@ -111,7 +107,7 @@ NAVIGATION: Final = (
         (
             ("doctor.incidents", "Incidents", "i"),
             ("failures.show", "Failures", "x"),
-            ("dead_letters.show", "Dead letters", "d"),
+            ("entries.dead", "Dead letters", "d"),
         ),
     ),
     ("Fleet", (("workers.show", "Workers", "w"), ("doctor.show", "Doctor", "c"))),
@@ -124,7 +120,7 @@ GROUP_OF: Final = {
     "schedules.one": "Work",
     "search.task": "Work",
     "queues.one": "Queues",
-    "celery_queue.show": "Queues",
+    "queues.celery": "Queues",
     "flows.one": "Queues",
     "flows.key": "Queues",
     "failures.one": "Problems",

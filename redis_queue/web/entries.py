@@ -1,4 +1,4 @@
-"""The pages of waiting entries: search and actions; and that of one message or entry."""
+"""The pages of waiting entries and of dead letters: search and actions; and that of one message or entry."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from redis_queue.catalog import KINDS, kind_of
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.model import Item
 from redis_queue.operate.actions.entries import reference
-from redis_queue.operate.items import Entries, task_of
+from redis_queue.operate.items import Entries, Letters, task_of
 from redis_queue.operate.task_life import task_life
 from redis_queue.store.ids import RETRY, id_bytes, id_text
 from redis_queue.web import formatting, request_args
-from redis_queue.web.context import context, delay_queues, page
+from redis_queue.web.context import MAX_NAMES, context, delay_queues, page
 
 pages = Blueprint("entries", __name__)
 
@@ -102,3 +102,32 @@ def _history(item: Item) -> Iterator[tuple[datetime | None, str]]:
         yield None, f"last given back: {item.reason}"
     last = {"delayed": "due", "in_flight": "in flight; its lease ends", "dead": "died", "ready": "ready to be claimed"}
     yield item.at, last[item.state]
+
+
+LETTER_CONDITIONS: Final = {"reason": "reason", "task": "task_part", "id_prefix": "id_prefix"}
+"""Fields of the form, and the conditions that they set."""
+
+
+@pages.get("/dead")
+def dead() -> str:
+    """Show dead letters that match the search, oldest first in each queue."""
+    request_args.allow("name", *LETTER_CONDITIONS, "after", "limit", "body")
+    name = request_args.text("name", exact=True)
+    conditions = request_args.conditions(LETTER_CONDITIONS)
+    letters = Letters(context().access, name, conditions)
+    cursor = request_args.cursor()
+    found = request_args.searched(letters, LETTER_CONDITIONS, cursor, "no dead letters", request_args.cursor_text)
+    listing = context().access.catalog.listing(limit=MAX_NAMES)
+    return page(
+        "dead_letters.html",
+        name=name,
+        names=sorted({known.name for known in listing.known} | ({name} if name else set())),
+        rows=[
+            (kind_of(one.queue), one.queue, one.letter, one.called, reference(one.queue, one.id))
+            for one in found["page"].items
+        ],
+        **found,
+        total=None if conditions or letters.rows is None else sum(row.dead for row in letters.rows),
+        more_names=listing.next is not None,
+        broken=letters.report.faults.rows,
+    )

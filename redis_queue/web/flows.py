@@ -25,8 +25,8 @@ from redis_queue.operate.listing import Page
 from redis_queue.store.ids import is_id
 from redis_queue.store.keys import MAX_NAME
 from redis_queue.web import request_args
-from redis_queue.web.celery_queue import CONDITIONS
 from redis_queue.web.context import context, page
+from redis_queue.web.queues import MESSAGE_CONDITIONS
 from redis_queue.web.request_args import ROWS
 
 pages = Blueprint("flows", __name__)
@@ -89,13 +89,16 @@ def one() -> str:
 @pages.get("/flow/key")
 def key() -> str:
     """Show one key of a flow, and its messages that match the search."""
-    request_args.allow("name", "key", *CONDITIONS, "after", "limit", "body")
+    request_args.allow("name", "key", *MESSAGE_CONDITIONS, "after", "limit", "body")
     access, flow, name = context().access, _flow(), request_args.text("key", exact=True)
     if name is None:
         raise InvalidNameError("key is missing: choose a key from the page of the flow")
     state = access.flows.key(flow.name, name)
-    messages, start = Messages(access, flow.name, request_args.conditions(CONDITIONS), name), request_args.cursor()
-    found = request_args.searched(messages, CONDITIONS, start, "no message waits", request_args.cursor_text)
+    messages, start = (
+        Messages(access, flow.name, request_args.conditions(MESSAGE_CONDITIONS), name),
+        request_args.cursor(),
+    )
+    found = request_args.searched(messages, MESSAGE_CONDITIONS, start, "no message waits", request_args.cursor_text)
     return page(
         "flow_key.html",
         state=state,

@@ -176,7 +176,7 @@ def _oldest(overview: Overview, celery: CeleryOverview | None, paused: Collectio
     for one in celery.counted if celery is not None else ():
         if one.oldest_age is not None:
             is_left = one.consumers == 0 or one.name in paused
-            yield Oldest(one.oldest_age, url_for("celery_queue.show", name=one.name), is_left)
+            yield Oldest(one.oldest_age, url_for("queues.celery", name=one.name), is_left)
 
 
 def _activity(access: Access, span: str) -> ActivitySummary:

@@ -1,4 +1,4 @@
-"""The pages of queues: depth, next messages, leases, quarantine."""
+"""The pages of queues, and that of one Celery queue, whose messages are moved and deleted with a preview."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Final
 from flask import Blueprint, render_template
 
 from redis_queue.catalog import KINDS, AnyQueue, kind_of
-from redis_queue.errors import InvalidNameError
-from redis_queue.operate.flows import paused_queues
+from redis_queue.errors import ConfigurationError, InvalidNameError
+from redis_queue.operate.celery_queues import CeleryQueues
+from redis_queue.operate.flows import LimitsRow, flow_of_queue, has_limits, paused_queues
+from redis_queue.operate.items import Messages
 from redis_queue.operate.queue_row import BROKEN, SORTS, sort_rows
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.web import request_args
@@ -101,3 +103,45 @@ def _dispatched(queue: AnyQueue) -> int | None:
         return queue.dispatch_log.totals().sent or None
     except BROKEN:
         return None
+
+
+MESSAGE_CONDITIONS: Final = {"task": "task_part", "id_prefix": "id_prefix", "text": "text"}
+"""Fields of the form, and the conditions that they set."""
+
+
+@pages.get("/celery-queue")
+def celery() -> str:
+    """Show one queue, and its messages that match the search."""
+    request_args.allow("name", *MESSAGE_CONDITIONS, "after", "limit", "body")
+    access, name = context().access, request_args.text("name", exact=True)
+    queues = access.celery_queues
+    if queues is None:
+        raise InvalidNameError("Celery's queues need an app: redis-queue -A APP web")
+    if name is None:
+        raise InvalidNameError("name is missing: choose a queue from the list of all queues")
+    messages, start = Messages(access, name, request_args.conditions(MESSAGE_CONDITIONS)), request_args.cursor()
+    row, found, flow = queues.row(name), {}, flow_of_queue(access, name)
+    if not row.error:
+        try:
+            found = request_args.searched(
+                messages, MESSAGE_CONDITIONS, start, "no message waits", request_args.cursor_text
+            )
+        except ConfigurationError as error:
+            found = {"why": f"Messages are not shown: {error}."}
+    return page(
+        "celery_queue.html",
+        row=row,
+        unknown="" if row.error or row.ready else _unknown(queues, name),
+        flow=flow,
+        limits="" if flow is None or not has_limits(flow) else LimitsRow.of(flow.limits).text,
+        reach=Messages.reach,
+        **found,
+    )
+
+
+def _unknown(queues: CeleryQueues, name: str) -> str:
+    try:
+        queues.check(name)
+    except InvalidNameError as error:
+        return str(error)
+    return ""
