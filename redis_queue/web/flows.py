@@ -11,7 +11,7 @@ from redis_queue.admission.flows import OF_QUEUE, check_flow_name
 from redis_queue.admission.owners import Owner
 from redis_queue.admission.rules import FlowState
 from redis_queue.basics.key_template import check_key
-from redis_queue.errors import InvalidNameError, InvalidValueError
+from redis_queue.errors import InvalidValueError
 from redis_queue.operate.flow_keys import (
     Keys,
     key_rows,
@@ -90,9 +90,7 @@ def one() -> str:
 def key() -> str:
     """Show one key of a flow, and its messages that match the search."""
     request_args.allow("name", "key", *MESSAGE_CONDITIONS, "after", "limit", "body")
-    access, flow, name = context().access, _flow(), request_args.text("key", exact=True)
-    if name is None:
-        raise InvalidNameError("key is missing: choose a key from the page of the flow")
+    access, flow, name = context().access, _flow(), request_args.required("key", "a key from the page of the flow")
     state = access.flows.key(flow.name, name)
     messages, start = (
         Messages(access, flow.name, request_args.conditions(MESSAGE_CONDITIONS), name),
@@ -112,10 +110,7 @@ def key() -> str:
 
 def _flow() -> FlowState:
     """Return the flow that the address names; an unknown one gets status 404."""
-    name = request_args.text("name", exact=True)
-    if name is None:
-        raise InvalidNameError("name is missing: choose a flow from the list of all flows")
-    check_flow_name(name)
+    name = check_flow_name(request_args.required("name", "a flow from the list of all flows"))
     try:
         return context().access.flows.find(name)
     except InvalidValueError as error:

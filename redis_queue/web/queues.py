@@ -24,6 +24,8 @@ pages = Blueprint("queues", __name__)
 MAX_SORTED: Final = 400
 """Maximum number of queues that are counted to sort them."""
 
+CHOOSE: Final = "a queue from the list of all queues"
+
 NEXT: Final = 20
 NEXT_BYTES: Final = 256 * 1024
 """Maximum bytes read of the next messages; records contain the time of the put."""
@@ -64,9 +66,7 @@ def show() -> str:
 def one() -> str:
     """Show one queue."""
     request_args.allow("kind", "name", "offset")
-    kind, name = request_args.choice("kind", KINDS, "queue"), request_args.text("name", exact=True)
-    if name is None:
-        raise InvalidNameError("name is missing: choose a queue from the list of all queues")
+    kind, name = request_args.choice("kind", KINDS, "queue"), request_args.required("name", CHOOSE)
     offset = request_args.offset()
     access = context().access
     known = access.catalog.find("queue" if kind == "queue" else "delay", name)
@@ -113,12 +113,10 @@ MESSAGE_CONDITIONS: Final = {"task": "task_part", "id_prefix": "id_prefix", "tex
 def celery() -> str:
     """Show one queue, and its messages that match the search."""
     request_args.allow("name", *MESSAGE_CONDITIONS, "after", "limit", "body")
-    access, name = context().access, request_args.text("name", exact=True)
-    queues = access.celery_queues
+    access, queues = context().access, context().access.celery_queues
     if queues is None:
         raise InvalidNameError("Celery's queues need an app: redis-queue -A APP web")
-    if name is None:
-        raise InvalidNameError("name is missing: choose a queue from the list of all queues")
+    name = request_args.required("name", CHOOSE)
     messages, start = Messages(access, name, request_args.conditions(MESSAGE_CONDITIONS)), request_args.cursor()
     row, found, flow = queues.row(name), {}, flow_of_queue(access, name)
     if not row.error:

@@ -11,7 +11,7 @@ from werkzeug.datastructures import MultiDict
 
 from redis_queue.basics.options import Conditions
 from redis_queue.basics.times import When, read_time
-from redis_queue.errors import InvalidValueError
+from redis_queue.errors import InvalidNameError, InvalidValueError
 from redis_queue.operate.listing import Cursor, Listing, T
 from redis_queue.operate.tasks import TaskSearch
 
@@ -65,6 +65,14 @@ def text(name: str, *, exact: bool = False, most: int = MAX_TEXT) -> str | None:
     if not found.isprintable():
         abort(400, f"{name}={_short(found)}: must be printable.")
     return found or None
+
+
+def required(name: str, choose: str) -> str:
+    """Return a text with its white space. Raises InvalidNameError, with what to *choose*, if it is missing."""
+    found = text(name, exact=True)
+    if found is None:
+        raise InvalidNameError(f"{name} is missing: choose {choose}")
+    return found
 
 
 def choice(name: str, choices: Iterable[str], default: str) -> str:

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 from flask import Blueprint, abort
 
 from redis_queue.basics.times import from_ms, to_ms
-from redis_queue.errors import InvalidNameError, InvalidValueError
+from redis_queue.errors import InvalidValueError
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.schedules import PUT, put_texts
 from redis_queue.operate.listing import Page
@@ -151,9 +151,7 @@ def show() -> str:
 def one() -> str:
     """Show one schedule."""
     request_args.allow("name", "body")
-    access, name = context().access, request_args.text("name", exact=True)
-    if name is None:
-        raise InvalidNameError("name is missing: choose a schedule from the list of all schedules")
+    access, name = context().access, request_args.required("name", "a schedule from the list of all schedules")
     try:
         row = find_row(access, name)
     except InvalidValueError as error:
