@@ -1,4 +1,4 @@
-"""``redis-queue dead``: the dead letters of both kinds of queues."""
+"""``redis-queue dead`` and ``quarantine``: dead letters and unreadable records of both kinds of queues."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from redis_queue.cli import options
 from redis_queue.cli.access import Group
 from redis_queue.cli.actions import id_arguments, purge_command, rows_command
 from redis_queue.cli.actions import purge as delete_all
-from redis_queue.cli.listing import conditions, item_command, show_item, show_listing
+from redis_queue.cli.listing import conditions, item_command, show_item, show_listing, show_rows
+from redis_queue.model import Quarantined
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.items import Letter, Letters
+from redis_queue.operate.listing import InQueue, first, quarantined
+from redis_queue.operate.queue_row import Faults
 
 COLUMNS: Final = {
     "id": "id",
@@ -92,3 +95,63 @@ def _fields(found: Letter, *, with_body: bool) -> dict[str, Any]:
         "task": found.task or None,
     }
     return {**known, "headers": dict(letter.headers), "body": letter.body} if with_body else known
+
+
+@click.group(cls=Group)
+def quarantine() -> None:
+    """List and delete unreadable records."""
+
+
+@quarantine.command("list")
+@options.name
+@options.limit()
+@options.output
+def list_unreadable(access: Access, *, name: str | None, limit: int) -> None:
+    """List unreadable records, and why they cannot be read.
+
+    Example: redis-queue quarantine list --name orders
+    """
+    faults = Faults()
+    records, more = first(quarantined(access.queues(name, faults), faults), limit)
+    show_rows(
+        access,
+        {"quarantined": [_unreadable_fields(pair, with_body=False) for pair in records], "more": more},
+        {"id": "id", "queue": "queue", "found": "found_at", "bytes": "bytes", "reason": "reason"},
+        keep=("id", "found"),
+        below=("reason",),
+        more=more,
+        error=faults.text(),
+    )
+
+
+@quarantine.command("show")
+@item_command
+def show_unreadable(access: Access, *, id: str, name: str | None, with_body: bool) -> None:
+    """Show one record; with --body its bytes, escaped."""
+    faults = Faults()
+    records = quarantined(access.queues(name, faults), faults)
+    found = next((_unreadable_fields(pair, with_body=with_body) for pair in records if pair[1].id == id), None)
+    show_item(found, f"no record in quarantine: {id!r}", faults.text())
+
+
+@quarantine.command("purge")
+@purge_command
+def purge_unreadable(access: Access, *, name: str | None, **flags: bool) -> None:
+    """Delete all records in quarantine, or those of the queues with this name.
+
+    Example: redis-queue quarantine purge --name orders --dry-run
+    """
+    delete_all(access, {"name": name, "places": ["quarantine"], "noun": "records"}, **flags)
+
+
+def _unreadable_fields(pair: InQueue[Quarantined], *, with_body: bool) -> dict[str, Any]:
+    queue, record = pair
+    known = {
+        "id": record.id,
+        "queue": queue.name,
+        "kind": kind_of(queue),
+        "found_at": record.found_at,
+        "bytes": len(record.raw),
+        "reason": record.reason,
+    }
+    return {**known, "raw": record.raw} if with_body else known

@@ -1,21 +1,24 @@
-"""``redis-queue flow``: limits, rates and pauses of queues and tasks."""
+"""``redis-queue flow`` and ``unique``: limits, rates and pauses of queues and tasks; keys of unique tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from operator import itemgetter
 from typing import Any, Final
 
 import click
 
+from redis_queue.admission.owners import MAX_LISTED
 from redis_queue.basics.options import Conditions
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, with_access
 from redis_queue.cli.actions import id_arguments, one_command, rows_command
-from redis_queue.cli.listing import Column, Row, conditions, show_messages, show_rows
+from redis_queue.cli.listing import Column, Row, conditions, show_item, show_messages, show_rows
 from redis_queue.cli.output import show_fields, show_json, show_location, show_table, wants_json
 from redis_queue.operate import flow_keys, flows
 from redis_queue.operate.access import Access
+from redis_queue.operate.actions.flows import name_of
 from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.flows import LABELS
 from redis_queue.operate.items import Messages
@@ -172,3 +175,70 @@ def _document(access: Access, *, name: str, key: str | None) -> Row:
 
 def _state(row: Row) -> str | None:
     return ", ".join(word for word in ("paused", "changed") if row[word]) or None
+
+
+_task: Final = click.argument("task")
+_unique_key: Final = click.argument("key", default="")
+
+
+@click.group(cls=Group)
+def unique() -> None:
+    """List the keys of unique tasks, and free them.
+
+    A task with unique= owns its key while it waits or runs: other calls with this key are not sent.
+
+    Example: redis-queue unique list --task shop.sync
+    """
+
+
+@unique.command("list")
+@options.task_part
+@options.limit(maximum=MAX_LISTED)
+@options.output
+def list_owners(access: Access, *, task_part: str | None, limit: int) -> None:
+    """List owned keys and the tasks that own them, the soonest to be free first.
+
+    A key is free at the time in the last column at the latest.
+
+    Example: redis-queue unique list --task shop.sync
+    """
+    page = access.unique.page(task_part or "", limit=limit)
+    more = page.total > limit
+    show_rows(
+        access,
+        {**asdict(page), "more": more},
+        {"key": lambda row: row["key"] or None, "state": "state", "until": "until", "task": "task", "id": "task_id"},
+        keep=("until", "id"),
+        below=("task", "id"),
+        nothing="no match among the owned keys" if task_part else "no owned keys",
+        more=more,
+    )
+
+
+@unique.command("show")
+@_task
+@_unique_key
+@options.output
+def show_owner(access: Access, *, task: str, key: str) -> None:
+    """Show which task owns KEY of TASK. Leave out KEY if all calls of the task have the same one.
+
+    Exits with code 1 if no task owns it.
+
+    Example: redis-queue unique show shop.sync order:7
+    """
+    owner = access.unique.get(task, key)
+    if owner is None or wants_json():
+        show_item(None if owner is None else asdict(owner), f"no task owns {name_of(task, key)}")
+        return
+    known = {"task": owner.task, "key": owner.key, "state": owner.state, "id": owner.task_id, "until": owner.until}
+    show_fields({name: value for name, value in known.items() if value != ""})
+
+
+unique.add_command(
+    one_command(
+        ACTIONS["unique", "unique-release"],
+        _task,
+        _unique_key,
+        name="release",
+    )
+)
