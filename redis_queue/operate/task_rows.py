@@ -59,33 +59,32 @@ class TaskRow:
     unread: bool = False
     is_task: bool = True
 
+    @classmethod
+    def of(cls, state: str, source: Any, at: datetime | None, **more: Any) -> TaskRow:
+        """Return *source* as a row: what it knows under the names of the fields, unless *more* has them."""
+        known = {name: getattr(source, name) for name in _SHARED if hasattr(source, name)}
+        return cls(state, at=at, **{**known, **more})
+
     @property
     def message(self) -> str:
         """What a text is searched in, besides the arguments."""
         return f"{self.id}\n{self.error}"
 
 
+_SHARED: Final = ("id", "task", "queue", "worker", "seconds", "args", "kwargs", "error", "release", "stamps")
+"""Fields of a row that its sources have under the same names."""
+
+
 def row_of_running(found: tuple[RunningTask, datetime]) -> TaskRow:
     """Return a running task as a row."""
     task, now = found
-    seconds = max(0.0, (now - task.since).total_seconds())
-    return TaskRow("running", task.id, task.task, task.since, task.queue, task.worker, seconds, task.args, task.kwargs)
+    return TaskRow.of("running", task, task.since, seconds=max(0.0, (now - task.since).total_seconds()))
 
 
 def row_of_message(found: tuple[str, WaitingMessage]) -> TaskRow:
     """Return a waiting message as a row."""
     queue, message = found
-    return TaskRow(
-        "waiting",
-        message.id,
-        message.task,
-        message.since,
-        queue,
-        args=message.args,
-        kwargs=message.kwargs,
-        stamps=message.stamps,
-        is_task=message.task != "",
-    )
+    return TaskRow.of("waiting", message, message.since, queue=queue, is_task=message.task != "")
 
 
 def row_of_entry(found: tuple[str, Waiting]) -> TaskRow:
@@ -103,55 +102,20 @@ def row_of_letter(letter: Letter) -> TaskRow:
 def _stored(state: str, task: TaskEntry, at: datetime, unread: bool, error: str = "") -> TaskRow:
     # A retry may have another id than its task.
     known = task.headers.get("id")
-    return TaskRow(
-        state,
-        known if isinstance(known, str) and is_id(known) else task.id,
-        task.task,
-        at,
-        task.queue,
-        args=task.args,
-        kwargs=task.kwargs,
-        error=error,
-        stamps=task.stamps,
-        unread=unread,
-        is_task=unread or task.task != "",
-    )
+    id_ = known if isinstance(known, str) and is_id(known) else task.id
+    return TaskRow.of(state, task, at, id=id_, error=error, unread=unread, is_task=unread or task.task != "")
 
 
 def row_of_failure(failure: Failure) -> TaskRow:
     """Return a failure as a row."""
-    return TaskRow(
-        "failed",
-        failure.id,
-        failure.task,
-        failure.failed_at,
-        failure.queue,
-        failure.worker,
-        failure.seconds,
-        failure.args,
-        failure.kwargs,
-        failure.error,
-        failure.release,
-    )
+    return TaskRow.of("failed", failure, failure.failed_at)
 
 
 def row_of_run(found: tuple[Run, bool]) -> TaskRow:
     """Return the last run of a task as a row; no task if its failure is kept, which is another row."""
     run, is_kept_failure = found
-    return TaskRow(
-        run.outcome,
-        run.id,
-        run.task,
-        run.ended_at,
-        run.queue,
-        run.worker,
-        None if run.started_at is None else max(0.0, (run.ended_at - run.started_at).total_seconds()),
-        run.args,
-        run.kwargs,
-        run.error,
-        run.release,
-        is_task=not is_kept_failure,
-    )
+    seconds = None if run.started_at is None else max(0.0, (run.ended_at - run.started_at).total_seconds())
+    return TaskRow.of(run.outcome, run, run.ended_at, seconds=seconds, is_task=not is_kept_failure)
 
 
 class RunningList(Listing[tuple[RunningTask, datetime], int]):
