@@ -9,12 +9,12 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import pytest
 import redis
 
-from redis_queue import Consumer, DelayQueue, Message, Nack, RedisQueue
+from redis_queue import DelayQueue, RedisQueue
 from redis_queue.delay.model import Push
 from redis_queue.store.keys import Keys
 from redis_queue.store.script_files import load
@@ -22,7 +22,7 @@ from tests.support.clock import Clock
 from tests.support.paths import ROOT
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
-from tests.support.wait import wait_until
+from tests.support.wait import must, wait_until
 
 QUEUE = Keys("redis_queue", "queue", "orders")
 TIMED = Keys("redis_queue", "delay", "orders", 0)
@@ -33,35 +33,18 @@ T = TypeVar("T")
 def at_once(number: int, act: Callable[[int], T]) -> list[T]:
     """Call *act* in *number* threads at the same moment; return the results, or raise the first error."""
     barrier = threading.Barrier(number)
-    results: list[T] = []
-    errors: list[BaseException] = []
 
-    def run(index: int) -> None:
-        try:
-            barrier.wait(10)
-            results.append(act(index))
-        except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
-            errors.append(error)
+    def run(index: int) -> T:
+        barrier.wait(10)
+        return act(index)
 
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    if errors:
-        raise errors[0]
-    return results
+    with ThreadPoolExecutor(number) as pool:
+        return list(pool.map(run, range(number)))
 
 
 def child(script: str, *arguments: str) -> subprocess.Popen[str]:
     """Start a separate Python process."""
     return subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-
-
-def must(message: Message | None) -> Message:
-    """Return *message*; fail if there is none."""
-    assert message is not None
-    return message
 
 
 DIE_IN = """
@@ -175,23 +158,6 @@ class TestDataQueue:
         at_once(4, work)
         assert sorted(accepted) == list(range(300))
 
-    def test_the_late_ack_of_a_lost_lease_is_refused(self, client: redis.Redis, clock: Clock) -> None:
-        """The recipe lets the first worker delete the item although a second worker holds it by then."""
-        queue = RedisQueue("orders", client, clock=clock)
-        queue.put("order")
-        late = must(queue.get(block=False))
-        clock.now += 60_000
-        queue.put_back()
-        assert not queue.still_mine(late)
-        assert not queue.ack(late)
-        current = must(queue.get(block=False))
-        assert not queue.ack(late)
-        assert not queue.nack(late)
-        assert not queue.extend(late)
-        assert queue.still_mine(current)
-        assert (current.deliveries, current.body) == (2, "order")
-        assert queue.ack(current)
-
     def test_extend_does_not_restore_an_acked_message(self, client: redis.Redis, clock: Clock) -> None:
         """The recipe checks with a ZADD of ten more seconds: they add up, and a deleted item is written again."""
         queue = RedisQueue("orders", client, clock=clock, lease=60)
@@ -279,39 +245,6 @@ class TestAsynchronousWork:
         assert (entry.payload, entry.deliveries) == ("work", 2)
         assert timed.ack(entry)
 
-    @pytest.mark.parametrize("invalid", [-1, float("nan"), 10**9, "soon"], ids=repr)
-    def test_an_invalid_retry_delay_does_not_end_the_loop(self, client: redis.Redis, invalid: Any) -> None:
-        """The recipe ends its loop with a mistake in the handling of a failure, too."""
-        queue = RedisQueue("orders", client, max_deliveries=1)
-        queue.put_many(["by verdict", "by back-off", "good"])
-        done = threading.Event()
-
-        def handle(message: Message) -> None:
-            if message.body == "by verdict":
-                raise Nack("later", delay=invalid)
-            if message.body == "by back-off":
-                raise LookupError("no such order")
-            done.set()
-
-        run_until(Consumer(queue, handle, retry_delay=lambda _: invalid), done)
-        assert (queue.stats().acked, queue.stats().in_flight) == (1, 0)
-        assert {letter.body: letter.reason for letter in queue.dead_letters()} == {
-            "by verdict": "later",
-            "by back-off": "LookupError: no such order",
-        }
-
-
-def run_until(consumer: Consumer, done: threading.Event) -> None:
-    """Run *consumer* in a thread until *done* is set."""
-    thread = threading.Thread(target=consumer.run)
-    thread.start()
-    try:
-        assert done.wait(20)
-    finally:
-        consumer.stop()
-        thread.join(20)
-    assert not thread.is_alive()
-
 
 class TestPayloadInTheMember:
     """A delay queue that uses the payloads as members of its sorted set."""
@@ -324,25 +257,6 @@ class TestPayloadInTheMember:
         assert len(timed) == 2
         assert [entry.payload for entry in timed.pop(10)] == ["same"]
         assert [entry.payload for entry in timed] == ["same"]
-
-    def test_two_poppers_never_get_the_same(self, client: redis.Redis, redis_url: str) -> None:
-        """The recipe reads a range and then removes it: two pops at the same moment read the same range."""
-        DelayQueue("orders", client).push_many(range(400))
-
-        def pop(_: int) -> list[Any]:
-            timed = DelayQueue("orders", redis_url)
-            return [entry.payload for _ in range(80) for entry in timed.pop(3)]
-
-        popped = [payload for mine in at_once(4, pop) for payload in mine]
-        assert sorted(popped) == list(range(400))
-
-    def test_killing_a_process_during_pop_loses_nothing(self, client: redis.Redis, redis_url: str) -> None:
-        """The recipe has a popped payload only in the memory of the process that dies."""
-        timed = DelayQueue("orders", client, lease=0.3)
-        timed.push_many(["a", "b"])
-        die_in(client, redis_url, "timed.pop(2)")
-        wait_until(lambda: timed.put_back().returned == 2, description="the lease of the dead popper to end")
-        assert [entry.payload for entry in timed.pop(5)] == ["a", "b"]
 
 
 PUSH_ON = """
@@ -411,21 +325,6 @@ class TestDelayForAJobQueue:
         assert timed.move_due() == 2
         assert client.rpop("queue\x06\x163") == payload
         assert client.rpop("other") == '{"json":[1,2.0,"é",{}]}'.encode()
-
-    def test_nothing_moves_before_its_time_and_then_in_the_order_of_due_times(
-        self, client: redis.Redis, clock: Clock
-    ) -> None:
-        """The recipe's timer uses the clock of its own host, which may be ahead."""
-        timed = DelayQueue("orders", client, clock=clock)
-        for delay in (3, 1, 2):
-            timed.push(delay, delay=delay, destination="target")
-        clock.now += 999
-        assert timed.move_due() == 0
-        clock.now += 1
-        assert timed.move_due() == 1
-        clock.now += 2000
-        assert timed.move_due() == 2
-        assert [client.rpop("target") for _ in range(3)] == [b"1", b"2", b"3"]
 
 
 class TestFormAutoSubmit:
