@@ -16,10 +16,11 @@ from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import FlowKeys
 from redis_queue.web import dashboard
 from tests.support.celery.brokers import Broker
-from tests.support.web.browser import Browser, Form, Page
+from tests.support.web.browser import Browser, Page
 from tests.support.web.contents import KEY, Open
 
 PAGE = "/celery-queue?name=mail"
+MOVE = ("verb", "move")
 
 
 @pytest.fixture
@@ -50,17 +51,12 @@ def waiting(client: redis.Redis, *flows: str) -> list[Any]:
 
 def boxes(page: Page, *numbers: int) -> list[str]:
     """Return the references of rows, counted from 0."""
-    found = [value for name, value in form(page).boxes if name == "row"]
+    found = [value for name, value in page.form_with(MOVE).boxes if name == "row"]
     return [found[number] for number in numbers]
 
 
-def form(page: Page, button: str = "move") -> Form:
-    """Return the form with this button."""
-    return next(found for found in page.forms if ("verb", button) in found.buttons)
-
-
 def preview(browser: Browser, verb: str, path: str = PAGE, **changes: Any) -> Page:
-    return browser.send(form(browser.get(path), verb), ("verb", verb), **changes)
+    return browser.press(browser.get(path), verb, **changes)
 
 
 def audit(client: redis.Redis) -> tuple[str, str, int, str, list[str]]:
@@ -239,14 +235,14 @@ class TestActing:
     def test_previews_are_checked(
         self, verb: str, changes: dict[str, Any], text: str, writer: Browser, mail: redis.Redis
     ) -> None:
-        page = writer.send(form(writer.get(PAGE)), ("verb", verb), **{"to": "", **changes})
+        page = writer.send(writer.get(PAGE).form_with(MOVE), ("verb", verb), **{"to": "", **changes})
         assert (page.status in (400, 404), text in page.text) == (True, True), page.text
         assert mail.llen("mail") == 6
 
     def test_a_queue_that_was_deleted_meanwhile(self, writer: Browser, mail: redis.Redis) -> None:
         page = writer.get(PAGE)
         mail.delete("mail")
-        shown = writer.send(form(page), ("verb", "delete"), row=boxes(page, 0))
+        shown = writer.press(page, "delete", row=boxes(page, 0))
         assert "0 of 1 deleted." in writer.send(shown.confirmation).text
         assert "No match." in preview(writer, "delete", matching="1").text
 
@@ -259,6 +255,6 @@ def test_rabbitmq_shows_counts_and_purges(open_dashboard: Open, rabbitmq_url: st
         browser = open_dashboard(app, allow_write=True)
         page = browser.get(f"/celery-queue?name={name}")
         assert "Messages are not shown: the broker is amqp: must be Redis" in page.text
-        confirmed = browser.send(form(page, "purge"), ("verb", "purge"))
+        confirmed = browser.press(page, "purge")
         assert "messages that arrive meanwhile are deleted as well" in confirmed.text
         assert "1 deleted." in browser.send(confirmed.confirmation).text

@@ -16,11 +16,10 @@ from redis_queue.celery.message.envelope import Envelope
 from redis_queue.delay.model import Push
 from redis_queue.monitor.failures import Failures
 from redis_queue.operate.actions.failures import NO_MESSAGE
-from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import MonitorKeys
 from redis_queue.web import actions, dashboard
 from tests.support.web.browser import Browser, Page
-from tests.support.web.contents import KEY, Open, everything, fill_failures
+from tests.support.web.contents import KEY, Open, everything, fill_failures, last_action
 
 KEYS = MonitorKeys("redis_queue")
 
@@ -38,12 +37,6 @@ def row(browser: Browser, id_: str) -> str:
 
 def preview(browser: Browser, verb: str, **changes: object) -> Page:
     return browser.send(browser.get("/failures").form("/preview"), ("verb", verb), **changes)
-
-
-def audit(client: redis.Redis) -> tuple[str, str, str, int, str]:
-    """Return the last action."""
-    action = Audit(client, "redis_queue").last()[0]
-    return action.user, action.verb, action.queue, action.count, action.detail
 
 
 def delay_entry(client: redis.Redis, id_: str) -> Envelope:
@@ -136,7 +129,7 @@ def test_a_retry_and_its_audit(writer: Browser, filled: redis.Redis) -> None:
     assert "1 retried." in done.text
     assert kept(filled) == {"lost"}
     assert (delay_entry(filled, "failed").task, delay_entry(filled, "failed").headers["retries"]) == ("shop.remind", 0)
-    assert audit(filled) == ("local", "retry", "failures", 1, "")
+    assert last_action(filled) == ("local", "retry", "failures", 1, "")
     assert writer.post(asked.confirmation).status_code == 409
 
 
@@ -146,7 +139,7 @@ def test_other_arguments_of_one_failure(writer: Browser, filled: redis.Redis) ->
     assert 'args ["<b>"]' in asked.text
     writer.send(asked.confirmation)
     assert json.loads(delay_entry(filled, "failed").body)[:2] == [["<b>"], {"a": 1}]
-    assert audit(filled)[-1] == 'args ["<b>"], kwargs {"a": 1}'
+    assert last_action(filled)[-1] == 'args ["<b>"], kwargs {"a": 1}'
 
 
 @pytest.mark.parametrize(
@@ -177,7 +170,7 @@ def test_all_matches_at_a_rate(writer: Browser, filled: redis.Redis) -> None:
     assert timedelta(seconds=29.9) < due[-1] - due[0] < timedelta(seconds=31)
     # Also between two batches, which are stored one after the other.
     assert max(later - earlier for earlier, later in itertools.pairwise(due)) < timedelta(seconds=0.7)
-    assert audit(filled) == (
+    assert last_action(filled) == (
         "local",
         "retry",
         "failures",
@@ -190,7 +183,7 @@ def test_delete(writer: Browser, filled: redis.Redis) -> None:
     asked = preview(writer, "delete", row=[row(writer, "lost"), row(writer, "failed")])
     assert "2 deleted." in writer.send(asked.confirmation).text
     assert kept(filled) == set()
-    assert audit(filled) == ("local", "delete", "failures", 2, "")
+    assert last_action(filled) == ("local", "delete", "failures", 2, "")
 
 
 def test_a_failure_that_came_after_the_preview_is_left_alone(writer: Browser, filled: redis.Redis) -> None:

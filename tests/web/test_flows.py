@@ -13,12 +13,11 @@ from kombu.entity import Queue
 
 from redis_queue.admission.flows import Flows
 from redis_queue.admission.rules import Flow, FlowLimits, FlowState
-from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Scripts
 from redis_queue.web import dashboard
-from tests.support.web.browser import Browser, Form, Page
-from tests.support.web.contents import KEY, everything
+from tests.support.web.browser import Browser, Page
+from tests.support.web.contents import KEY, everything, last_action
 
 BULK = "/flow?name=queue:bulk"
 SLOW = "/flow?name=queue:slow"
@@ -42,18 +41,8 @@ def state(flows: Flows, name: str) -> FlowState:
     return found
 
 
-def form(page: Page, verb: str) -> Form:
-    """Return the form with this button."""
-    return next(found for found in page.forms if ("verb", verb) in found.buttons)
-
-
 def preview(browser: Browser, verb: str, path: str = BULK, **changes: Any) -> Page:
-    return browser.send(form(browser.get(path), verb), ("verb", verb), **changes)
-
-
-def audit(client: redis.Redis) -> tuple[str, str, str, int, str]:
-    action = Audit(client, "redis_queue").last()[0]
-    return action.user, action.verb, action.queue, action.count, action.detail
+    return browser.press(browser.get(path), verb, **changes)
 
 
 def put(client: redis.Redis, queue: str, key: str, message: str) -> None:
@@ -225,7 +214,7 @@ class TestKey:
         done = writer.send(page.confirmation)
         assert "key ann of queue:mail: paused; 0 running, 3 waiting." in done.text
         assert "Paused: no message of this key starts" in done.text
-        assert audit(filled) == ("local", "flow-pause", "queue:mail", 1, "key ann")
+        assert last_action(filled) == ("local", "flow-pause", "queue:mail", 1, "key ann")
         page = preview(writer, "flow-set", self.ANN, limit="2", rate="100/m")
         assert "Limit none 2 Rate none 100/m" in page.text
         assert "paused, limit 2, rate 100/m" in writer.send(page.confirmation).text
@@ -245,7 +234,7 @@ class TestKey:
         put(filled, "mail", "ann", "{}")
         done = writer.send(page.confirmation)
         assert f"{count} {verb}d." in done.text
-        assert audit(filled)[1:] == (verb, "queue:mail", 3, f"key ann{', slow' if verb == 'move' else ''}")
+        assert last_action(filled)[1:] == (verb, "queue:mail", 3, f"key ann{', slow' if verb == 'move' else ''}")
         waiting = {key: mail.key("queue:mail", key).waiting for key in ("ann", "ben")}
         assert waiting == {"ann": 1, "ben": 1}
         moved = filled.llen(FlowKeys("redis_queue").messages("0\0slow\0\0\0ann"))
@@ -291,7 +280,7 @@ class TestCeleryQueue:
         done = writer.send(page.confirmation)
         assert "queue:mail: paused." in done.text
         assert "This queue has no flow: it is only paused." in done.text
-        assert audit(filled) == ("local", "flow-pause", "queue:mail", 1, "")
+        assert last_action(filled) == ("local", "flow-pause", "queue:mail", 1, "")
         assert ("verb", "flow-set") not in [button for found in done.forms for button in found.buttons]
         page = preview(writer, "flow-resume", MAIL)
         done = writer.send(page.confirmation)
@@ -323,12 +312,12 @@ class TestActing:
         assert not state(flows, "queue:bulk").paused
         assert "queue:bulk: paused, limit 40" in writer.send(page.confirmation).text
         assert state(flows, "queue:bulk").paused
-        assert audit(filled) == ("local", "flow-pause", "queue:bulk", 1, "")
+        assert last_action(filled) == ("local", "flow-pause", "queue:bulk", 1, "")
         page = preview(writer, "flow-resume")
         assert "7 wait in this flow." in page.text
         assert "queue:bulk: limit 40" in writer.send(page.confirmation).text
         assert not state(flows, "queue:bulk").paused
-        assert audit(filled) == ("local", "flow-resume", "queue:bulk", 1, "")
+        assert last_action(filled) == ("local", "flow-resume", "queue:bulk", 1, "")
 
     def test_change_limits(self, writer: Browser, flows: Flows, filled: redis.Redis) -> None:
         before = everything(filled)
@@ -341,11 +330,11 @@ class TestActing:
         assert f"{text}; in the code: limit 40, limit of each key 4, rate of each key 2/s." in done.text
         assert state(flows, "queue:bulk").limits == FlowLimits(20, None, 600.0, 3, 500.0, 3)
         detail = "limit 20, rate 100/m, limit of each key none, burst 3"
-        assert audit(filled) == ("local", "flow-set", "queue:bulk", 1, detail)
+        assert last_action(filled) == ("local", "flow-set", "queue:bulk", 1, detail)
         assert "State changed" in done.text
 
     def test_a_flow_with_keys_has_limits_of_each_key_only(self, writer: Browser, flows: Flows) -> None:
-        offered = [name for name, _ in form(writer.get(SYNC), "flow-set").fields]
+        offered = [name for name, _ in writer.get(SYNC).form_with(("verb", "flow-set")).fields]
         assert offered == ["token", "name", "limit", "rate", "burst"]
         page = preview(writer, "flow-set", SYNC, limit="2")
         assert "Limit of each key 1 2" in page.text
@@ -358,7 +347,7 @@ class TestActing:
         assert "The flow stays paused." in page.text
         assert "queue:slow: paused, limit 10" in writer.send(page.confirmation).text
         assert state(flows, "queue:slow").limits.limit == 10
-        assert audit(filled) == ("local", "flow-reset", "queue:slow", 1, "")
+        assert last_action(filled) == ("local", "flow-reset", "queue:slow", 1, "")
 
     def test_a_pause_of_meanwhile_is_told(self, writer: Browser, flows: Flows) -> None:
         pages = writer.get(BULK), writer.get(SLOW)
@@ -367,7 +356,7 @@ class TestActing:
         for page, verb, text in zip(
             pages, ("flow-pause", "flow-resume"), ("It is paused already.", "It is not paused."), strict=True
         ):
-            shown = writer.send(form(page, verb), ("verb", verb))
+            shown = writer.press(page, verb)
             assert text in shown.text
             assert [found for found in shown.forms if found.method == "post"] == []
 
@@ -401,7 +390,7 @@ class TestActing:
     def test_invalid_forms_change_nothing(
         self, changes: dict[str, Any], text: str, writer: Browser, flows: Flows, filled: redis.Redis
     ) -> None:
-        found, before = form(writer.get(BULK), "flow-set"), everything(filled)
+        found, before = writer.get(BULK).form_with(("verb", "flow-set")), everything(filled)
         refused = writer.send(found, None if "verb" in changes else ("verb", "flow-set"), **changes)
         assert (refused.status in (400, 404), text in refused.text) == (True, True), refused.text
         assert everything(filled) == before

@@ -35,7 +35,7 @@ from redis_queue.web import dashboard
 from redis_queue.web import schedules as pages
 from redis_queue.web.schedules import Line
 from tests.support.servers import RedisServer
-from tests.support.web.browser import Browser, Form, Page
+from tests.support.web.browser import Browser, Page
 from tests.support.web.contents import KEY, delayed_of, everything, fill_schedules
 
 PUT = ("verb", "schedule-put")
@@ -51,22 +51,13 @@ def schedules(app: Celery, filled: redis.Redis) -> Schedules:
     return AppAccess(app).schedules
 
 
-def form(page: Page, verb: str, name: str = "") -> Form:
-    """Return the form with this button, for the schedule *name*."""
-    return next(
-        found
-        for found in page.forms
-        if ("verb", verb) in found.buttons and (not name or ("name", name) in found.fields)
-    )
-
-
 def one(name: str) -> str:
     return f"/schedule?name={quote(name, safe='')}"
 
 
 def act(browser: Browser, name: str, verb: str, **changes: Any) -> tuple[Page, Page]:
     """Send the form of the page of *name*; return its preview and the page after it was confirmed."""
-    preview = browser.send(form(browser.get(one(name)), f"schedule-{verb}"), ("verb", f"schedule-{verb}"), **changes)
+    preview = browser.press(browser.get(one(name)), f"schedule-{verb}", **changes)
     assert preview.status == 200, preview.text
     return preview, browser.send(preview.confirmation)
 
@@ -157,7 +148,7 @@ class TestList:
         page = writer.get("/schedules")
         assert "app.conf.redis_queue_schedules = True" in page.text
         assert "or here" in page.text
-        assert form(page, "schedule-put").action.endswith("/actions/schedule/preview")
+        assert page.form_with(PUT).action.endswith("/actions/schedule/preview")
         without_app = Browser(dashboard(client, secret_key=KEY, allow_write=True)).get("/schedules")
         assert "or here" not in without_app.text
         assert not [found for found in without_app.forms if PUT in found.buttons]
@@ -376,7 +367,7 @@ class TestOne:
 
 class TestActions:
     def test_put(self, writer: Browser, schedules: Schedules, filled: redis.Redis) -> None:
-        asked, before = form(writer.get("/schedules"), "schedule-put"), everything(filled)
+        asked, before = writer.get("/schedules").form_with(PUT), everything(filled)
         values = {"name": "new", "rules": "0 3 * * *; every 2 h", "task": "shop.x", "args": '["a"]', "queue": "slow"}
         values |= {"missed": "all", "window": "90s", "max_runs": "3", "exclude": "2030-12-25", "timezone": "Asia/Tokyo"}
         preview = writer.send(asked, PUT, **values)
@@ -413,7 +404,7 @@ class TestActions:
         self, values: dict[str, str], text: str, writer: Browser, schedules: Schedules, filled: redis.Redis
     ) -> None:
         before = everything(filled)
-        asked = form(writer.get("/schedules"), "schedule-put")
+        asked = writer.get("/schedules").form_with(PUT)
         page = writer.send(asked, PUT, **{"name": "new", "rules": "0 3 * * *", "task": "t", **values})
         assert (page.status, text in page.text) == (400, True), page.text
         assert everything(filled) == before
@@ -437,11 +428,11 @@ class TestActions:
             {"every": 60_500, "relative": True},
         ]
         schedules.put("full", rules, "shop.x", timezone="Asia/Tokyo", **known)
-        preview = writer.send(form(writer.get(f"{one('full')}&body=1"), "schedule-put", "full"), PUT)
+        preview = writer.send(writer.get(f"{one('full')}&body=1").form_with(PUT, ("name", "full")), PUT)
         assert "It is stored already." in preview.text
 
     def test_change(self, writer: Browser, schedules: Schedules) -> None:
-        asked = form(writer.get(one("nightly")), "schedule-put", "nightly")
+        asked = writer.get(one("nightly")).form_with(PUT, ("name", "nightly"))
         preview = writer.send(asked, PUT, rules="45 2 * * *", jitter="5s")
         assert "Rules 30 2 * * * 45 2 * * *" in preview.text
         done = writer.send(preview.confirmation)
@@ -490,7 +481,7 @@ class TestActions:
         assert schedules.find("nightly").runs == 1
 
     def test_backfill(self, writer: Browser, schedules: Schedules, filled: redis.Redis) -> None:
-        asked = form(writer.get(one("often")), "schedule-backfill")
+        asked = writer.get(one("often")).form_with(("verb", "schedule-backfill"))
         preview = writer.send(asked, ("verb", "schedule-backfill"), start="-10m")
         found = re.search(r"Send (\d+) runs of often\?", preview.text)
         assert found
@@ -507,13 +498,15 @@ class TestActions:
 
     def test_each_row_has_its_actions(self, writer: Browser, schedules: Schedules) -> None:
         page = writer.get("/schedules")
-        assert [verb for _, verb in form(page, "schedule-delete", "often").buttons] == [
+        assert [verb for _, verb in page.form_with(("verb", "schedule-delete"), ("name", "often")).buttons] == [
             "schedule-pause",
             "schedule-run",
             "schedule-delete",
         ]
-        assert "schedule-resume" in {verb for _, verb in form(page, "schedule-delete", "paused").buttons}
-        preview = writer.send(form(page, "schedule-pause", "often"), ("verb", "schedule-pause"))
+        assert "schedule-resume" in {
+            verb for _, verb in page.form_with(("verb", "schedule-delete"), ("name", "paused")).buttons
+        }
+        preview = writer.send(page.form_with(("verb", "schedule-pause"), ("name", "often")), ("verb", "schedule-pause"))
         writer.send(preview.confirmation)
         assert schedules.find("often").paused
 

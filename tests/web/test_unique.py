@@ -13,11 +13,12 @@ from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import FlowKeys
 from redis_queue.web import dashboard
-from tests.support.web.browser import Browser, Form, Page
+from tests.support.web.browser import Browser, Page
 from tests.support.web.contents import KEY, everything
 
 KEYS = FlowKeys("redis_queue")
 RELEASE = ("verb", "unique-release")
+ORDER = ("key", "order:7")
 
 
 @pytest.fixture
@@ -32,13 +33,8 @@ def write(client: redis.Redis, field: bytes | str, record: bytes | str = "1a - w
     client.zadd(KEYS.owner_ends, {field.encode() if isinstance(field, str) else field: ends})
 
 
-def form_of(page: Page, key: str) -> Form:
-    """Return the form that releases this key."""
-    return next(form for form in page.forms if ("key", key) in form.fields)
-
-
 def preview(browser: Browser, key: str = "order:7", **changes: Any) -> Page:
-    return browser.send(form_of(browser.get("/unique"), key), RELEASE, **changes)
+    return browser.send(browser.get("/unique").form_with(("key", key)), RELEASE, **changes)
 
 
 class TestList:
@@ -160,7 +156,7 @@ class TestRelease:
     ) -> None:
         listed, confirmed = writer.get("/unique"), preview(writer).confirmation
         write(filled, field_of("shop.sync", "order:7"), "9a - r 1000 other")
-        asked = writer.send(form_of(listed, "order:7"), RELEASE)
+        asked = writer.send(listed.form_with(ORDER), RELEASE)
         assert "Another task owns this key now: other (running)." in asked.text
         assert [form for form in asked.forms if form.method == "post"] == []
         done = writer.send(confirmed)
@@ -178,7 +174,7 @@ class TestRelease:
         assert "the task 'task-0' no longer owns the key 'order:7' of shop.sync" in writer.send(confirmed).text
 
     def test_a_key_that_is_free_meanwhile_is_told(self, writer: Browser, owners: Owners) -> None:
-        form, confirmed = form_of(writer.get("/unique"), "order:7"), preview(writer).confirmation
+        form, confirmed = writer.get("/unique").form_with(ORDER), preview(writer).confirmation
         assert owners.release("shop.sync", "order:7")
         for answer, status in ((writer.post(form, RELEASE), 200), (writer.post(confirmed), 409)):
             assert answer.status_code == status
@@ -199,7 +195,7 @@ class TestRelease:
     def test_forms_are_checked(
         self, changes: dict[str, Any], status: int, text: str, writer: Browser, owners: Owners
     ) -> None:
-        form, confirmed = form_of(writer.get("/unique"), "order:7"), preview(writer).confirmation
+        form, confirmed = writer.get("/unique").form_with(ORDER), preview(writer).confirmation
         answers = [writer.post(confirmed, **changes)]
         if "verb" not in changes:
             answers.append(writer.post(form, RELEASE, **changes))

@@ -16,7 +16,7 @@ from redis_queue.web import dashboard
 from tests.support.celery.observed_names import GATE, PATIENT, SEEN
 from tests.support.celery.observing import Observed
 from tests.support.wait import wait_until
-from tests.support.web.browser import Browser, Form, Page
+from tests.support.web.browser import Browser, Page
 from tests.support.web.contents import KEY, Open, everything
 
 RESULTS = True
@@ -36,11 +36,6 @@ def last(client: redis.Redis) -> AuditLine:
 
 def rows(page: Page) -> list[str]:
     return [value for name, value in page.form("/actions/running/preview").boxes if name == "row"]
-
-
-def of_worker(page: Page, name: str) -> Form:
-    """Return the form of a worker."""
-    return next(form for form in page.forms if ("name", name) in form.fields)
 
 
 def test_running_tasks_are_stopped(operator: Browser, observed: Observed) -> None:
@@ -74,11 +69,11 @@ def test_a_worker_is_resized_and_shut_down(operator: Browser, observed: Observed
         wait_until(lambda: observed.app.control.ping(["one@test"], timeout=0.5), timeout=60, description="the worker")
         wait_until(lambda: observed.workers.row("one@test"), description="the report")
         page = operator.get("/workers")
-        asked = operator.send(of_worker(page, "one@test"), ("verb", "resize"), size="3")
+        asked = operator.send(page.form_with(("name", "one@test")), ("verb", "resize"), size="3")
         assert "Resize one@test from 2 to 3?" in asked.text
         assert "one@test runs 3 tasks at once." in operator.send(asked.confirmation).text
         assert last(observed.client).detail == "from 2 to 3"
-        asked = operator.send(of_worker(page, "one@test"), ("verb", "shutdown"))
+        asked = operator.send(page.form_with(("name", "one@test")), ("verb", "shutdown"))
         assert "Shut down one@test after its 0 running tasks?" in asked.text
         assert "one@test ends after its running tasks." in operator.send(asked.confirmation).text
         worker.wait(timeout=60)
@@ -131,7 +126,7 @@ def test_a_silent_worker_is_reported(writer: Browser, silent: redis.Redis) -> No
     assert "busy@host: no answer within 2 s." in writer.send(asked.confirmation).text
     action = last(silent)
     assert (action.count, action.detail.partition(".")[0]) == (0, "1 skipped: busy@host: no answer within 2 s")
-    asked = writer.send(of_worker(writer.get("/workers"), "busy@host"), ("verb", "shutdown"))
+    asked = writer.send(writer.get("/workers").form_with(("name", "busy@host")), ("verb", "shutdown"))
     assert "busy@host: no answer within 2 s." in writer.send(asked.confirmation).text
 
 
@@ -141,9 +136,9 @@ def test_what_a_pool_cannot_do_is_not_offered(writer: Browser, silent: redis.Red
     assert "threads@host: its thread pool cannot raise SoftTimeLimitExceeded in a running task." in asked.text
     assert not [form for form in asked.forms if form.method == "post"]
     workers = writer.get("/workers")
-    assert ("verb", "resize") in of_worker(workers, "busy@host").buttons
-    assert ("verb", "resize") not in of_worker(workers, "threads@host").buttons
-    refused = writer.send(of_worker(workers, "threads@host"), ("verb", "resize"), size="3")
+    assert ("verb", "resize") in workers.form_with(("name", "busy@host")).buttons
+    assert ("verb", "resize") not in workers.form_with(("name", "threads@host")).buttons
+    refused = writer.send(workers.form_with(("name", "threads@host")), ("verb", "resize"), size="3")
     assert (refused.status, "the size of a thread pool cannot be changed" in refused.text) == (400, True)
 
 
@@ -169,7 +164,7 @@ def test_bad_forms_change_nothing(
     form: str, changes: dict[str, object], status: int, writer: Browser, silent: redis.Redis
 ) -> None:
     page = writer.get(form)
-    found = page.form("/actions/running/preview") if form == "/running" else of_worker(page, "busy@host")
+    found = page.form("/actions/running/preview") if form == "/running" else page.form_with(("name", "busy@host"))
     before = everything(silent)
     verb = {} if "verb" in changes else {"verb": "terminate" if form == "/running" else "shutdown"}
     row = {"row": rows(page)} if form == "/running" and "row" not in changes else {}
@@ -190,6 +185,6 @@ def test_an_action_needs_its_preview(writer: Browser, silent: redis.Redis, app: 
     asked = writer.send(page.form("/preview"), ("verb", "terminate"), row=rows(page))
     assert writer.send(asked.confirmation, confirmed="2").status == 400
     assert writer.send(asked.confirmation, operation=None).status == 400
-    shown = writer.send(of_worker(writer.get("/workers"), "busy@host"), ("verb", "shutdown"))
+    shown = writer.send(writer.get("/workers").form_with(("name", "busy@host")), ("verb", "shutdown"))
     # Another process has its name by now.
     assert writer.send(shown.confirmation, pid="8").status == 400

@@ -65,6 +65,10 @@ class Page(HTMLParser):
         """Return the form whose target ends with *action*."""
         return next(form for form in self.forms if form.action.endswith(action))
 
+    def form_with(self, *parts: tuple[str, str]) -> Form:
+        """Return the form that has all these fields and buttons."""
+        return next(form for form in self.forms if {*parts} <= {*form.fields, *form.buttons})
+
     @property
     def confirmation(self) -> Form:
         """The form of a preview, which confirms its action."""
@@ -141,6 +145,10 @@ class Browser:
     def send(self, form: Form, button: tuple[str, str] | None = None, **changes: Any) -> Page:
         """Submit a form and follow the redirect; *changes* are field values: lists for several, None to omit one."""
         return self.follow(self.post(form, button, **changes), form.action)
+
+    def press(self, page: Page, verb: str, **changes: Any) -> Page:
+        """Submit the form that has the button *verb* with it."""
+        return self.send(page.form_with(("verb", verb)), ("verb", verb), **changes)
 
     def post(self, form: Form, button: tuple[str, str] | None = None, **changes: Any) -> Response:
         """Submit a form."""

@@ -286,3 +286,9 @@ def read_all(connection: Any, timeout: float = 5.0) -> bytes:
     while select.select([connection], [], [], timeout)[0] and (part := connection.recv(65536)):
         found += part
     return found
+
+
+def last_action(client: redis.Redis) -> tuple[str, str, str, int, str]:
+    """Return the last action in the audit log: user, verb, queue, count and detail."""
+    action = Audit(client, "redis_queue").last()[0]
+    return action.user, action.verb, action.queue, action.count, action.detail
