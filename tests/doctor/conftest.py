@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import redis
 
+from tests.support.acl import limited_clients
 from tests.support.doctor.stage import Limit, Setting, Stage, fill
-from tests.support.servers import RedisServer, client_options
+from tests.support.servers import RedisServer
 
 
 @pytest.fixture(scope="package")
@@ -50,17 +51,5 @@ def setting(client: redis.Redis) -> Iterator[Setting]:
 @pytest.fixture
 def limited(sound: RedisServer, client: redis.Redis) -> Iterator[Limit]:
     """Create a user with the given rules and return its client."""
-    clients: list[redis.Redis] = []
-
-    def make(rules: str) -> redis.Redis:
-        client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">secret", *rules.split())
-        found = redis.Redis(
-            unix_socket_path=str(sound.socket), username="limited", password="secret", **client_options()
-        )
-        clients.append(found)
-        return found
-
-    yield make
-    for made in clients:
-        made.close()
-    client.execute_command("ACL", "DELUSER", "limited")
+    with limited_clients(client, sound.url) as make:
+        yield make

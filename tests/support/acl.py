@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
@@ -31,6 +32,7 @@ from redis_queue.schedules.store import Change, ScheduleStore
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.registry import Registry
 from redis_queue.store.scripts import NumberedCalls, Scripts, load_scripts
+from tests.support.servers import client_options
 
 
 def is_redis_6(client: redis.Redis) -> bool:
@@ -43,6 +45,21 @@ def set_user(client: redis.Redis, name: str, rules: str) -> None:
     # Redis 6.2 has no read-only patterns.
     rules = rules.replace("%R~", "~") if is_redis_6(client) else rules
     client.execute_command("ACL", "SETUSER", name, "reset", "resetchannels", "on", ">pw", *rules.split())
+
+
+@contextmanager
+def limited_clients(admin: redis.Redis, url: str) -> Iterator[Callable[[str], redis.Redis]]:
+    """Yield a function that creates the user limited with rules, and returns its client for the server at *url*."""
+    with ExitStack() as ends:
+        ends.callback(admin.execute_command, "ACL", "DELUSER", "limited")
+
+        def make(rules: str) -> redis.Redis:
+            set_user(admin, "limited", rules)
+            client = redis.Redis.from_url(url, username="limited", password="pw", **client_options())
+            ends.callback(client.close)
+            return client
+
+        yield make
 
 
 def produce(queue: RedisQueue, delayed: DelayQueue) -> None:

@@ -15,17 +15,15 @@ from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.delay.model import Push
-from redis_queue.doctor.roles import ROLES
 from redis_queue.operate import listing
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.audit import MAX_SUBJECTS, Audit, AuditLine, Subject
 from redis_queue.store.scripts import load_scripts
 from redis_queue.web import actions, dashboard
-from tests.support.servers import RedisServer, client_options
+from tests.support.acl import limited_clients, rules_of
+from tests.support.servers import RedisServer
 from tests.support.web.browser import SCREENS, Browser, Form, Page, crawl
 from tests.support.web.contents import KEY, TASK, Open, everything
-
-RULES = {role.name: role.rules for role in ROLES}
 
 
 def audit(client: redis.Redis) -> list[tuple[str, str, str, int, str]]:
@@ -558,20 +556,14 @@ class TestRoles:
 
     @pytest.fixture
     def limited(self, redis_server: RedisServer, filled: redis.Redis) -> Any:
-        clients: list[redis.Redis] = []
+        with limited_clients(filled, redis_server.url) as make:
 
-        def limited(*roles: str) -> Browser:
-            rules = dict.fromkeys(rule for role in roles for rule in RULES[role].split())
-            filled.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", *rules)
-            load_scripts(filled)
-            client = redis.Redis.from_url(redis_server.url, username="limited", password="pw", **client_options())
-            clients.append(client)
-            return Browser(dashboard(client, allow_write=True, secret_key=KEY))
+            def limited(*roles: str) -> Browser:
+                client = make(" ".join(map(rules_of, roles)))
+                load_scripts(filled)
+                return Browser(dashboard(client, allow_write=True, secret_key=KEY))
 
-        yield limited
-        for client in clients:
-            client.close()
-        filled.execute_command("ACL", "DELUSER", "limited")
+            yield limited
 
     def test_the_dashboard_role_can_open_every_page(self, limited: Any) -> None:
         pages = crawl(limited("dashboard"), 3)

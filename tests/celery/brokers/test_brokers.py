@@ -22,8 +22,9 @@ from redis_queue.celery.migrate.release import Release
 from redis_queue.delay.model import Push
 from redis_queue.store.codec import JSON, Codec
 from redis_queue.store.keys import Keys
+from tests.support.acl import limited_clients
 from tests.support.celery.brokers import Broker, ManualClock, dispatch, send_due
-from tests.support.servers import RedisServer, client_options
+from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
 pytestmark = [
@@ -72,16 +73,11 @@ def test_same_store_is_recognised_by_keys_under_its_prefix(
     broker: Broker, redis_url: str, redis_server: RedisServer, client: redis.Redis
 ) -> None:
     app = broker.app(redis_queue_url=redis_url, redis_queue_prefix="shop")
-    rules = "~{shop:* ~shop:* resetchannels &{shop:* +eval +evalsha +get +set +del +pexpire"
-    client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", *rules.split())
-    limited = redis.Redis.from_url(redis_server.url, username="limited", password="pw", **client_options())
-    try:
-        opened = open_broker(app, limited)
+    rules = "~{shop:* ~shop:* &{shop:* +eval +evalsha +get +set +del +pexpire"
+    with limited_clients(client, redis_server.url) as make:
+        opened = open_broker(app, make(rules))
         assert opened.shares_store == (broker.url.startswith("redis") and "virtual_host" not in broker.url)
         opened.close()
-    finally:
-        limited.close()
-        client.execute_command("ACL", "DELUSER", "limited")
 
 
 def test_unroutable_message_becomes_a_dead_letter_and_blocks_no_others(
