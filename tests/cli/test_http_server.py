@@ -118,32 +118,24 @@ def test_many_addresses_do_not_block_other_clients() -> None:
         wait_until(lambda: site.connections() <= 20, description="the oldest connections to be closed")
 
 
-@pytest.mark.parametrize("start", UNFINISHED.values(), ids=UNFINISHED)
-def test_single_bytes_do_not_keep_a_connection_open(start: bytes) -> None:
+@pytest.mark.parametrize(
+    ("start", "more"),
+    [*((start, b"x") for start in UNFINISHED.values()), (b"", b"\r\n\r\n")],
+    ids=[*UNFINISHED, "empty lines"],
+)
+def test_what_ends_no_request_does_not_keep_a_connection_open(start: bytes, more: bytes) -> None:
     with serving(ClientLimits(head=0.2, request=0.2)) as site, site.open() as slow:
         slow.sendall(start)
 
         def is_cut() -> bool:
             with contextlib.suppress(ConnectionError):
-                slow.sendall(b"x")
+                slow.sendall(more)
                 return is_closed(slow)
             return True
 
         wait_until(is_cut, description="the connection to be closed")
         with site.open() as other:
             assert answered(other)
-
-
-def test_empty_lines_do_not_keep_a_connection_open() -> None:
-    with serving(ClientLimits(head=0.2)) as site, site.open() as slow:
-
-        def is_cut() -> bool:
-            with contextlib.suppress(ConnectionError):
-                slow.sendall(b"\r\n\r\n")
-                return is_closed(slow)
-            return True
-
-        wait_until(is_cut, description="the connection to be closed")
 
 
 def test_a_client_that_does_not_read_its_answer_is_disconnected() -> None:

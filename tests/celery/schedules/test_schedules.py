@@ -191,22 +191,30 @@ def test_a_paused_schedule_sends_nothing_and_counts_what_it_leaves_out(
     assert kinds == [("resumed", ""), ("skipped", "paused"), ("paused", "holidays")]
 
 
+def after_the_next_read(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> None:
+    """Call *act* between the next look of a dispatcher for due schedules and what it does with them."""
+    read = ScheduleStore.due
+
+    def read_and_act(self: ScheduleStore, limit: int) -> Any:
+        found = read(self, limit)
+        monkeypatch.setattr(ScheduleStore, "due", read)
+        act()
+        return found
+
+    monkeypatch.setattr(ScheduleStore, "due", read_and_act)
+
+
 def test_an_unreadable_copy_does_not_end_a_pause(
     schedules: Schedules, client: redis.Redis, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def mend() -> None:
+        schedules.put("a", 60, "shop.build")
+        schedules.pause("a")
+
     schedules.put("a", 60, "shop.build")
     client.hset(KEYS.schedule_states, "a", "?")
     clock.advance(60)
-    read = ScheduleStore.due
-
-    def mended_after(self: ScheduleStore, limit: int) -> Any:
-        found = read(self, limit)
-        monkeypatch.setattr(ScheduleStore, "due", read)
-        schedules.put("a", 60, "shop.build")
-        schedules.pause("a")
-        return found
-
-    monkeypatch.setattr(ScheduleStore, "due", mended_after)
+    after_the_next_read(monkeypatch, mend)
     schedules.dispatch.run()
     clock.advance(3600)
     schedules.dispatch.run()
@@ -219,15 +227,7 @@ def test_an_older_copy_does_not_end_a_longer_pause(
     schedules.put("a", 60, "shop.build")
     schedules.pause("a", until=clock.after(30))
     clock.advance(31)
-    read = ScheduleStore.due
-
-    def paused_after(self: ScheduleStore, limit: int) -> Any:
-        found = read(self, limit)
-        monkeypatch.setattr(ScheduleStore, "due", read)
-        schedules.pause("a", until=clock.after(3600))
-        return found
-
-    monkeypatch.setattr(ScheduleStore, "due", paused_after)
+    after_the_next_read(monkeypatch, lambda: schedules.pause("a", until=clock.after(3600)))
     schedules.dispatch.run()
     assert schedules.find("a").pause_ends == clock.after(3600)
 
@@ -236,22 +236,17 @@ def test_an_older_copy_does_not_end_a_longer_pause(
 def test_an_older_copy_sends_nothing(
     durable: DurableTasks, schedules: Schedules, clock: ManualClock, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    schedules.put("a", 60, "shop.build")
-    clock.advance(60)
-    read = ScheduleStore.due
-
-    def changed_after(self: ScheduleStore, limit: int) -> Any:
-        found = read(self, limit)
-        monkeypatch.setattr(ScheduleStore, "due", read)
+    def edit() -> None:
         if change == "pause":
             schedules.pause("a")
         if "delete" in change:
             schedules.delete("a")
         if "put" in change:
             schedules.put("a", 60 if "delete" in change else 61, "shop.build")
-        return found
 
-    monkeypatch.setattr(ScheduleStore, "due", changed_after)
+    schedules.put("a", 60, "shop.build")
+    clock.advance(60)
+    after_the_next_read(monkeypatch, edit)
     schedules.dispatch.run()
     assert sent(durable) == []
 
