@@ -517,7 +517,11 @@ def test_settings_of_another_type_are_refused(no_redis: redis.Redis, kind: type[
         kind("orders", no_redis, settings=settings)
 
 
-@pytest.mark.parametrize("value", [None, 5, b"redis://localhost", object()], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "value",
+    [None, 5, b"redis://h", ["redis://h"], object(), redis.asyncio.Redis],
+    ids=lambda value: type(value).__name__,
+)
 @pytest.mark.parametrize("kind", [RedisQueue, DelayQueue])
 def test_a_value_that_is_neither_url_nor_client_is_refused(kind: type[RedisQueue | DelayQueue], value: Any) -> None:
     assert_refused(ConfigurationError, type(value).__name__, lambda: kind("orders", value))

@@ -353,7 +353,7 @@ class TestEnvironment:
         assert queue.stats().ready == many - told["deleted"]
         assert client.hlen("{redis_queue:queue:orders}:records") == many - told["deleted"]
 
-    @pytest.mark.parametrize("line", ["queues", "top", "scheduled list --json"])
+    @pytest.mark.parametrize("line", ["queues", "top", "scheduled list --json", "scheduled export"])
     def test_a_closed_pipe_is_not_a_traceback(self, line: str, redis_url: str, client: redis.Redis) -> None:
         RedisQueue("orders", client).put("x")
         DelayQueue("scheduled", client).push("x", delay=60)

@@ -48,13 +48,6 @@ def app(redis_url: str) -> Celery:
 
 
 class TestSchedule:
-    def test_puts_back_every_five_minutes_and_dispatches_every_second(self) -> None:
-        tasks = {entry["task"]: entry for entry in beat_schedule().values()}
-
-        assert set(tasks) == {PUTBACK, DELAY_DISPATCH}
-        assert tasks[PUTBACK]["schedule"] == 300
-        assert tasks[DELAY_DISPATCH]["schedule"] == 1
-
     def test_ticks_expire_so_that_they_do_not_accumulate(self) -> None:
         for entry in beat_schedule().values():
             assert entry["schedule"] <= entry["options"]["expires"] <= max(entry["schedule"], 10)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ import pytest
 import redis
 
 from tests.support.celery.brokers import Broker
-from tests.support.celery.delaying_names import IMPORTED, NOTE, STUBBORN
+from tests.support.celery.delaying_names import IMPORTED, STUBBORN
 from tests.support.celery.fleet import Fleet, send
 from tests.support.marks import thorough
 from tests.support.servers import RedisServer
@@ -186,23 +185,3 @@ class TestFaults:
         with fleet.worker() as worker:
             assert worker.wait() != 0
             assert "unknown setting redis_queue_min_dealy: did you mean redis_queue_min_delay?" in worker.output
-
-    @pytest.mark.thorough
-    def test_killed_dispatchers_lose_and_duplicate_nothing_in_one_redis(self, fleet: Fleet) -> None:
-        fleet.settings["redis_queue_dispatch_interval"] = 0.2
-        delayed = fleet.delayed()
-        delayed.send_many([delayed.app.signature(NOTE) for _ in range(8_000)], countdown=0.05)
-        ids = [entry.id for entry in delayed.scan()]
-        for _ in range(4):
-            with fleet.dispatcher() as dispatcher:
-                before = fleet.client.llen("delaying")
-                wait_until(
-                    lambda: fleet.client.llen("delaying") > before or not delayed.count(),  # noqa: B023
-                    description="some entries to move",
-                )
-                dispatcher.kill()
-        with fleet.dispatcher():
-            wait_until(lambda: not delayed.count(), description="the other entries to move")
-        moved = (json.loads(raw)["headers"]["id"] for raw in fleet.client.lrange("delaying", 0, -1))
-        assert Counter(moved) == Counter(ids)
-        assert len(ids) == 8_000

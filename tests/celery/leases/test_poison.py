@@ -117,19 +117,6 @@ class TestTaskThatKillsItsWorker:
             one_redis.wait_until_settled()
             assert one_redis.client.hlen("unacked") == 0
 
-    @pytest.mark.thorough
-    def test_does_not_count_for_waiting_tasks(self, one_redis: Leasing) -> None:
-        one_redis.settings["worker_prefetch_multiplier"] = 4
-        one_redis.end_task("one")
-        kills = one_redis.send(DIE).id
-        waits = one_redis.send(WAIT).id
-        with one_redis.worker("one", pool="prefork"):
-            assert one_redis.wait_for_ends(1) == [waits]
-            leases = one_redis.leases()
-            wait_until(leases.dead_letters, description="a dead letter")
-            assert [letter.id for letter in leases.dead_letters()] == [kills]
-            assert one_redis.started.count(waits) == 1
-
     def test_counts_only_tasks_that_a_killed_worker_had_started(self, one_redis: Leasing) -> None:
         one_redis.settings["worker_prefetch_multiplier"] = 2
         ids = [one_redis.send(WAIT).id for _ in range(2)]
@@ -143,12 +130,6 @@ class TestTaskThatKillsItsWorker:
         (waited,) = set(ids) - {again}
         assert len(limit.starts(again)) == 1
         assert limit.starts(waited) == []
-
-    @pytest.mark.thorough
-    def test_runs_repeatedly_without_the_limit(self, one_redis: Leasing) -> None:
-        with one_redis.worker("one", leases=False, pool="prefork").ready():
-            id_ = one_redis.send(DIE_TWICE).id
-            assert set(one_redis.wait_for_starts(6)) == {id_}
 
 
 class TestTaskWhoseWorkerIsStopped:
