@@ -116,9 +116,7 @@ class Collector:
             readers |= {
                 "queues": lambda: rows,
                 "totals": lambda: [(labels, read) for labels, read in rows if read[0].name != OTHERS],
-                "dispatches": lambda: [
-                    ((name,), (row[0],)) for name, row in look.dispatching.items() if name != OTHERS
-                ],
+                "dispatches": lambda: [((name,), (total,)) for name, (total, _) in sent if name != OTHERS],
                 "dispatchers": lambda: [((name,), (dispatchers,)) for name, (_, dispatchers) in sent],
                 "flows": lambda: flow_samples(inspector, look.at),
                 # Of several with the same labels, such as dead letters of queues with one name, Prometheus takes one.
