@@ -224,19 +224,13 @@ class TestScheduled:
         assert answer(run("scheduled", "run-now", "--id-prefix", "task", "--yes", "--json")) == {"made_due": 1}
         assert [entry.id for entry in tasks.claim(9)] == ["task-2"]
 
-    def test_another_delay_queue_can_be_chosen(self, run: Run, client: redis.Redis, clock: Clock) -> None:
-        DelayQueue("mails", client, clock=clock).push("x", id="mail", delay=5)
-
-        assert run("scheduled", "cancel", "mail", "--delay-queue", "mails", "--yes").stdout == "1 cancelled\n"
-
-    def test_another_delay_queue_can_be_chosen_with_an_app(
-        self, run_in_app: Run, client: redis.Redis, clock: Clock
+    def test_another_delay_queue_can_be_chosen(
+        self, run: Run, run_in_app: Run, client: redis.Redis, clock: Clock
     ) -> None:
-        DelayQueue("mails", client, clock=clock).push("x", id="mail", delay=5)
-
-        done = run_in_app("scheduled", "cancel", "mail", "--delay-queue", "mails", "--yes")
-
-        assert done.stdout == "1 cancelled\n"
+        for command in (run, run_in_app):
+            DelayQueue("mails", client, clock=clock).push("x", id="mail", delay=5)
+            done = command("scheduled", "cancel", "mail", "--delay-queue", "mails", "--yes")
+            assert done.stdout == "1 cancelled\n"
 
     def test_an_app_without_delayed_tasks_has_an_empty_queue(self, run_in_app: Run, client: redis.Redis) -> None:
         assert answer(run_in_app("scheduled", "list", "--json")) == {"entries": [], "more": False}
@@ -524,17 +518,22 @@ class TestMany:
         assert run("scheduled", "cancel", "--id-prefix", "many", "--yes").stdout == "10,000 cancelled\n"
         assert len(many) == 3
 
-    def test_an_interruption_ends_the_cancel_after_a_batch(
-        self, run: Run, many: DelayQueue, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(("signals", "cancelled"), [(1, 1000), (2, 500)])
+    def test_an_interruption_ends_the_cancel_after_a_batch_and_a_second_one_at_once(
+        self, run: Run, many: DelayQueue, monkeypatch: pytest.MonkeyPatch, signals: int, cancelled: int
     ) -> None:
+        def interrupt(ids: list[str]) -> None:
+            for _ in range(signals if ids[0] == "many-00500" else 0):
+                signal.raise_signal(signal.SIGINT)
+
         before = signal.getsignal(signal.SIGINT)
-        before_each_batch(monkeypatch, lambda ids: ids[0] == "many-00500" and signal.raise_signal(signal.SIGINT))
+        before_each_batch(monkeypatch, interrupt)
 
         done = run("scheduled", "cancel", "--id-prefix", "many", "--yes", "--json")
 
         assert done.exit_code == 1
-        assert json.loads(done.stdout) == {"cancelled": 1000, "error": "interrupted: run it again to go on"}
-        assert len(many) == MANY + 3 - 1000
+        assert json.loads(done.stdout) == {"cancelled": cancelled, "error": "interrupted: run it again to go on"}
+        assert len(many) == MANY + 3 - cancelled
         assert signal.getsignal(signal.SIGINT) is before
 
     def test_an_interruption_in_the_last_batch_is_ignored(
@@ -543,16 +542,6 @@ class TestMany:
         before_each_batch(monkeypatch, lambda _: signal.raise_signal(signal.SIGINT))
 
         assert answer(run("scheduled", "cancel", "--all", "--yes", "--json")) == {"cancelled": 3}
-
-    def test_a_second_interruption_does_not_wait_for_the_batch(
-        self, run: Run, many: DelayQueue, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        before_each_batch(monkeypatch, lambda _: [signal.raise_signal(signal.SIGINT) for _ in range(2)])
-
-        done = run("scheduled", "cancel", "--id-prefix", "many", "--yes", "--json")
-
-        assert done.exit_code == 1
-        assert json.loads(done.stdout) == {"cancelled": 0, "error": "interrupted: run it again to go on"}
 
     def test_an_interrupted_purge_shows_the_count(
         self, run: Run, client: redis.Redis, clock: Clock, monkeypatch: pytest.MonkeyPatch

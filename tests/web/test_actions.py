@@ -76,12 +76,6 @@ class TestSelected:
         assert "1 cancelled." in text
         assert "1 of them were claimed before and may have been sent" in text
 
-    @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's own
-    def test_a_cancelled_task_is_revoked(self, writer: Browser, filled: redis.Redis, app: Celery) -> None:
-        page = writer.get(f"/entry?queue=scheduled&id={TASK}")
-        writer.send(writer.send(page.form("/preview"), ("verb", "cancel")).confirmation)
-        assert app.AsyncResult(TASK).state == "REVOKED"
-
     @pytest.mark.parametrize(
         ("when", "told", "earliest", "latest"),
         [
