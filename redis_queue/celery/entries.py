@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import redis
+from kombu.utils.functional import retry_over_time
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.times import Seconds, point_ms
@@ -22,7 +25,7 @@ from redis_queue.celery.tracing import schedule_spans, scheduling_call
 from redis_queue.delay.entries import MarkedEntries, PushFlag, Verb
 from redis_queue.delay.model import OnConflict, Push
 from redis_queue.delay.queue import DelayPlace, DelayQueue
-from redis_queue.errors import InvalidValueError, StoreError, StoreRefusedError
+from redis_queue.errors import InvalidValueError, StoreError, StoreRefusedError, StoreUnavailableError
 from redis_queue.model import CancelOutcome, Entry
 from redis_queue.store.chunks import ANY_SIZE, CHUNK
 from redis_queue.store.ids import check_id, check_ids, is_id, new_ids, retry_id
@@ -108,6 +111,36 @@ class MessageWriter:
     def _list_of(self) -> Callable[[str, int], str] | None:
         lists = ListNames.of_app(self._app)
         return None if lists is None else lru_cache(maxsize=MAX_LISTS)(lists.of_queue)
+
+
+def with_retries(store: Callable[[], Any], options: Mapping[str, Any]) -> Any:
+    """Call *store*, and retry it under Celery's policy for a publish, which is in the *options* of the publish."""
+    try:
+        return store()
+    except StoreUnavailableError as error:
+        policy = options.get("retry_policy") or {}
+        if not options.get("retry") or policy.get("max_retries") == 0 or _was_silent(error):
+            raise
+    return retry_over_time(
+        store,
+        (StoreUnavailableError,),
+        errback=_next_interval,
+        max_retries=policy.get("max_retries", 3),
+        interval_start=policy.get("interval_start", 0),
+        interval_step=policy.get("interval_step", 0.2),
+        interval_max=policy.get("interval_max", 0.2),
+    )
+
+
+def _next_interval(error: StoreUnavailableError, intervals: Iterator[float], _retries: int) -> float:
+    if _was_silent(error):
+        raise error
+    return next(intervals)
+
+
+def _was_silent(error: StoreUnavailableError) -> bool:
+    """Return whether Redis timed out: more attempts would take as long, and the caller has already waited."""
+    return isinstance(error.__cause__, redis.TimeoutError)
 
 
 def push_task(

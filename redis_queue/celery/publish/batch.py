@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from celery import group, signals
 from kombu.exceptions import OperationalError
 
+from redis_queue.celery.entries import with_retries
 from redis_queue.celery.message.envelope import Due, Envelope
-from redis_queue.celery.publish.send import with_retries
 from redis_queue.celery.settings import extension_of
 from redis_queue.errors import StoreError, StoreUnavailableError
 from redis_queue.store.chunks import CHUNK

@@ -18,6 +18,7 @@ from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import MAX_DELAY, from_ms
 from redis_queue.celery.admission.policy import FlowPolicy, UniquePolicy
+from redis_queue.celery.entries import with_retries
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.message.headers import SENT, Attempt, FlowHeader, sent_now, without_copied_headers
 from redis_queue.celery.message.producer import InterceptingProducer
@@ -32,7 +33,6 @@ from redis_queue.celery.publish.send import (
     SentMessage,
     check_eta,
     seconds_of,
-    with_retries,
 )
 from redis_queue.celery.publish.unique_calls import UniqueCalls
 from redis_queue.celery.stored_tasks import StoredTasks
@@ -234,13 +234,13 @@ class Capture:
             if "id" in message.headers:
                 message.headers[SENT] = sent_now()
             BrokerLists.of(producer)
-            before, current.sends = current.sends, self.sends
+            before, current.take = current.take, self.sends.take
             try:
                 return publish(producer, name, message, **options)
             except (OperationalError, redis.exceptions.OutOfMemoryError, AttributeError) as error:
                 _raise_unless_full(error, producer, retry=send.is_retry)
             finally:
-                current.sends = before
+                current.take = before
             # The store takes a retry even if its Redis is full: Celery drops a task whose retry is refused.
             send.due = self._due(send, message)
             return publish(self._into_store(producer, send), name, message, **options)

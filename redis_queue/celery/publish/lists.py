@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +17,6 @@ from redis_queue.store.links import DirectLink
 
 if TYPE_CHECKING:
     from redis_queue.celery.message.envelope import Envelope
-    from redis_queue.celery.publish.send import Sends
 
 _LISTS: Final = "redis_queue_lists"
 """Attribute of a channel: its BrokerLists."""
@@ -41,9 +40,10 @@ class Seen:
 
 
 class _Current(threading.local):
-    """The app of a thread that publishes a message: apps with one broker share kombu's connections to it."""
+    """What a thread does with messages for lists: apps with one broker share kombu's connections to it."""
 
-    sends: Sends | None = None
+    #: Return True if the message is sent later.
+    take: Callable[[Seen], bool] | None = None
 
 
 current: Final = _Current()
@@ -99,17 +99,13 @@ class BrokerLists:
         return [refused.get(key) for key, _ in rows]
 
     def _put(self, put: Any, queue: str, message: dict[str, Any], **options: Any) -> None:
-        channel, sends = self._channel, current.sends
+        channel = self._channel
         if options.get("_publish_batch") is not None or queue in channel._expires or not self.is_open:
             put(queue, message, **options)
             return
         priority = channel._get_message_priority(message, reverse=False)
         key = f"{self._prefix}{channel._q_for_pri(queue, priority)}"
-        if sends is not None and sends.seen is not None:
-            sends.seen.append(Seen(message["headers"], lists=self, key=key, message=message))
-        if sends is not None and sends.batch is not None:
-            sends.batch.push(self, key, dumps(message), str(message["properties"].get("correlation_id")))
-        else:
+        if current.take is None or not current.take(Seen(message["headers"], lists=self, key=key, message=message)):
             self.push(key, dumps(message))
 
     def _close(self, close: Any) -> None:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
-import redis
 from celery.app.amqp import task_message
 from celery.utils.time import maybe_iso8601, maybe_make_aware
-from kombu.utils.functional import retry_over_time
+from kombu.utils.json import dumps
 
 from redis_queue.basics.times import MAX_DELAY, Seconds, duration_ms
 from redis_queue.celery.message.envelope import Due
 from redis_queue.celery.message.headers import FlowHeader, UniqueHeader
-from redis_queue.errors import InvalidDelayError, StoreUnavailableError
+from redis_queue.errors import InvalidDelayError
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -131,6 +130,17 @@ class Sends(threading.local):
         with self._set(opened=send, batch=None):
             yield
 
+    def take(self, seen: Seen) -> bool:
+        """Note what becomes of a message for a list of the broker; return whether it is sent later."""
+        if self.seen is not None:
+            self.seen.append(seen)
+        if self.batch is None or seen.lists is None:
+            return False
+        self.batch.push(
+            seen.lists, seen.key, dumps(seen.message), str(seen.message["properties"].get("correlation_id"))
+        )
+        return True
+
     def of(self, app: Celery, task_id: Any) -> Send:
         """Return the Send for the message *task_id* of *app*: the open one if it has this id, else a new one."""
         found = self.opened
@@ -210,36 +220,6 @@ def check_eta(eta: Any, app: Celery) -> datetime:
     except OverflowError:
         raise InvalidDelayError(f"eta={eta!r}: must be in the calendar of UTC") from None
     return moment
-
-
-def with_retries(store: Callable[[], Any], options: Mapping[str, Any]) -> Any:
-    """Call *store*, and retry it under Celery's policy for a publish, which is in the *options* of the publish."""
-    try:
-        return store()
-    except StoreUnavailableError as error:
-        policy = options.get("retry_policy") or {}
-        if not options.get("retry") or policy.get("max_retries") == 0 or _was_silent(error):
-            raise
-    return retry_over_time(
-        store,
-        (StoreUnavailableError,),
-        errback=_next_interval,
-        max_retries=policy.get("max_retries", 3),
-        interval_start=policy.get("interval_start", 0),
-        interval_step=policy.get("interval_step", 0.2),
-        interval_max=policy.get("interval_max", 0.2),
-    )
-
-
-def _next_interval(error: StoreUnavailableError, intervals: Iterator[float], _retries: int) -> float:
-    if _was_silent(error):
-        raise error
-    return next(intervals)
-
-
-def _was_silent(error: StoreUnavailableError) -> bool:
-    """Return whether Redis timed out: more attempts would take as long, and the caller has already waited."""
-    return isinstance(error.__cause__, redis.TimeoutError)
 
 
 def _options_of(connection: Any) -> tuple[Any, ...]:
