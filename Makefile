@@ -1,6 +1,6 @@
 # Every target creates its own virtual environment; no target needs root.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-release coverage test-oldest test-newest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-flow bench-schedules bench-publish bench-peers compose-check clean
+.PHONY: help setup demo test test-all test-release coverage test-oldest test-newest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-flow bench-schedules bench-publish bench-peers figures compose-check clean
 
 VENV := .venv
 OLDEST := .venv-oldest
@@ -148,6 +148,9 @@ bench-publish: $(BENCH)/.ready ## sending tasks, one by one and in groups: Celer
 
 bench-leases: setup ## messages lost when consumers are killed: stock, with leases, with atomic fetch
 	$(BIN)/python -m benchmarks.leases $(ARGS)
+
+figures: setup $(BENCH)/.ready ## measure the figures of docs/figures.md again, one benchmark after the other; ARGS=queue for some
+	$(BIN)/python -m docs.generated --measure $(ARGS)
 
 bench-peers: $(BENCH)/.ready ## delayed tasks of other libraries against Celery's native countdown
 	$(BENCH)/bin/python -m benchmarks.peers $(ARGS)

@@ -103,7 +103,7 @@ class Results:
         return [
             Figure(f"lateness p50, worst {text}, ms", p50, 2, at_most=3, key="lateness_p50_ms"),
             Figure(f"lateness p99, worst {text}, ms", p99, 2, at_most=most, key="lateness_p99_ms"),
-            Figure("native lateness p50, ms", self.native.p50, 2),
+            Figure("native lateness p50, ms", self.native.p50, 2, key="native_p50_ms"),
             Figure("native lateness p99, ms", self.native.p99, 2, key="native_p99_ms", note=spread),
             Figure("lateness p50 with 1,000,000 stored, ms", large_p50, 2, at_most=3, key="lateness_p50_1m_ms"),
             Figure("lateness p99 with 1,000,000 stored, ms", large_p99, 2, at_most=most),
@@ -150,5 +150,5 @@ class Results:
             Figure("idle commands/s above stock, none pending", empty, 2, at_most=2, note=note),
             Figure("idle commands/s above stock, 1,000,000 pending", large, 2, at_most=2, key="idle_commands_per_s_1m"),
             Figure("bytes per pending task", size, 0, at_most=1383, key="bytes_per_entry"),
-            Figure("bytes per undelayed task in Celery's list", undelayed, 0),
+            Figure("bytes per undelayed task in Celery's list", undelayed, 0, key="bytes_per_undelayed"),
         ]

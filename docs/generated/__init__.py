@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from docs.generated import api, commands, contracts, errors, keys, metrics, pages, roles, settings
+from docs.generated import api, commands, contracts, errors, figures, keys, metrics, pages, roles, settings
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -31,6 +31,7 @@ MAKERS: Final[Mapping[str, Callable[[], str]]] = {
     **keys.MAKERS,
     **contracts.MAKERS,
     **roles.MAKERS,
+    **figures.MAKERS,
 }
 
 
