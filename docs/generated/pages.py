@@ -40,7 +40,10 @@ GROUPS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "Operate",
         ("cli", "dashboard", "incidents", "troubleshooting", "doctor", "metrics", "tracing", "security", "testing"),
     ),
-    "understand": ("Understand", ("design", "states", "sizing", "scaling", "comparison", "articles", "glossary")),
+    "understand": (
+        "Understand",
+        ("design", "states", "sizing", "scaling", "comparison", "figures", "articles", "defects", "glossary"),
+    ),
     "reference": (
         "Reference",
         (
