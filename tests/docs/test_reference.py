@@ -140,7 +140,16 @@ def test_every_script_is_documented() -> None:
         assert f"## {path.parent.name}/{path.stem}\n\n```text\n{first}\n" in text
 
 
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of the headings of a page, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", re.sub(r"\]\([^)]*\)", "", head)).lower().replace(" ", "-") for head in heads}
+
+
 def test_links_between_pages_work() -> None:
-    for path in [*pages(), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
-        for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", path.read_text("utf-8")):
-            assert (path.parent / Path(target)).exists(), f"{path.name}: {target}"
+    others = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md")]
+    for path in [*pages(), *others]:
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", path.read_text("utf-8")):
+            page = (path.parent / target) if target else path
+            assert page.exists(), f"{path.name}: {target}"
+            assert not anchor or anchor in anchors(page), f"{path.name}: {target}#{anchor}"
