@@ -72,7 +72,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
             "dispatch_redis_per_s": "due tasks sent to another Redis, per second",
             "dispatch_rabbitmq_per_s": "due tasks sent to RabbitMQ with confirms, per second",
             "dispatch_rabbitmq_ratio": "the same: ratio to py-amqp alone",
-            "burst_ratio": "20,000 due at once, until all are executed, no leases: rate, ratio to as many undelayed",
+            "burst_ratio": "4,000 due at once, until all are executed, no leases: rate, ratio to as many undelayed",
             "burst_atomic_fetch_ratio": "the same with leases",
             "worker_rss_growth_100k_mb": "memory of a worker: growth for 100,000 waiting tasks, MB",
             "idle_commands_per_s_1m": "commands of an idle worker, more than stock, per second, 1,000,000 waiting",
@@ -141,17 +141,6 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
             "idle_commands": "commands of the leading dispatcher per second, nothing due",
             "idle_commands_extra": "the same: more for 1,000 schedules",
             "failover_s": "the leader is killed, until another one sends, s",
-        },
-    ),
-    "observe": Benchmark(
-        "make bench-observe ARGS='--rounds 5'",
-        {
-            "cpu_ratio_solo": "CPU time with reports, solo: ratio to without",
-            "cpu_ratio_prefork": "the same, prefork",
-            "commands_per_worker_second_idle": "commands of reports per second, an idle worker",
-            "commands_per_worker_second_busy": "the same, a busy worker",
-            "bytes_after_week": "bytes of the reports after a week",
-            "bytes_bound": "at most",
         },
     ),
 }
