@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from django.apps import AppConfig
+from django.conf import settings
+from django.utils.module_loading import import_string
 
 
 class RedisQueueConfig(AppConfig):
@@ -14,5 +18,10 @@ class RedisQueueConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the checks."""
+        """Register the checks, and the hook with which workers find the tasks of ``TASKS``."""
         from redis_queue.contrib.django import checks  # noqa: F401, PLC0415 - registers itself
+
+        # A task may name a backend only when it is enqueued. Django reports wrong names.
+        for backend in getattr(settings, "TASKS", {}).values():
+            with suppress(ImportError):
+                import_string(backend["BACKEND"])
