@@ -1,9 +1,10 @@
 # Every target creates its own virtual environment; no target needs root.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-release coverage test-oldest test-newest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-flow bench-schedules bench-publish bench-peers figures compose-check clean
+.PHONY: help setup demo test test-all test-release coverage test-oldest test-newest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-flow bench-schedules bench-publish bench-peers figures test-django compose-check clean
 
 VENV := .venv
 OLDEST := .venv-oldest
+DJANGO := .venv-django
 BENCH := .venv-bench
 BIN := $(VENV)/bin
 LOCKED := requirements
@@ -15,6 +16,8 @@ STORE_TESTS := tests/queue/test_queue.py tests/delay/test_delay_queue.py tests/s
 # Tests on the oldest versions; for a release, all: make test-oldest OLDEST_TESTS="tests/queue tests/delay tests/celery tests/contrib tests/testing"
 OLDEST_TESTS := tests/queue/test_queue.py tests/contrib/django/test_outbox.py tests/celery/publish/test_capture.py tests/celery/dispatch/test_dispatcher.py \
 	tests/celery/monitor/test_reports.py tests/celery/monitor/test_own_requests.py
+# Tests on Django 6, if the other ones have run on an older Django; make test-all runs all of tests/contrib/django.
+DJANGO_TESTS := tests/contrib/django/test_task_backend.py
 # System packages that tests need; `make test` and `make test-all` install them if they are allowed to.
 PARTS := curl openssl libfaketime rabbitmq-server postgresql redis-server prometheus
 ALL_PARTS := $(PARTS) chromium
@@ -49,6 +52,7 @@ test: setup ## run the tests on one Redis and the newest versions; for some: ARG
 	@$(TEST_PARTS) install $(PARTS)
 	@mkdir -p build && : > $$REDIS_QUEUE_TEST_FLAKY
 	$(PYTEST) -m "not ($(GROUPS) or thorough)" $(ARGS)
+	@$(if $(ARGS),true,$(MAKE) --no-print-directory test-django)
 	@$(TEST_PARTS) report $(PARTS)
 
 test-all: setup ## run the rest: four servers, Cluster, Sentinel, oldest versions, browser, installed wheels
@@ -56,6 +60,7 @@ test-all: setup ## run the rest: four servers, Cluster, Sentinel, oldest version
 	@mkdir -p build && : > $$REDIS_QUEUE_TEST_FLAKY
 	$(PYTEST) -m "($(GROUPS)) and not thorough" $(ARGS)
 	$(MAKE) --no-print-directory test-servers test-oldest
+	$(MAKE) --no-print-directory test-django DJANGO_TESTS="tests/contrib/django -m 'not thorough'"
 	@cat $$REDIS_QUEUE_TEST_FLAKY
 	@$(TEST_PARTS) report $(ALL_PARTS)
 
@@ -78,6 +83,11 @@ test-newest: ## run tests of workers on the newest celery, kombu and redis-py of
 test-oldest: $(OLDEST)/.ready ## run tests on the oldest supported celery, redis-py, Django, Flask and pytest
 	@# Old redis-py and kombu leave closing sockets to the garbage collector.
 	$(OLDEST)/bin/python $(IN_PARALLEL) -W "ignore:unclosed:ResourceWarning" $(OLDEST_TESTS)
+
+test-django: ## run the tests of Django's tasks on Django 6, if this machine has Python 3.12 or later
+	@$(BIN)/python -c 'import django.tasks' 2>/dev/null && exit; \
+	scripts/environment $(DJANGO) dev 3.12 && exec $(DJANGO)/bin/python $(IN_PARALLEL) $(DJANGO_TESTS); \
+	code=$$?; [ $$code = 3 ] && echo "Skipped, for want of Python 3.12 or later: the tests on Django 6" || exit $$code
 
 $(OLDEST)/.ready: $(LOCKED)/oldest.txt $(INSTALL)
 	scripts/environment $(OLDEST) oldest
@@ -160,4 +170,4 @@ $(BENCH)/.ready: $(LOCKED)/bench.txt $(INSTALL)
 	@touch $@
 
 clean: ## remove the virtual environments and caches
-	rm -rf $(VENV) $(OLDEST) $(BENCH) .venv-newest build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .coverage* .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(DJANGO) $(BENCH) .venv-newest build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .coverage* .hypothesis
