@@ -16,6 +16,7 @@ GROUPS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "How to",
         (
             "how-to/django",
+            "how-to/django-tasks",
             "how-to/flask",
             "how-to/data-queue",
             "how-to/production",

@@ -109,7 +109,9 @@ class Reader:
 
     def _do_now(self, block: Block, text: str) -> None:
         if block.file:
-            (self._directory / block.file).write_text(text)
+            path = self._directory / block.file
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
         elif block.language == "text":
             assert matches(text, self._said), f"line {block.line}: expected\n{text}\nfound\n{self._said}"
         else:

@@ -85,7 +85,8 @@ def _register(task: Any) -> None:
     if task.takes_context:
         # Flows and unique keys name the arguments of callers.
         run.__wrapped__ = partial(task.func, None)
-    shared_task(name=path)(run)
+    # Messages tell whether they need a result, which Celery before 5.7 reads only if tasks have results.
+    shared_task(name=path, ignore_result=False)(run)
 
 
 @worker_init.connect(weak=False)

@@ -20,7 +20,7 @@ from redis_queue.celery import DurableTasks
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.celery.worker import check_flows
 from redis_queue.errors import ConfigurationError
-from tests.support.celery.brokers import Broker
+from tests.support.celery.brokers import Broker, declared
 from tests.support.celery.processes import CeleryProcess
 from tests.support.wait import wait_until
 
@@ -99,6 +99,13 @@ def finished(result: Any) -> Any:
 
     wait_until(is_finished, description=f"the end of {result.task.name}")
     return result
+
+
+def request_of(task_id: str, retries: int = 0) -> Any:
+    """What Celery tells a task that it runs."""
+    return SimpleNamespace(
+        id=task_id, task="add", hostname="one", retries=retries, ignore_result=False, get=lambda _: None
+    )
 
 
 def test_a_worker_runs_tasks_and_keeps_their_results(sender: Celery, tasks: Any) -> None:
@@ -214,6 +221,8 @@ def brokered(url: str = "redis://localhost:1", **settings: Any) -> Celery:
         ("sentinel://localhost:1", {"result_backend": "rpc"}, {}, ""),
         ("amqp://localhost:1", {}, {"delays": True}, "defer -priority"),
         ("amqp://localhost:1", {"task_queue_max_priority": 5}, {}, ""),
+        ("amqp://localhost:1", {"task_queues": [declared("celery", queue_arguments={"x-max-priority": 5})]}, {}, ""),
+        ("amqp://localhost:1", {"task_queues": [declared("celery")]}, {}, "-priority"),
         ("memory://", {"result_backend": "cache+memory://"}, {}, "get_result -priority"),
         ("redis://localhost:1", {"result_backend": "redis://localhost:1", "task_always_eager": True}, {}, ""),
     ],
@@ -334,14 +343,8 @@ def test_a_cancelled_task_has_failed_and_a_repeated_one_runs(sender: Celery, tas
         "FAILED",
         "celery.exceptions.TaskRevokedError",
     )
-    from redis_queue.contrib.django.task_backend import RedisQueueBackend
-
-    request = SimpleNamespace(
-        id=result.id, hostname="one", retries=0, ignore_result=False, is_eager=False, get=lambda _: None, task="add"
-    )
     backend = tasks.add.get_backend()
-    assert isinstance(backend, RedisQueueBackend)
-    assert backend.run(tasks.add.module_path, request, [1], {}) == 1
+    assert backend.run(tasks.add.module_path, request_of(result.id), [1], {}) == 1
     result.refresh()
     assert (result.status, result.worker_ids, result.finished_at, len(result.errors)) == ("RUNNING", ["one"], None, 1)
     sender.backend.store_result(result.id, KeyError("x"), "RETRY")
@@ -391,9 +394,6 @@ def test_a_task_runs_whatever_its_header_and_its_record_hold(sender: Celery, tas
 def test_a_task_runs_without_its_result_backend(
     tasks: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    request = SimpleNamespace(
-        id="a", hostname="one", retries=1, ignore_result=False, is_eager=False, get=lambda _: None, task="add"
-    )
     backend = tasks.describe.get_backend()
 
     def refuse(*_: Any) -> None:
@@ -401,7 +401,7 @@ def test_a_task_runs_without_its_result_backend(
 
     monkeypatch.setattr(backend, "_load", refuse)
     monkeypatch.setattr(backend, "_save", refuse)
-    assert backend.run(tasks.describe.module_path, request, [], {})["attempt"] == 2
+    assert backend.run(tasks.describe.module_path, request_of("a", retries=1), [], {})["attempt"] == 2
     assert [record.getMessage() for record in caplog.records if "record" in record.getMessage()] == [
         "add[a] runs without a record of its start: gone"
     ] * 2
@@ -410,11 +410,20 @@ def test_a_task_runs_without_its_result_backend(
 def test_flows_and_unique_tasks_know_the_arguments_of_a_django_task(
     sender: Celery, tasks: Any, client: redis.Redis
 ) -> None:
-    sender.conf.redis_queue_flow = {tasks.describe.module_path: {"fair": "{names}"}}
-    sender.conf.redis_queue_unique = {tasks.add.module_path: {"key": "{first}"}}
+    sender.conf.redis_queue_flow = {tasks.add.module_path: {"fair": "{first}"}}
+    sender.conf.redis_queue_unique = {tasks.describe.module_path: {"key": "{names}"}}
     check_flows(sender)
-    one, again, two = tasks.add.enqueue(1), tasks.add.enqueue(1), tasks.add.enqueue(2)
+    one, again, two = tasks.describe.enqueue("a"), tasks.describe.enqueue("a"), tasks.describe.enqueue("b")
     assert one.id == again.id != two.id
+
+
+def test_a_commit_does_not_replace_the_record_of_a_worker(tasks: Any) -> None:
+    result = tasks.add.enqueue(1)
+    backend = tasks.add.get_backend()
+    assert backend.run(tasks.add.module_path, request_of(result.id), [1], {}) == 1
+    backend._committed(result)
+    result.refresh()
+    assert (result.status, result.worker_ids) == ("RUNNING", ["one"])
 
 
 def framework() -> str:
