@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
+from datetime import datetime, timezone, tzinfo
 from functools import partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
@@ -138,12 +138,12 @@ def _now() -> Any:
     return _moment(datetime.now(timezone.utc))
 
 
-def _moment(value: Any) -> Any:
+def _moment(value: Any, zone: tzinfo = timezone.utc) -> Any:
     """Return a time as Django has it: aware if USE_TZ is set. *value* is a datetime, ISO text or None."""
     moment = maybe_iso8601(value)
     if moment is None:
         return None
-    moment = moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment
+    moment = moment.replace(tzinfo=zone) if moment.tzinfo is None else moment
     return moment if settings.USE_TZ else django_timezone.make_naive(moment)
 
 
@@ -378,7 +378,8 @@ class RedisQueueBackend(BaseTaskBackend):
     def _restored(self, result_id: str, record: Mapping[str, Any], meta: Mapping[str, Any]) -> Any:
         """Return the result that *record* and Celery's *meta* tell."""
         statuses, state = _base.TaskResultStatus, meta["status"]
-        attempted_at, finished_at = record["last_attempted_at"], _moment(meta.get("date_done"))
+        # A database keeps the time of the app without its zone.
+        attempted_at, finished_at = record["last_attempted_at"], _moment(meta.get("date_done"), celery_app().timezone)
         status, errors = statuses.READY if attempted_at is None else statuses.RUNNING, []
         if state in states.EXCEPTION_STATES:
             errors.append(_error(meta["result"], str(meta.get("traceback") or "")))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -150,6 +151,21 @@ def test_a_worker_knows_tasks_that_are_declared_for_another_backend(sender: Cele
     result = tasks.add.enqueue(1)
     with worker(sender, "-c1", TASKS={"default": setting["elsewhere"], "queue": setting["default"]}).ready():
         assert finished(result).return_value == 1
+
+
+def test_results_in_a_database(app: Celery, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    url = f"db+sqlite:///{tmp_path}/results.sqlite"
+    sender = Celery("tests", broker=app.conf.broker_url, backend=url, set_as_current=False)
+    sender.conf.timezone = "America/Chicago"
+    DurableTasks(sender)
+    with sends(sender, monkeypatch) as tasks:
+        added, failed = tasks.add.enqueue(1), tasks.fail.enqueue("x")
+        later = tasks.add.using(run_after=datetime.now(timezone.utc) + timedelta(days=3)).enqueue(4)
+        with worker(sender, "-c1", TIME_ZONE="America/Chicago").ready():
+            assert finished(added).return_value == 1
+            assert (finished(failed).status, failed.errors[0].exception_class) == ("FAILED", KeyError)
+        assert added.started_at <= added.finished_at <= datetime.now(timezone.utc)
+        assert tasks.add.get_result(later.id) == later
 
 
 @pytest.mark.parametrize("outbox", [False, True], ids=["at once", "outbox"])
