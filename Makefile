@@ -1,6 +1,6 @@
 # Every target creates its own virtual environment; no target needs root.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-release coverage test-oldest test-newest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-flow bench-schedules bench-publish bench-peers figures test-django compose-check clean
+.PHONY: help setup demo test test-all test-release coverage test-oldest test-newest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-flow bench-schedules bench-publish bench-peers figures test-django workflow-check compose-check clean
 
 VENV := .venv
 OLDEST := .venv-oldest
@@ -109,7 +109,7 @@ screenshots: setup ## create the images of docs/images again
 mutants: setup ## put a fault into the code: the tests must find each
 	$(BIN)/python -m tests.chaos mutants
 
-check: setup compose-check docs ## format, lint, types, layers, shape, lock files, documentation
+check: setup compose-check workflow-check docs ## format, lint, types, layers, shape, lock files, documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -126,6 +126,12 @@ docs: setup ## build the documentation into build/docs; a broken link or referen
 
 compose-check: setup ## validate docker-compose.yml against the compose schema
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+
+workflow-check: setup ## validate and scan what GitHub and Read the Docs run
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.readthedocs .readthedocs.yaml
+	$(BIN)/zizmor --offline --quiet --no-progress .github
 
 lock: setup ## pin the dependencies of pyproject.toml in requirements/; ARGS=--upgrade for the newest versions
 	scripts/lock $(ARGS)
