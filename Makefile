@@ -1,6 +1,6 @@
 # Every target creates its own virtual environment; no target needs root.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-release coverage test-oldest test-newest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-flow bench-schedules bench-publish bench-peers figures test-django workflow-check compose-check clean
+.PHONY: help setup demo test test-all test-release coverage test-oldest test-newest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-flow bench-schedules bench-publish bench-peers figures test-django workflow-check release-check dist api compose-check clean
 
 VENV := .venv
 OLDEST := .venv-oldest
@@ -9,10 +9,10 @@ BENCH := .venv-bench
 BIN := $(VENV)/bin
 LOCKED := requirements
 INSTALL := pyproject.toml scripts/environment $(LOCKED)/bootstrap.txt
-# Groups of tests that only `make test-all` runs, but for thorough ones: only `make test-release` runs those.
+# Groups of tests that only `make test-all` runs, but for two: thorough ones are for `make test-release`, and release for `make release-check`.
 GROUPS := matrix or browser or installs
 # Tests on each of the other servers; for a release, all: make test-servers STORE_TESTS="tests/queue tests/delay tests/store tests/lua"
-STORE_TESTS := tests/queue/test_queue.py tests/delay/test_delay_queue.py tests/store/test_full.py tests/celery/test_full_redis.py
+STORE_TESTS := tests/store/test_schema.py tests/celery/message/test_schema.py tests/queue/test_queue.py tests/delay/test_delay_queue.py tests/store/test_full.py tests/celery/test_full_redis.py
 # Tests on the oldest versions; for a release, all: make test-oldest OLDEST_TESTS="tests/queue tests/delay tests/celery tests/contrib tests/testing"
 OLDEST_TESTS := tests/queue/test_queue.py tests/contrib/django/test_outbox.py tests/celery/publish/test_capture.py tests/celery/dispatch/test_dispatcher.py \
 	tests/celery/monitor/test_reports.py tests/celery/monitor/test_own_requests.py
@@ -51,14 +51,14 @@ demo: $(VENV)/.demo ## run the orders example end to end: a consumer is killed a
 test: setup ## run the tests on one Redis and the newest versions; for some: ARGS=tests/store
 	@$(TEST_PARTS) install $(PARTS)
 	@mkdir -p build && : > $$REDIS_QUEUE_TEST_FLAKY
-	$(PYTEST) -m "not ($(GROUPS) or thorough)" $(ARGS)
+	$(PYTEST) -m "not ($(GROUPS) or thorough or release)" $(ARGS)
 	@$(if $(ARGS),true,$(MAKE) --no-print-directory test-django)
 	@$(TEST_PARTS) report $(PARTS)
 
 test-all: setup ## run the rest: four servers, Cluster, Sentinel, oldest versions, browser, installed wheels
 	@$(TEST_PARTS) install $(ALL_PARTS)
 	@mkdir -p build && : > $$REDIS_QUEUE_TEST_FLAKY
-	$(PYTEST) -m "($(GROUPS)) and not thorough" $(ARGS)
+	$(PYTEST) -m "($(GROUPS)) and not thorough and not release" $(ARGS)
 	$(MAKE) --no-print-directory test-servers test-oldest
 	$(MAKE) --no-print-directory test-django DJANGO_TESTS="tests/contrib/django -m 'not thorough'"
 	@cat $$REDIS_QUEUE_TEST_FLAKY
@@ -67,8 +67,18 @@ test-all: setup ## run the rest: four servers, Cluster, Sentinel, oldest version
 test-release: setup ## run the tests that take long and that others nearly repeat: more pools, brokers and faults
 	@$(TEST_PARTS) install $(ALL_PARTS)
 	@mkdir -p build && : > $$REDIS_QUEUE_TEST_FLAKY
-	$(PYTEST) -m thorough $(ARGS)
+	$(PYTEST) -m "thorough and not release" $(ARGS)
 	@$(TEST_PARTS) report $(ALL_PARTS)
+
+dist: setup ## build the source distribution and the wheel into dist/
+	@rm -rf dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/uv build --quiet --no-build-isolation --python $(BIN)/python --out-dir dist
+
+release-check: dist ## build what is published, check it, and try it on each Python with each extra, oldest and newest versions
+	@$(TEST_PARTS) install redis-server
+	@mkdir -p build && : > $$REDIS_QUEUE_TEST_FLAKY
+	REDIS_QUEUE_TEST_DIST=$(CURDIR)/dist $(PYTEST) -vv -m release $(ARGS) tests/packaging
+	@sha256sum dist/* build/sbom.cdx.json
 
 coverage: setup ## run the tests of the newest versions and report uncovered lines
 	$(PYTEST) --cov --cov-report=term $(ARGS)
@@ -120,6 +130,9 @@ check: setup compose-check workflow-check docs ## format, lint, types, layers, s
 
 reference: setup ## generate the parts of docs/reference that come from the code
 	$(BIN)/python -m docs.generated
+
+api: setup ## accept the public names and signatures as they are, in docs/reference/api.txt
+	$(BIN)/python -m docs.generated --api
 
 docs: setup ## build the documentation into build/docs; a broken link or reference is an error
 	$(BIN)/sphinx-build -E -W --keep-going -q -d build/doctrees docs build/docs
@@ -176,4 +189,4 @@ $(BENCH)/.ready: $(LOCKED)/bench.txt $(INSTALL)
 	@touch $@
 
 clean: ## remove the virtual environments and caches
-	rm -rf $(VENV) $(OLDEST) $(DJANGO) $(BENCH) .venv-newest build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .coverage* .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(DJANGO) $(BENCH) .venv-newest build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .coverage* .hypothesis

@@ -24,7 +24,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def distributions(shared: Path) -> Path:
-    """A folder with the built wheel and the source distribution."""
+    """A folder with the built wheel and the source distribution: REDIS_QUEUE_TEST_DIST, or built for this run."""
+    if built := os.environ.get("REDIS_QUEUE_TEST_DIST"):
+        return Path(built)
     return once(shared / "dist", lambda folder: build(folder, ROOT, "--wheel", "--sdist"))
 
 

@@ -90,6 +90,19 @@ def test_the_wheel_declares_its_entry_points(wheel: Path) -> None:
     }
 
 
+def test_the_wheel_has_the_licence_of_each_library(wheel: Path) -> None:
+    (folder,) = {name.split("/")[0] for name in names(wheel) if ".dist-info/" in name}
+    vendored = PACKAGE / "web" / "static" / "vendor"
+    libraries = {path.name.split(".")[0].removesuffix("-ext") for path in vendored.glob("*.min.*")}
+    licences = [ROOT / "LICENSE", *(vendored / f"{library}.LICENSE" for library in sorted(libraries))]
+    with zipfile.ZipFile(wheel) as opened:
+        for licence in licences:
+            stored = opened.read(f"{folder}/licenses/{licence.relative_to(ROOT)}")
+            assert stored == licence.read_bytes()
+        assert "\nLicense-Expression: MIT AND 0BSD\n" in opened.read(f"{folder}/METADATA").decode()
+    assert len(licences) == 4
+
+
 def test_the_source_distribution_gives_the_same_wheel(distributions: Path, wheel: Path, tmp_path: Path) -> None:
     (source,) = distributions.glob("*.tar.gz")
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path)]
