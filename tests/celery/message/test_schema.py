@@ -1,41 +1,66 @@
-"""Send delayed tasks that the first release stored."""
+"""Tasks that release 0.1.0 stored are listed, sent and run."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import redis
 
-from redis_queue.celery import Dispatched, Dispatcher, DurableTasks
+from redis_queue.celery import Dispatcher, DurableTasks
 from tests.support.celery.brokers import Broker
-from tests.support.store.schema import write_schema_1
+from tests.support.celery.processes import CeleryProcess
+from tests.support.servers import RedisServer
+from tests.support.store.release import CALLS, RAN, load
+from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.parametrize("broker", ["redis", "another redis"], indirect=True)
-
-PLAIN = "0d1f0f7e-5d0a-4f3c-9c55-0e0a8a1e7c11"
-ROUTED = "0d1f0f7e-5d0a-4f3c-9c55-0e0a8a1e7c12"
+IDS = {f"id of {name}" for name in (*CALLS, "unique", "pushed")}
 
 
-def test_entries_of_the_first_release_are_listed_and_sent(broker: Broker, redis_url: str, client: redis.Redis) -> None:
-    write_schema_1(client)
-    broker.forget_later("mail")
-    broker.bind("mail", "news", "eu.mail")
-    app = broker.app(redis_queue_url=redis_url, redis_queue_delay_queue="celery", task_default_queue="mail")
+@pytest.mark.parametrize("broker", ["redis", "another redis"], indirect=True)
+def test_stored_tasks_are_listed_and_sent(broker: Broker, redis_url: str, client: redis.Redis) -> None:
+    load(client)
+    for queue in ("shop", "other"):
+        broker.forget_later(queue)
+    app = broker.app(redis_queue_url=redis_url, redis_queue_delay_queue="scheduled", task_default_queue="shop")
     delayed = DurableTasks(app, leases=False)
-    assert {entry.id: entry.task for entry in delayed.list()} == {
-        PLAIN: "shop.remind",
-        ROUTED: "shop.remind",
-        "call": "shop.remind",
-    }
-    assert [entry.id for entry in delayed.list(queue="mail")] == [PLAIN, ROUTED]
-    for task_id in (PLAIN, ROUTED, "call"):
-        assert delayed.run_now(task_id)
-    assert Dispatcher(app, delayed.queue).run() == Dispatched(sent=3)
-    found = {message.headers["id"]: message for message in broker.take("mail")}
-    assert json.loads(found[PLAIN].body)[:2] == [[1, "Zoë"], {"urgent": True}]
-    assert json.loads(found["call"].body)[:2] == [[3], {}]
-    assert json.loads(found[ROUTED].body)[:2] == [[2], {}]
-    assert found[ROUTED].properties["priority"] == 5
-    assert found[ROUTED].headers["expires"] == "2034-01-01T00:00:00+00:00"
-    assert found[ROUTED].delivery_info["exchange"] == "news"
+    delayed.schedules.delete("tick")
+    listed = {entry.id: entry.task for entry in delayed.list()}
+    assert len(listed) == len(IDS) + 1
+    assert {id_: listed.get(id_) for id_ in IDS} == {**dict.fromkeys(IDS, "plain"), "id of unique": "single"}
+    assert [entry.id for entry in delayed.list(queue="other")] == ["id of rich"]
+    for id_ in listed:
+        assert delayed.run_now(id_)
+    # The other one is a run of the schedule.
+    assert Dispatcher(app, delayed.queue).run().sent == len(IDS) + 1
+    found = {_id(message): message for queue in ("shop", "other") for message in broker.take(queue)}
+    assert found.keys() >= IDS
+    assert json.loads(found["id of non-ASCII"].body)[1] == CALLS["non-ASCII"]["kwargs"]
+    rich = found["id of rich"]
+    assert (rich.properties["priority"], rich.headers["trace"], rich.headers["timelimit"]) == (5, "Zoë", [60, None])
+    assert rich.headers["expires"].startswith("2100-01-01T00:00:00")
+
+
+def _id(message: Any) -> str:
+    """Return the id of a message of either protocol."""
+    return str(message.headers.get("id") or json.loads(message.body)["id"])
+
+
+def test_a_worker_runs_all(server: RedisServer) -> None:
+    """Delayed tasks of both protocols, a schedule, messages of a flow, and those that a killed worker held."""
+    with server.client() as client:
+        load(client)
+        expected = {f"{(name,)} {options.get('kwargs', {})}" for name, options in CALLS.items()}
+        expected |= {f"{(name,)} {{}}" for name in ("unique", "pushed", "schedule", "in flight")}
+        expected |= {f"{(f'flow {number}',)} {{}}" for number in range(3)}
+        arguments = ("worker", "--pool", "threads", "--concurrency", "2", "--queues", "shop,other")
+        environment = {"BROKER_URL": f"redis+socket://{server.socket}"}
+        with CeleryProcess("-A", "tests.support.celery.release_app", *arguments, environment=environment) as worker:
+            ran = wait_until(
+                lambda: {text.decode() for text in client.lrange(RAN, 0, -1)} >= expected or None,
+                timeout=90,
+                description="all tasks to run",
+            )
+            assert ran
+            assert "Traceback" not in worker.output
