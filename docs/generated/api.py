@@ -173,4 +173,29 @@ def _is_error(thing: Any) -> bool:
     return inspect.isclass(thing) and issubclass(thing, BaseException) and thing.__module__ == "redis_queue.errors"
 
 
+SNAPSHOT: Final = Path(__file__).parent.parent / "reference" / "api.txt"
+"""The public names with their signatures, one in a line: `make api` writes it, and a test compares it with the code."""
+
+_BLOCK_OF: Final = re.compile(r"^```py\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def snapshot() -> str:
+    """Return the public names with their signatures, and the errors with their bases, one in a line."""
+    lines = [line for module, chosen in SOURCES.values() for name in _public(module, chosen) for line in name]
+    return "\n".join(sorted({*lines})) + "\n"
+
+
+def _public(module: str, chosen: Iterable[str]) -> Iterator[list[str]]:
+    found = importlib.import_module(module)
+    for name in chosen or found.__all__:
+        thing = getattr(found, name)
+        first, *rest = _BLOCK_OF.findall(_section(module, name, thing)) or [f"{name}\n"]
+        bases = f"({', '.join(base.__name__ for base in thing.__bases__)})" if _is_error(thing) else ""
+        yield [f"{module}.{_one_line(first)}{bases}", *(f"{module}.{name}: {_one_line(each)}" for each in rest)]
+
+
+def _one_line(block: str) -> str:
+    return re.sub(r",? \)", ")", " ".join(block.split())).replace("( ", "(").removeprefix("class ")
+
+
 MAKERS: Final[dict[str, Callable[[], str]]] = {source: partial(page, source) for source in SOURCES}
