@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import redis
 
 from redis_queue.celery import Dispatcher, DurableTasks
+from redis_queue.celery.message.envelope import PHRASES, VERSION
 from tests.support.celery.brokers import Broker
 from tests.support.celery.processes import CeleryProcess
 from tests.support.servers import RedisServer
@@ -16,6 +18,14 @@ from tests.support.store.release import CALLS, RAN, load
 from tests.support.wait import wait_until
 
 IDS = {f"id of {name}" for name in (*CALLS, "unique", "pushed")}
+
+
+# As 0.1.0 has them: stored messages contain their numbers.
+DIGEST = "c2f513e8e23ec9b2a30ff08f6b2c7bc300d1f6802029a5649158bf37c587e788"
+
+
+def test_the_phrases_of_packed_messages_do_not_change() -> None:
+    assert (VERSION, hashlib.sha256(b"\0".join(PHRASES)).hexdigest()) == (b"\x01", DIGEST)
 
 
 @pytest.mark.parametrize("broker", ["redis", "another redis"], indirect=True)
