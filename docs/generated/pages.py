@@ -43,7 +43,18 @@ GROUPS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     ),
     "understand": (
         "Understand",
-        ("design", "states", "sizing", "scaling", "comparison", "figures", "articles", "stability", "defects", "glossary"),
+        (
+            "design",
+            "states",
+            "sizing",
+            "scaling",
+            "comparison",
+            "figures",
+            "articles",
+            "stability",
+            "defects",
+            "glossary",
+        ),
     ),
     "reference": (
         "Reference",
