@@ -17,7 +17,7 @@ STORE_TESTS := tests/store/test_schema.py tests/celery/message/test_schema.py te
 OLDEST_TESTS := tests/queue/test_queue.py tests/contrib/django/test_outbox.py tests/celery/publish/test_capture.py tests/celery/dispatch/test_dispatcher.py \
 	tests/celery/monitor/test_reports.py tests/celery/monitor/test_own_requests.py
 # Tests on Django 6, if the other ones have run on an older Django; make test-all runs all of tests/contrib/django.
-DJANGO_TESTS := tests/contrib/django/test_task_backend.py tests/docs/test_tutorial.py::test_the_project_with_the_tasks_of_django_works
+DJANGO_TESTS := tests/contrib/django/test_task_backend.py tests/contrib/django/test_own_suite.py tests/docs/test_tutorial.py::test_the_project_with_the_tasks_of_django_works
 # System packages that tests need; `make test` and `make test-all` install them if they are allowed to.
 PARTS := curl openssl libfaketime rabbitmq-server postgresql redis-server prometheus
 ALL_PARTS := $(PARTS) chromium
