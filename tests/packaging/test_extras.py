@@ -16,38 +16,13 @@ import redis
 
 from tests.docs.blocks import DOCS
 from tests.docs.reader import Background
-from tests.packaging.environments import Environment, Environments
+from tests.packaging.environments import EMBEDDED, USES, Environment, Environments
 from tests.packaging.sections import SECTIONS
 from tests.support.ports import free_port
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.timeout(400)
-
-USES = {
-    "": "from redis_queue import RedisQueue; queue = RedisQueue('q', URL); queue.put(1); print(queue.get().body)",
-    # Without a row the command prints no table.
-    "cli": "import subprocess; from redis_queue import RedisQueue; RedisQueue('q', URL).put(1); "
-    "subprocess.run(['redis-queue', 'queues', '--url', URL], check=True)",
-    "schedules": "from redis_queue.celery.schedules.rules import read_rules; print(read_rules('30 2 * * *'))",
-    "metrics": "from redis_queue.operate.metrics import Collector; "
-    "from redis_queue.operate.inspector import Inspector; print(len(list(Collector(Inspector(URL)).collect())))",
-}
-"""Code that uses an extra, for the extras without a test or an example of their own."""
-
-EMBEDDED = """
-import shutil, sys
-from redis_queue import RedisQueue
-from redis_queue.testing import OwnServer
-
-# For Python 3.10, the extra puts one beside `python`.
-found = [shutil.which(name) or sys.prefix for name in ("redis-server", "valkey-server")]
-assert all(path.startswith(sys.prefix) for path in found), found
-with OwnServer() as server:
-    queue = RedisQueue("orders", server.url)
-    queue.put({"order": 42})
-    print(queue.get().body)
-"""
 
 TRACED = """
 import os

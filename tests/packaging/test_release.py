@@ -18,12 +18,10 @@ from typing import Any
 
 import pytest
 
-from tests.packaging.environments import UV, Environment, Environments, build
-from tests.packaging.test_extras import EMBEDDED, USES
+from tests.packaging.environments import EMBEDDED, USES, UV, Environment, Environments, build
 from tests.support.parts import MissingPartError
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, VENDOR, VENDORED
 from tests.support.servers import RedisServer
-from tests.web.test_serving import ROW, VENDOR
 
 pytestmark = [pytest.mark.release, pytest.mark.timeout(600)]
 
@@ -168,7 +166,7 @@ def test_the_bill_of_materials(fresh: Environment, environments: Environments) -
     ]
     text = run(*command, "--mc-type", "library", "--validate", str(fresh.scripts / "python"))
     bill: dict[str, Any] = json.loads(text)
-    libraries = {(name, number) for _, name, number, *_ in ROW.findall((VENDOR / "README.md").read_text())}
+    libraries = {(name, number) for _, name, number, *_ in VENDORED.findall((VENDOR / "README.md").read_text())}
     bill["components"] += [
         {
             "type": "library",

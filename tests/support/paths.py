@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+
+VENDOR: Final = ROOT / "redis_queue" / "web" / "static" / "vendor"
+VENDORED: Final = re.compile(r"^\| (\S+) \| (\S+) \| (\d\S*) \| (\S+) \| ([0-9a-f]{64}) \|$", re.MULTILINE)
+"""A row of the README in VENDOR: file, library, version, licence, digest."""
 
 
 def copy_parts(names: Iterable[str], folder: Path) -> Path:

@@ -24,7 +24,8 @@ from redis_queue import RedisQueue
 from redis_queue.cli import group
 from redis_queue.cli.web import is_loopback
 from redis_queue.web import guard
-from redis_queue.web.app import FOLDER, HTMX, MAX_AGE, addresses
+from redis_queue.web.app import HTMX, MAX_AGE, addresses
+from tests.support.paths import VENDOR, VENDORED
 from tests.support.web.browser import Browser
 from tests.support.web.contents import Serve, Served
 
@@ -180,13 +181,10 @@ class TestServing:
 
 # Static files: libraries are those of the table, and addresses change with the content.
 
-VENDOR = FOLDER / "vendor"
-ROW = re.compile(r"^\| (\S+) \| (\S+) \| (\d\S*) \| (\S+) \| ([0-9a-f]{64}) \|$", re.MULTILINE)
-
 
 def table() -> dict[str, str]:
     """Return the digest of each file in the table of libraries."""
-    return {file: digest for file, _, _, _, digest in ROW.findall((VENDOR / "README.md").read_text())}
+    return {file: digest for file, _, _, _, digest in VENDORED.findall((VENDOR / "README.md").read_text())}
 
 
 def test_libraries_are_those_of_the_table() -> None:

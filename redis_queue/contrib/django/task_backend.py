@@ -171,7 +171,8 @@ def _without_backend(request: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 - each backend has its own errors
-        logger.warning("%s[%s] runs without a record of its start: %s", request.task, request.id, error)
+        text = "%s[%s] runs without a record of its start: %s"
+        logger.warning(text, request.task, request.id, error, extra={"action": "task_unrecorded"})
 
 
 def _called(result: Any) -> Any:
