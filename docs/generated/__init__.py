@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from docs.generated import api, commands, contracts, errors, figures, keys, metrics, pages, roles, settings
+from docs.generated import api, commands, contracts, errors, figures, keys, metrics, pages, roles, settings, stubs
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -45,7 +45,10 @@ def fill(text: str) -> str:
 def stale(folder: Path = FOLDER) -> dict[Path, str]:
     """Return the outdated pages under *folder*, and their new text."""
     found = {path: path.read_text("utf-8") for path in sorted(folder.rglob("*.md"))}
-    return {path: fill(text) for path, text in found.items() if fill(text) != text}
+    outdated = {path: fill(text) for path, text in found.items() if fill(text) != text}
+    if folder == FOLDER and (not stubs.STUB.exists() or stubs.STUB.read_text("utf-8") != stubs.text()):
+        outdated[stubs.STUB] = stubs.text()
+    return outdated
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

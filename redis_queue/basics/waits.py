@@ -1,13 +1,17 @@
-"""Waits: growing pauses, an event that ends them, and calls in a background thread so that no event loop waits."""
+"""Waits: growing pauses, an event that ends them, calls in other threads, and waits that leave an event loop free."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar, copy_context
 from queue import Empty, SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 from redis_queue.basics.logs import logger_of
 
@@ -17,6 +21,78 @@ RETRY_CAP: Final = 300.0
 
 IDLE: Final = 10.0
 """Seconds after which an idle thread ends."""
+
+T = TypeVar("T")
+
+
+class LoopCall(Protocol):
+    """A call of synchronous code on an event loop: where it would block, the loop runs other tasks meanwhile.
+
+    :mod:`redis_queue.aio` makes them.
+    """
+
+    #: No other call has this number as long as this one runs.
+    lane: int
+
+    def is_current(self) -> bool:
+        """Return whether the caller is part of this call: its context may have been copied to other tasks."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep."""
+        ...
+
+    def in_thread(self, work: Callable[[], T]) -> T:
+        """Return what *work* returns in another thread."""
+        ...
+
+    def idle(self, link: object) -> list[Any]:
+        """Return the list of idle connections that *link* has on this event loop, which closes them at its end."""
+        ...
+
+    def connect(self, pool: Any) -> Any:
+        """Return a new connection with the settings of *pool*, a pool of redis-py, that waits on the loop."""
+        ...
+
+
+CURRENT: Final[ContextVar[LoopCall | None]] = ContextVar("redis_queue_loop_call", default=None)
+
+
+def loop_call() -> LoopCall | None:
+    """Return the LoopCall that the caller is part of; None for an ordinary call, which may block its thread."""
+    found = CURRENT.get()
+    return found if found is not None and found.is_current() else None
+
+
+def sleep(seconds: float) -> None:
+    """Sleep without blocking an event loop."""
+    call = loop_call()
+    if call is None:
+        time.sleep(seconds)
+    else:
+        call.sleep(seconds)
+
+
+def off_loop(work: Callable[[], T]) -> T:
+    """Return what *work* returns; in a LoopCall it runs in another thread."""
+    call = loop_call()
+    return work() if call is None else call.in_thread(work)
+
+
+class Threads:
+    """At most *limit* threads of each process run calls; further calls wait for one. Safe after fork."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._pools: dict[int, ThreadPoolExecutor] = {}
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Run *work* in a thread, with a copy of the context of the caller."""
+        pool = self._pools.get(os.getpid())
+        if pool is None:
+            made = ThreadPoolExecutor(self._limit, "redis-queue")
+            pool = self._pools.setdefault(os.getpid(), made)
+        return pool.submit(copy_context().run, work)
 
 
 class Backoff:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from redis_queue.basics.logs import OutageLog, logger_of
 from redis_queue.basics.times import Seconds, duration_ms, from_ms
-from redis_queue.basics.waits import Backoff
+from redis_queue.basics.waits import Backoff, sleep
 from redis_queue.errors import RedisQueueError, StoreError
 from redis_queue.model import Lease, Message, QueueStats, Unread
 from redis_queue.queue.heartbeat import Heartbeat
@@ -192,7 +192,7 @@ class QueueClaims:
     def _pause(self, error: StoreError, backoff: Backoff, deadline: float) -> None:
         pause = max(0.0, min(backoff.next(), deadline - time.monotonic()))
         self._outage.note(error, retry_in=pause)
-        time.sleep(pause)
+        sleep(pause)
 
 
 def _deadline(timeout: Seconds | None) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from redis_queue.basics.logs import logger_of
+from redis_queue.basics.waits import off_loop
 from redis_queue.errors import RedisQueueError
 from redis_queue.store.records import LeasedItem
 
@@ -112,7 +113,7 @@ class Heartbeat:
         if self.elsewhere:
             return
         self._stopped.set()
-        self._thread.join()
+        off_loop(self._thread.join)
 
     def __enter__(self) -> Heartbeat:
         return self.start()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Protocol
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from redis_queue.basics.waits import loop_call, off_loop
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.connection import Client
 from redis_queue.store.redis_errors import is_temporary_refusal
@@ -35,7 +38,8 @@ class DirectLink:
     """Send to one server (or a Sentinel set) over its own connections.
 
     Connections have the settings of the client's pool but do not come from the pool, which saves about half of
-    redis-py's time per call. Replies are bytes even if the client decodes. Safe for threads and after fork.
+    redis-py's time per call. Replies are bytes even if the client decodes. Safe for threads and after fork. Calls on
+    an event loop have connections of their own, which belong to that loop.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -53,10 +57,14 @@ class DirectLink:
         except redis.ResponseError as error:
             self._keep_or_close(connection, error)
             raise
-        except BaseException:
+        except Exception:
             self.close(connection)
             raise
-        self._free.append(connection)
+        except BaseException:
+            # A task is cancelled, or a thread interrupted: that says nothing of the other connections.
+            connection.disconnect()
+            raise
+        self._idle().append(connection)
         return reply
 
     def send_many(self, commands: Sequence[Command]) -> list[Any]:
@@ -66,8 +74,11 @@ class DirectLink:
             packed = [part for command in commands for part in connection.pack_command(*command)]
             connection.send_packed_command(packed, check_health=False)
             replies = [_reply(connection) for _ in commands]
-        except BaseException:
+        except Exception:
             self.close(connection)
+            raise
+        except BaseException:
+            connection.disconnect()
             raise
         self._keep_or_close(connection, *replies)
         return replies
@@ -76,23 +87,34 @@ class DirectLink:
         if any(isinstance(reply, redis.ResponseError) and _may_be_elsewhere(reply) for reply in replies):
             self.close(connection)
         else:
-            self._free.append(connection)
+            self._idle().append(connection)
 
     def _take(self) -> Any:
-        if self._pid != os.getpid():
-            self._free, self._pid = [], os.getpid()
         try:
-            return self._free.pop()
+            return self._idle().pop()
         except IndexError:
-            connection = new_connection(self._pool)
+            call = loop_call()
+            connection = new_connection(self._pool) if call is None else call.connect(self._pool)
             connection.connect()
             return connection
 
+    def _idle(self) -> list[Any]:
+        """Return the free connections of threads, or those of the event loop of this call."""
+        call = loop_call()
+        if call is not None:
+            return call.idle(self)
+        if self._pid != os.getpid():
+            self._free, self._pid = [], os.getpid()
+        return self._free
+
     def close(self, *connections: Any) -> None:
-        """Close *connections* and all free ones."""
-        free, self._free = self._free, []
-        for connection in (*connections, *free):
+        """Close *connections* and all free ones; in a call on an event loop, those of this loop."""
+        idle = self._idle()
+        for connection in connections:
             connection.disconnect()
+        with suppress(IndexError):
+            while True:
+                idle.pop().disconnect()
 
 
 def _may_be_elsewhere(error: redis.ResponseError) -> bool:
@@ -117,7 +139,10 @@ def _reply(connection: Any) -> Any:
 
 
 class ClusterLink:
-    """Send to a Redis Cluster: redis-py finds the node and follows redirections, but repeats nothing."""
+    """Send to a Redis Cluster: redis-py finds the node and follows redirections, but repeats nothing.
+
+    A call on an event loop sends in another thread.
+    """
 
     def __init__(self, client: redis.RedisCluster) -> None:
         if client.get_encoder().decode_responses:
@@ -128,10 +153,10 @@ class ClusterLink:
         """Send one command once, to the node that holds the keys."""
         key = _FIRST_KEY.get(command[0])
         if key is None:
-            return self._client.execute_command(*command)
+            return off_loop(partial(self._client.execute_command, *command))
         # Name the node: otherwise redis-py itself repeats a script whose reply was lost.
         node = self._client.get_node_from_key(command[key])
-        return self._client.execute_command(*command, target_nodes=node)
+        return off_loop(partial(self._client.execute_command, *command, target_nodes=node))
 
     def send_many(self, commands: Sequence[Command]) -> list[Any]:
         """Send the commands one after the other."""

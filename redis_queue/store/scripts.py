@@ -12,12 +12,12 @@ import os
 import random
 import re
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import redis
 
+from redis_queue.basics.waits import loop_call, sleep
 from redis_queue.errors import RedisQueueError, SchemaError, StoreError, StoreUnavailableError, WrongTypeError
 from redis_queue.store.chunks import chunks
 from redis_queue.store.connection import Client
@@ -171,7 +171,7 @@ def _wait_or_raise(attempt: int, error: Exception, ours: RedisQueueError) -> Non
     most = SILENT_ATTEMPTS if isinstance(error, redis.TimeoutError) else CALL_ATTEMPTS
     if attempt >= most or not isinstance(ours, StoreUnavailableError):
         raise ours from error
-    time.sleep(random.uniform(0.01, 0.05) * attempt)
+    sleep(random.uniform(0.01, 0.05) * attempt)
 
 
 def server_clock() -> int:
@@ -191,12 +191,15 @@ def now_ms(scripts: Scripts, clock: Clock = server_clock) -> int:
 
 
 class NumberedCalls:
-    """Calls of scripts that keep the number and the outcome of a thread's last call in its slot."""
+    """Calls of scripts that keep the number and the outcome of a thread's last call in its slot.
+
+    Calls on an event loop share a thread, and overlap: each of those that run at the same time has a slot of its own.
+    """
 
     def __init__(self, scripts: Scripts, keys: FlowKeys | Keys | MonitorKeys) -> None:
         self._scripts = scripts
         self._keys = keys
-        self._caller = _Caller()
+        self._callers: dict[int, _Caller] = {}
 
     def script(self, name: str, **keys: bytes) -> BoundScript:
         """Return script *name*, bound to the slot of this thread; *keys* as :meth:`Scripts.bind` takes them."""
@@ -228,6 +231,12 @@ class NumberedCalls:
         of the thread.
         """
         return functools.partial(self.script(name), sequence=self.next_number(), **arguments)
+
+    @property
+    def _caller(self) -> _Caller:
+        call = loop_call()
+        lane = 0 if call is None else call.lane
+        return self._callers.get(lane) or self._callers.setdefault(lane, _Caller())
 
 
 class _Caller(threading.local):

@@ -12,5 +12,5 @@ from redis_queue.store import chunks, scripts
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repeat calls without a pause, and stop the clock within a call."""
-    monkeypatch.setattr(scripts, "time", types.SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr(scripts, "sleep", lambda _: None)
     monkeypatch.setattr(chunks, "time", types.SimpleNamespace(monotonic=lambda: 0.0))

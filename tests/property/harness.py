@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple, cast
 
 import redis
 from hypothesis import HealthCheck, settings
 
+from redis_queue.basics import waits
 from redis_queue.store.links import Argument, Link
 from redis_queue.store.script_files import load
 
@@ -88,6 +92,24 @@ class LossyLink:
                 self._meanwhile()
                 raise redis.TimeoutError("the reply is lost")
         return reply
+
+
+class OnLoop:
+    """A queue for asyncio whose methods are called as those of the synchronous one; *loop* runs them."""
+
+    def __init__(self, queue: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._queue = queue
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._queue, name)
+        return partial(self._call, found) if inspect.iscoroutinefunction(found) else found
+
+    def _call(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        outer = waits.loop_call()
+        # Within the call of the other client, which waits for its lost reply.
+        made = method(*args, **kwargs)
+        return self._loop.run_until_complete(made) if outer is None else cast("Any", outer).wait(made)
 
 
 def _may_change(command: tuple[Argument, ...]) -> bool:

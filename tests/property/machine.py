@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any, ClassVar, Final, NamedTuple
@@ -10,15 +11,17 @@ import redis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from redis_queue import aio
 from redis_queue.errors import RedisQueueError, StoreRefusedError
 from redis_queue.model import DeadLetter, Entry, Message, Quarantined
 from redis_queue.store.keys import Keys
 from redis_queue.store.links import DirectLink
-from tests.property.harness import LEASE_MS, LOSSES, NO_LOSS, TICKS, Loss, LossyLink, ms, token_number
+from tests.property.harness import LEASE_MS, LOSSES, NO_LOSS, TICKS, Loss, LossyLink, OnLoop, ms, token_number
 from tests.property.model_shard import MANY, SPOILED, Held, ShardModel, Wire, spoil
 from tests.property.state import differences, dump, misplaced, take_shard, told
 from tests.support.clock import Clock
 
+NAME: Final = "q"
 DAMAGE: Final = ("delete", *SPOILED)
 
 losses = st.sampled_from(LOSSES)
@@ -42,6 +45,8 @@ class Machine(RuleBasedStateMachine):
     """Runs each call on the queue and on the model."""
 
     server: ClassVar[redis.Redis]
+    #: Runs the queues for asyncio; None: those for threads.
+    loop: ClassVar[asyncio.AbstractEventLoop | None] = None
     model: Any
     alphabet: ClassVar[tuple[str, ...]]
 
@@ -58,8 +63,23 @@ class Machine(RuleBasedStateMachine):
         self.life = self.serial = self.calls = self.disturbed_at = 0
 
     def teardown(self) -> None:
-        """Close the connection of this example."""
+        """Close the connections of this example."""
         self._direct.close()
+        if self.loop is not None:
+            self.loop.run_until_complete(aio.run(self._direct.close))
+
+    def open(self, kind: Any, **options: Any) -> None:
+        """Open two clients of one queue; for asyncio if there is a loop."""
+        made = kind if self.loop is None else getattr(aio, kind.__name__)
+        for _ in range(2):
+            queue = made(NAME, self.server, clock=self.clock, **options)
+            sync = queue if self.loop is None else queue.sync
+            sync._shards.scripts._link = self.link
+            self.clients.append(queue if self.loop is None else OnLoop(queue, self.loop))
+
+    def within(self, work: Callable[[Any], Any]) -> Any:
+        """Return what *work* returns for the synchronous queue of the client."""
+        return work(self.queue) if self.loop is None else self.loop.run_until_complete(aio.run(work, self.queue.sync))
 
     # --- calls of both queues ---
 

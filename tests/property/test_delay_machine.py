@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any, ClassVar
 
 import pytest
@@ -15,11 +17,10 @@ from redis_queue import DelayQueue, Entry, Settings
 from redis_queue.delay.model import OnConflict, Push
 from redis_queue.store.keys import Keys
 from tests.property.harness import LEASE_MS, NO_LOSS, Loss, moment, ms, profile, timeout, token_number
-from tests.property.machine import Issued, Machine, limits, losses, names, works
+from tests.property.machine import NAME, Issued, Machine, limits, losses, names, works
 from tests.property.model_delay import DelayModel, DelayShard, Pushed, Taken
 from tests.support.clock import START
 
-NAME = "d"
 LISTS = ("to", "other")
 
 Seen = tuple[str, Any, dict[str, Any], int, int, "str | None", int, int, int]
@@ -39,9 +40,7 @@ class DelayMachine(Machine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clients = [DelayQueue(NAME, self.server, settings=self.settings, clock=self.clock) for _ in range(2)]
-        for client in self.clients:
-            client._shards.scripts._link = self.link
+        self.open(DelayQueue, settings=self.settings)
         self.model = DelayModel(self.wire, self.clock, self.settings)
         self.parts = [
             (shard, Keys(self.settings.prefix, "delay", NAME, number)) for number, shard in enumerate(self.model.shards)
@@ -363,10 +362,13 @@ def taken_seen(taken: Taken) -> Seen:
 
 
 @pytest.mark.timeout(timeout())
+@pytest.mark.parametrize("on_loop", [False, True], ids=["threads", "asyncio"])
 @pytest.mark.parametrize("machine", [DelayMachine, ShardedDelayMachine])
 def test_every_sequence_of_calls_agrees_with_the_model(
-    machine: type[DelayMachine], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    machine: type[DelayMachine], client: redis.Redis, monkeypatch: pytest.MonkeyPatch, on_loop: bool
 ) -> None:
     """No sequence of calls, lost replies, damage and time makes DelayQueue differ from its model."""
     monkeypatch.setattr(machine, "server", client, raising=False)
-    run_state_machine_as_test(machine, settings=profile())
+    with closing(asyncio.new_event_loop()) as loop:
+        monkeypatch.setattr(machine, "loop", loop if on_loop else None)
+        run_state_machine_as_test(machine, settings=profile())

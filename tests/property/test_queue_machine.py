@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any, ClassVar
 
 import pytest
@@ -13,11 +15,10 @@ from hypothesis.stateful import initialize, invariant, precondition, rule, run_s
 from redis_queue import Message, RedisQueue, Settings
 from redis_queue.store.keys import Keys
 from tests.property.harness import LEASE_MS, NO_LOSS, Loss, ms, profile, timeout, token_number
-from tests.property.machine import Issued, Machine, delays, leases, limits, losses, works
+from tests.property.machine import NAME, Issued, Machine, delays, leases, limits, losses, works
 from tests.property.model_queue import Put, QueueModel
 from tests.property.model_shard import Claim, Row
 
-NAME = "q"
 IDS = ("a", "b")
 PLACES = {"ready": "ready", "delayed": "waiting", "dead": "dead", "quarantine": "quarantine"}
 
@@ -34,9 +35,7 @@ class QueueMachine(Machine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clients = [RedisQueue(NAME, self.server, settings=self.settings, clock=self.clock) for _ in range(2)]
-        for client in self.clients:
-            client._scripts._link = self.link
+        self.open(RedisQueue, settings=self.settings)
         self.model = QueueModel(self.wire, self.clock, self.settings)
         self.parts = [(self.model, Keys(self.settings.prefix, "queue", NAME))]
 
@@ -98,7 +97,7 @@ class QueueMachine(Machine):
         """Quarantine a message with any lease, as a client does that cannot read it."""
         (message,), ((id_, number),) = self.pick([lease])
         self.both(
-            lambda: self.queue._records.quarantine(message, "why"),
+            lambda: self.within(lambda queue: queue._records.quarantine(message, "why")),
             lambda: self.model.set_aside(id_, number),
             loss,
         )
@@ -224,10 +223,13 @@ def by_id(found: list[Seen]) -> list[Seen]:
 
 
 @pytest.mark.timeout(timeout())
+@pytest.mark.parametrize("on_loop", [False, True], ids=["threads", "asyncio"])
 @pytest.mark.parametrize("machine", [QueueMachine, BoundedQueueMachine])
 def test_every_sequence_of_calls_agrees_with_the_model(
-    machine: type[QueueMachine], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    machine: type[QueueMachine], client: redis.Redis, monkeypatch: pytest.MonkeyPatch, on_loop: bool
 ) -> None:
     """No sequence of calls, lost replies, damage and time makes RedisQueue differ from its model."""
     monkeypatch.setattr(machine, "server", client, raising=False)
-    run_state_machine_as_test(machine, settings=profile())
+    with closing(asyncio.new_event_loop()) as loop:
+        monkeypatch.setattr(machine, "loop", loop if on_loop else None)
+        run_state_machine_as_test(machine, settings=profile())

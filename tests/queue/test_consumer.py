@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,7 +13,8 @@ from typing import Any
 import pytest
 import redis
 
-from redis_queue import Consumer, Dead, InvalidValueError, Message, Nack, RedisQueue, WrongTypeError
+from redis_queue import Consumer, Dead, InvalidValueError, Message, Nack, RedisQueue, WrongTypeError, aio
+from redis_queue.aio.calls import in_thread
 from redis_queue.basics.waits import retry_delay
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -22,6 +25,28 @@ LEASE = 0.6
 @pytest.fixture
 def queue(client: redis.Redis) -> RedisQueue:
     return RedisQueue("work", client, lease=LEASE, max_deliveries=3, poll_interval=0.1)
+
+
+class OnLoop:
+    """A Consumer for asyncio that is used as the synchronous one; its coroutine handlers call *handler* in threads."""
+
+    def __init__(self, queue: RedisQueue, handler: Any, **options: Any) -> None:
+        async def handle(message: Message) -> Any:
+            return await in_thread(lambda: handler(message))
+
+        on_loop = aio.RedisQueue(queue.name, queue.client, settings=queue.settings)
+        self._consumer = aio.Consumer(on_loop, handle if callable(handler) else handler, **options)
+        self.stop = self._consumer.stop
+
+    def run(self) -> None:
+        asyncio.run(self._consumer.run())
+
+
+@pytest.fixture(params=["threads", "asyncio"], autouse=True)
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each test with both consumers."""
+    if request.param == "asyncio":
+        monkeypatch.setattr(sys.modules[__name__], "Consumer", OnLoop)
 
 
 @contextmanager

@@ -14,6 +14,29 @@ import redis
 from redis_queue import RedisQueue
 from tests.support.wait import wait_until
 
+ON_LOOP = """
+import asyncio, sys
+from redis_queue import aio
+
+async def main():
+    queue = aio.RedisQueue("work", sys.argv[1], lease=1.5, poll_interval=0.1)
+    client = queue.sync.client
+
+    async def handle(message):
+        client.rpush("begun", message.body)
+        if message.body == "slow":
+            await asyncio.to_thread(client.blpop, "go on", 30)
+        client.rpush("done", message.body)
+
+    consumer = aio.Consumer(queue, handle, batch=10)
+    stop = consumer.stop
+    consumer.stop = lambda: (stop(), client.set("stopping", 1))
+    await consumer.run()
+
+asyncio.run(main())
+print("ended", flush=True)
+"""
+
 PROGRAM = """
 import sys, threading
 from redis_queue import Consumer, RedisQueue, connect
@@ -34,15 +57,20 @@ print("ended", flush=True)
 """
 
 
+@pytest.fixture(params=[PROGRAM, ON_LOOP], ids=["threads", "asyncio"])
+def program(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
 def queue(client: redis.Redis) -> RedisQueue:
     return RedisQueue("work", client, lease=1.5)
 
 
 @contextmanager
-def consumer(url: str) -> Iterator[subprocess.Popen[str]]:
+def consumer(url: str, program: str) -> Iterator[subprocess.Popen[str]]:
     """Start the program and kill it afterwards."""
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, url], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", program, url], stdout=subprocess.PIPE, text=True)
     try:
         with process:
             yield process
@@ -57,10 +85,10 @@ def started(queue: RedisQueue) -> list[bytes]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_finishes_the_running_handler_and_releases_the_rest(
-    queue: RedisQueue, redis_url: str, number: signal.Signals
+    queue: RedisQueue, redis_url: str, program: str, number: signal.Signals
 ) -> None:
     queue.put_many(["quick", "slow", "never begun"])
-    with consumer(redis_url) as process:
+    with consumer(redis_url, program) as process:
         wait_until(lambda: started(queue) == [b"quick", b"slow"], description="the slow handler to begin")
         process.send_signal(number)
         wait_until(lambda: queue.client.exists("stopping"), description="the signal to be handled")
@@ -75,15 +103,17 @@ def test_a_signal_finishes_the_running_handler_and_releases_the_rest(
     assert queue.stats().acked == 2
 
 
-def test_messages_of_a_killed_consumer_are_redelivered_after_their_lease(queue: RedisQueue, redis_url: str) -> None:
+def test_messages_of_a_killed_consumer_are_redelivered_after_their_lease(
+    queue: RedisQueue, redis_url: str, program: str
+) -> None:
     queue.put_many(["slow", "second"])
-    with consumer(redis_url) as process:
+    with consumer(redis_url, program) as process:
         wait_until(lambda: started(queue) == [b"slow"], description="the handler to begin")
         process.send_signal(signal.SIGKILL)
         process.wait(20)
         assert queue.stats().in_flight == 2
         queue.client.rpush("go on", "1")
-        with consumer(redis_url):
+        with consumer(redis_url, program):
             wait_until(lambda: queue.stats().acked == 2, description="both to be acked by the second consumer")
 
     assert started(queue) == [b"slow", b"slow", b"second"]
