@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from inspect import signature
@@ -22,7 +22,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.sentinel import SentinelConnectionPool
 
-from redis_queue.basics.waits import CURRENT, Threads
+from redis_queue.basics.waits import CURRENT, PerLoop, Threads
 from redis_queue.errors import ConfigurationError
 
 try:
@@ -45,7 +45,6 @@ class _Call(greenlet):  # type: ignore[misc]
 
     def __init__(self, work: Callable[[], Any], lane: int) -> None:
         super().__init__(work)
-        self.loop = asyncio.get_running_loop()
         self.lane = lane
         self.is_abandoned = False
         context = contextvars.copy_context()
@@ -71,35 +70,35 @@ class _Call(greenlet):  # type: ignore[misc]
         return self.wait(in_thread(work))
 
     def idle(self, link: object) -> list[_Connection]:
-        found, _ = _loops.get(self.loop) or self._begin()
-        return found.setdefault(link, [])
-
-    def _begin(self) -> _Kept:
-        for loop in [loop for loop in _loops if loop.is_closed()]:
-            _loops.pop(loop, None)
-        idle: WeakKeyDictionary[object, list[_Connection]] = WeakKeyDictionary()
-        kept = _loops[self.loop] = idle, _close_at_end(self.loop, idle)
-        self.wait(anext(kept[1]))
-        return kept
+        kept = _CONNECTIONS.get()
+        if not kept.is_guarded:
+            kept.is_guarded = True
+            self.wait(anext(kept.guard))
+        return kept.idle.setdefault(link, [])
 
     def connect(self, pool: Any) -> _Connection:
         return _Connection(self, pool)
 
 
-async def _close_at_end(loop: Any, idle: Mapping[object, list[_Connection]]) -> AsyncGenerator[None, None]:
-    # asyncio.run() closes all asynchronous generators of its loop when that ends.
-    try:
-        yield
-    finally:
-        _loops.pop(loop, None)
-        for connection in chain.from_iterable(idle.values()):
-            connection.disconnect()
+class _Connections:
+    """The idle connections of one event loop, by their links."""
+
+    def __init__(self) -> None:
+        self.idle: WeakKeyDictionary[object, list[_Connection]] = WeakKeyDictionary()
+        self.guard = self._close_at_end()
+        self.is_guarded = False
+
+    async def _close_at_end(self) -> AsyncGenerator[None, None]:
+        # asyncio.run() closes all asynchronous generators of its loop when that ends.
+        try:
+            yield
+        finally:
+            for connection in chain.from_iterable(self.idle.values()):
+                connection.disconnect()
+            self.idle.clear()
 
 
-_Kept = tuple["WeakKeyDictionary[object, list[_Connection]]", AsyncGenerator[None, None]]
-
-_loops: Final[dict[Any, _Kept]] = {}
-"""The idle connections of each event loop, by their links."""
+_CONNECTIONS: Final = PerLoop(_Connections)
 
 
 async def run(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -145,7 +144,12 @@ class _Connection:
         self.pack_command = self._connection.pack_command
 
     def connect(self) -> None:
-        _wait(self._connection.connect())
+        try:
+            _wait(self._connection.connect())
+        except BaseException:
+            # redis-py leaves the socket open if a cancellation breaks off the handshake.
+            self.disconnect()
+            raise
 
     def send_packed_command(self, command: Any, *, check_health: bool) -> None:
         _wait(self._connection.send_packed_command(command, check_health=check_health))

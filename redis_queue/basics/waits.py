@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from redis_queue.basics.logs import logger_of
 
@@ -79,18 +80,36 @@ def off_loop(work: Callable[[], T]) -> T:
     return work() if call is None else call.in_thread(work)
 
 
+class PerLoop(Generic[T]):
+    """One object for each event loop; those of closed loops are dropped when a new loop comes."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._made: dict[asyncio.AbstractEventLoop, T] = {}
+
+    def get(self) -> T:
+        """Return the object of the running loop."""
+        loop = asyncio.get_running_loop()
+        found = self._made.get(loop)
+        if found is None:
+            for closed in [known for known in list(self._made) if known.is_closed()]:
+                self._made.pop(closed, None)
+            found = self._made.setdefault(loop, self._make())
+        return found
+
+
 class Threads:
     """At most *limit* threads of each process run calls; further calls wait for one. Safe after fork."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._pools: dict[int, ThreadPoolExecutor] = {}
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Run *work* in a thread, with a copy of the context of the caller."""
         pool = self._pools.get(os.getpid())
         if pool is None:
-            made = ThreadPoolExecutor(self._limit, "redis-queue")
+            made = ThreadPoolExecutor(self.limit, "redis-queue")
             pool = self._pools.setdefault(os.getpid(), made)
         return pool.submit(copy_context().run, work)
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from celery import uuid
 from celery.app.amqp import AMQP
+from celery.canvas import Signature
 
 from redis_queue.basics.lazy_property import LazyProperty
+from redis_queue.basics.options import TaskConditions
 from redis_queue.basics.times import Seconds
+from redis_queue.basics.waits import PerLoop
+from redis_queue.celery.async_calls import TIMEOUT, ResultWaits, within, without_subscription
+from redis_queue.celery.async_tasks import run_async_tasks
 from redis_queue.celery.control.cancels import wrap_control
 from redis_queue.celery.dispatch.beat import wait_in_outages
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
@@ -18,6 +25,7 @@ from redis_queue.celery.dispatch.outcome import DispatchReport
 from redis_queue.celery.intake import restore_requests
 from redis_queue.celery.leases.connections import prefer_safe_settings, prepare_connections
 from redis_queue.celery.leases.poison import count_starts
+from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.publish.batch import Batch, batch_groups, sent_together
 from redis_queue.celery.publish.capture import Capture
 from redis_queue.celery.publish.send import Sends, seconds_of
@@ -28,10 +36,13 @@ from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.celery.tracing import describe_runs
 from redis_queue.celery.worker import install_steps
 from redis_queue.errors import ConfigurationError, DuplicateTaskError
-from redis_queue.model import DeadLetter
+from redis_queue.model import CancelOutcome, DeadLetter
 
 if TYPE_CHECKING:
     from celery import Celery
+    from typing_extensions import Unpack
+
+T = TypeVar("T")
 
 
 class DurableTasks(StoredTasks):
@@ -75,6 +86,7 @@ class DurableTasks(StoredTasks):
         self.leases = leases
         self._capture = Capture(self)
         setattr(app, ATTRIBUTE, self)
+        run_async_tasks(app)
         install_steps(app, delays=delays, leases=leases)
         if leases:
             prefer_safe_settings(app)
@@ -152,6 +164,65 @@ class DurableTasks(StoredTasks):
                 except DuplicateTaskError as error:
                     results.append(self.app.AsyncResult(error.task_id))
         return results
+
+    async def asend(
+        self,
+        task: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout: Seconds = TIMEOUT,
+        **options: Any,
+    ) -> Any:
+        """Send *task* (a task, its name or a signature) as its ``apply_async`` does, without blocking the event loop.
+
+        *options* are those of ``apply_async``, such as ``countdown=``. Returns its result. Raises what ``apply_async``
+        raises, and TimeoutError after *timeout* seconds: the error tells whether the task may have been sent, and its
+        id. If the caller is cancelled meanwhile, the task may be sent.
+        """
+        send = partial(self.app.send_task, task) if isinstance(task, str) else task.apply_async
+        if not isinstance(task, Signature):
+            options.setdefault("task_id", uuid())
+        name = f"asend({getattr(task, 'name', task)!s:.200}), task id {options.get('task_id', 'unknown')}"
+        return await within(
+            timeout, partial(without_subscription, self.app, partial(send, args, kwargs, **options)), name
+        )
+
+    async def aresult(self, result: Any, *, timeout: Seconds) -> Any:
+        """Return the value of *result* when its task has ended; raise the error of the task.
+
+        *result* is what :meth:`asend` returns, also of a chain, group or chord. Raises TimeoutError after *timeout*.
+        All results that are waited for are read together, every 10 ms at first, later every 0.5 s.
+        """
+        return await self._result_waits.get().wait(result, timeout)
+
+    async def acancel(self, id: str, *, timeout: Seconds = TIMEOUT) -> CancelOutcome:
+        """Cancel a delayed task as :meth:`cancel` does. Raises TimeoutError: then the task may be cancelled."""
+        return await self.acall(self.cancel, id, timeout=timeout)
+
+    async def alist(
+        self,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        timeout: Seconds = TIMEOUT,
+        **conditions: Unpack[TaskConditions],
+    ) -> builtins.list[TaskEntry]:
+        """Return a page of waiting tasks as :meth:`list` does. Raises TimeoutError."""
+        return await self.acall(partial(self.list, after=after, limit=limit, **conditions), timeout=timeout)
+
+    async def acall(self, work: Callable[..., T], *args: Any, timeout: Seconds = TIMEOUT, **kwargs: Any) -> T:
+        """Return what *work*, any method of this object or of a task, returns, without blocking the event loop.
+
+        It runs in one of 8 threads, with a copy of the context. Raises what it raises, and TimeoutError after
+        *timeout* seconds: if it had not begun, it has no effect; else it runs on, and may take effect.
+        """
+        name = getattr(getattr(work, "func", work), "__name__", "a call")
+        return await within(timeout, partial(work, *args, **kwargs), name)
+
+    @LazyProperty
+    def _result_waits(self) -> PerLoop[ResultWaits]:
+        return PerLoop(lambda: ResultWaits(self.app))
 
     def dead_letters(self, offset: int = 0, limit: int = 100) -> builtins.list[DeadLetter]:
         """Return a page of dead letters, oldest first: tasks that took their workers down or could not be sent."""

@@ -11,6 +11,7 @@ from redis_queue.basics.logs import logger_of
 from redis_queue.basics.waits import Background
 from redis_queue.celery.admission.policy import FlowPolicy, UniquePolicy
 from redis_queue.celery.admission.sender import check_admission
+from redis_queue.celery.async_tasks import wrap_async_tasks
 from redis_queue.celery.control.panel import wrap_panel
 from redis_queue.celery.control.revokes import RevokeStep
 from redis_queue.celery.dispatch.loop import DispatchStep
@@ -56,6 +57,7 @@ class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if delayed_of(parent.app) is not None:
             wrap_panel()
         check_flows(parent.app)
+        wrap_async_tasks(parent.app)
         if self._dispatches and Store.of(parent.app).settings.schedules and delayed_of(parent.app) is not None:
             Declaration(extension_of(parent.app).schedules).static()
         warn_of_flows(parent.app)

@@ -109,9 +109,9 @@ class DirectLink:
 
     def close(self, *connections: Any) -> None:
         """Close *connections* and all free ones; in a call on an event loop, those of this loop."""
-        idle = self._idle()
         for connection in connections:
             connection.disconnect()
+        idle = self._idle()
         with suppress(IndexError):
             while True:
                 idle.pop().disconnect()

@@ -29,7 +29,7 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import must
 
-FREE = 0.5
+FREE = 1.0
 """Seconds: a loop that was blocked for longer waited for Redis, whose timeouts are longer."""
 
 

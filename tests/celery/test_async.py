@@ -1,0 +1,181 @@
+"""Callers on an event loop, and tasks that are ``async def``, with real workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from celery import chain, group
+from celery.exceptions import TimeLimitExceeded
+
+from redis_queue.celery import DurableTasks, async_calls
+from redis_queue.model import CancelOutcome
+from tests.aio.test_aio import free_loop
+from tests.support.celery.fleet import Fleet, fleet_on_one_redis
+from tests.support.wait import wait_until
+
+POOLS = ["prefork", "threads", "gevent"]
+
+
+@pytest.fixture
+def fleet() -> Iterator[Fleet]:
+    with fleet_on_one_redis() as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def durable(fleet: Fleet) -> DurableTasks:
+    app = fleet.app(result_backend=fleet.broker_url)
+    return DurableTasks(app, leases=False)
+
+
+@contextmanager
+def worker(fleet: Fleet, pool: str = "threads") -> Iterator[None]:
+    with fleet.worker(app="tests.support.celery.async_app", pool=pool).ready():
+        yield
+
+
+def signature(durable: DurableTasks, name: str, *args: Any, **options: Any) -> Any:
+    return durable.app.signature(name, args, **options)
+
+
+# --- tasks ---
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_async_tasks_in_a_worker(fleet: Fleet, durable: DurableTasks, pool: str) -> None:
+    async def main() -> None:
+        names = ["flaky", "again", "calls", "sends"]
+        runs = [await durable.asend("where", [0.05]) for _ in range(20)]
+        sent = [await durable.asend(name) for name in names]
+        found = await asyncio.gather(*(durable.aresult(run, timeout=40) for run in runs))
+        assert [run["ids"] for run in found] == [[run.id] * 3 for run in runs]
+        # One loop for each process, however many tasks it ran.
+        assert len({run["loop"] for run in found} | {run["pid"] for run in found}) == 2 * len(
+            {run["pid"] for run in found}
+        )
+        flaky, again, called, child = [await durable.aresult(result, timeout=40) for result in sent]
+        assert (flaky, again, called) == (2, 1, 2)
+        assert child["parent"] == sent[3].id
+        with pytest.raises(KeyError, match="no such customer"):
+            await durable.aresult(await durable.asend("failing"), timeout=40)
+
+    with worker(fleet, pool):
+        asyncio.run(main())
+
+
+def test_time_limits_and_revoke_hold(fleet: Fleet, durable: DurableTasks) -> None:
+    async def main() -> None:
+        soft = await durable.asend("sleepy", soft_time_limit=1)
+        assert await durable.aresult(soft, timeout=40) == "cleaned up"
+        hard = await durable.asend("sleepy", time_limit=1)
+        with pytest.raises(TimeLimitExceeded):
+            await durable.aresult(hard, timeout=40)
+        killed = await durable.asend("where", [60])
+        await durable.acall(wait_until, lambda: durable.app.control.inspect().active(), description="a run", timeout=40)
+        await durable.acall(durable.app.control.revoke, killed.id, terminate=True)
+        state = await durable.acall(
+            wait_until, lambda: killed.ready() and killed.state, description="its end", timeout=40
+        )
+        assert state == "REVOKED"
+
+    with worker(fleet, "prefork"):
+        asyncio.run(main())
+
+
+def test_an_async_task_runs_eagerly_and_is_awaited_as_a_function(fleet: Fleet) -> None:
+    app = fleet.app()
+    DurableTasks(app)
+
+    @app.task(shared=False)  # type: ignore[untyped-decorator]
+    async def double(number: int) -> int:
+        await asyncio.sleep(0)
+        return 2 * number
+
+    app.finalize()
+    assert double.apply([2]).get() == 4
+    assert asyncio.run(double(3)) == 6
+
+
+# --- callers ---
+
+
+def test_send_list_cancel_and_results(fleet: Fleet, durable: DurableTasks) -> None:
+    async def main() -> None:
+        later = await durable.asend("sleepless", [1], countdown=60, task_id="later")
+        assert [entry.id for entry in await durable.alist(task="sleepless")] == ["later"]
+        assert await durable.acancel("later") is CancelOutcome.CANCELLED
+        assert not await durable.alist()
+        with pytest.raises(TimeoutError, match="not ready after"):
+            await durable.aresult(await durable.asend("where", countdown=60), timeout=0.1)
+        assert later.id == "later"
+        run = chain(signature(durable, "sleepless", 1), signature(durable, "sleepless"))
+        many = group(signature(durable, "sleepless", number) for number in range(10))
+        assert await durable.aresult(await durable.asend(run), timeout=40) == 3
+        assert await durable.aresult(await durable.asend(many), timeout=40) == list(range(1, 11))
+        broken = chain(signature(durable, "failing"), signature(durable, "sleepless", 1, immutable=True))
+        with pytest.raises(KeyError):
+            await durable.aresult(await durable.asend(broken), timeout=40)
+
+    with worker(fleet):
+        asyncio.run(main())
+
+
+def test_a_thousand_sends_and_results_leave_the_loop_free(fleet: Fleet, durable: DurableTasks) -> None:
+    async def main() -> None:
+        await durable.asend("sleepless", [0])
+        async with free_loop():
+            sent = await asyncio.gather(
+                *(durable.asend("sleepless", [number], countdown=number % 2, timeout=60) for number in range(1000))
+            )
+            found = await asyncio.gather(*(durable.aresult(result, timeout=60) for result in sent))
+        assert found == list(range(1, 1001))
+        own = [thread for thread in threading.enumerate() if thread.name.startswith("redis-queue_")]
+        assert 1 <= len(own) <= async_calls.THREADS.limit
+
+    with worker(fleet):
+        asyncio.run(main())
+
+
+def test_a_silent_redis_holds_neither_the_loop_nor_a_deadline(
+    fleet: Fleet, durable: DurableTasks, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        await durable.asend("where")
+        fleet.store.pause()
+        try:
+            async with free_loop():
+                before = time.monotonic()
+                found = await asyncio.gather(
+                    *(durable.asend("where", countdown=60, timeout=0.5, task_id=f"t{n}") for n in range(100)),
+                    return_exceptions=True,
+                )
+                assert time.monotonic() - before < 2
+                assert {type(error) for error in found} == {TimeoutError}
+                texts = [str(error) for error in found]
+                assert sum("whether it took effect is unknown" in text for text in texts) == async_calls.THREADS.limit
+                assert sum("it had no effect" in text for text in texts) == 100 - async_calls.THREADS.limit
+                assert "task id t7" in texts[7]
+                waiting = asyncio.create_task(durable.acancel("t1"))
+                await asyncio.sleep(0)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+        finally:
+            fleet.store.resume()
+        ids = {entry.id for entry in await durable.alist(limit=500, timeout=30)}
+        assert {f"t{n}" for n in range(100) if "no effect" in texts[n]} & ids == set()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+
+
+def test_a_deadline_must_be_a_duration(durable: DurableTasks) -> None:
+    with pytest.raises(ValueError, match="timeout=-1: must be"):
+        asyncio.run(durable.asend("where", timeout=-1))
