@@ -22,6 +22,7 @@ SOURCES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "api-dispatch-log": ("redis_queue.delay.dispatch_log", ("DispatchLog",)),
     "api-foreign": ("redis_queue.delay.moves", ("Foreign",)),
     "api-entries": ("redis_queue.delay.entries", ("EntryReader", "MarkedEntries", "Revokes")),
+    "api-aio": ("redis_queue.aio", ("Consumer", "run")),
     "api-celery": ("redis_queue.celery", ()),
     "api-catalog": ("redis_queue.catalog", ("Catalog", "CatalogPage")),
     "api-inspector": ("redis_queue.operate.inspector", ("Inspector", "QueueRow", "Overview")),

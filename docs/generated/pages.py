@@ -10,7 +10,10 @@ ROOT: Final = Path(__file__).parent.parent
 GROUPS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "start": (
         "Start",
-        ("tutorial", "delayed-tasks", "task-leases", "fetch", "schedules", "lock", "guarantees", "cookbook", "faq"),
+        (
+            "tutorial", "delayed-tasks", "task-leases", "fetch", "schedules", "lock", "asyncio", "guarantees",
+            "cookbook", "faq",
+        ),
     ),
     "how-to": (
         "How to",
@@ -18,6 +21,7 @@ GROUPS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
             "how-to/django",
             "how-to/django-tasks",
             "how-to/flask",
+            "how-to/fastapi",
             "how-to/data-queue",
             "how-to/production",
             "how-to/deploy",

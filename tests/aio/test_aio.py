@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any
@@ -25,39 +25,10 @@ import redis.asyncio
 import redis_queue.delay.model
 from redis_queue import ConfigurationError, InvalidValueError, Message, StoreUnavailableError, aio, connect
 from redis_queue.aio.queues import LEFT_OUT
+from tests.support.loops import FREE, free_loop, until
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import must
-
-FREE = 1.0
-"""Seconds: a loop that was blocked for longer waited for Redis, whose timeouts are longer."""
-
-
-@contextlib.asynccontextmanager
-async def free_loop() -> AsyncIterator[None]:
-    """Fail if the loop was blocked for longer than FREE."""
-    lags: list[float] = []
-
-    async def tick() -> None:
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(0.01)
-            lags.append(time.monotonic() - before)
-
-    ticking = asyncio.create_task(tick())
-    try:
-        yield
-    finally:
-        ticking.cancel()
-    assert max(lags) < FREE
-
-
-async def until(predicate: Callable[[], object]) -> None:
-    """Wait for *predicate* without blocking the loop."""
-    deadline = time.monotonic() + 20
-    while not predicate():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("name", ["RedisQueue", "DelayQueue"])

@@ -16,8 +16,8 @@ from celery.exceptions import TimeLimitExceeded
 
 from redis_queue.celery import DurableTasks, async_calls
 from redis_queue.model import CancelOutcome
-from tests.aio.test_aio import free_loop
 from tests.support.celery.fleet import Fleet, fleet_on_one_redis
+from tests.support.loops import free_loop
 from tests.support.wait import wait_until
 
 POOLS = ["prefork", "threads", "gevent"]
