@@ -136,8 +136,8 @@ api: setup ## accept the public names and signatures as they are, in docs/refere
 docs: setup ## build the documentation into build/docs; a broken link or reference is an error
 	$(BIN)/sphinx-build -E -W --keep-going -q -d build/doctrees docs build/docs
 
-compose-check: setup ## validate docker-compose.yml against the compose schema
-	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+compose-check: setup ## validate docker-compose.yml and examples/compose against the compose schema
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml examples/compose/*.yml
 
 workflow-check: setup ## validate and scan what GitHub and Read the Docs run
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml

@@ -1,4 +1,4 @@
-"""docker-compose.yml: no service runs as root, and all versions are pinned."""
+"""docker-compose.yml and examples/compose: no service runs as root, and all versions are pinned."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import re
 from typing import Any
 
 import pytest
-import yaml
 
+from tests.support.compose import services
 from tests.support.paths import ROOT
 
-SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+FILES = [ROOT / "docker-compose.yml", *sorted((ROOT / "examples" / "compose").glob("*.yml"))]
+SERVICES = {f"{file.stem} {name}": spec for file in FILES for name, spec in services(file).items()}
 
 each_service = pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
 
@@ -29,7 +30,7 @@ def test_images_have_a_full_version(service: dict[str, Any]) -> None:
 
 def test_packages_have_the_versions_of_the_tests() -> None:
     locked = (ROOT / "requirements" / "dev.txt").read_text()
-    packages = [word for word in SERVICES["install"]["command"] if "==" in word or ">=" in word]
+    packages = [word for word in SERVICES["docker-compose install"]["command"] if "==" in word or ">=" in word]
     assert len(packages) == 3
     for package in packages:
         assert re.search(rf"(?m)^{re.escape(package)} ", locked), package

@@ -99,24 +99,28 @@ class RabbitServer(PrivateServer):
             self.directory,
             partial(rabbitmq_answers, self.url),
             timeout=START_TIMEOUT,
-            env={**os.environ, **self._environment()},
+            env={
+                **os.environ,
+                **rabbitmq_environment(self.directory, f"test{self.port}@localhost", self._distribution_port),
+            },
         )
 
-    def _environment(self) -> dict[str, str]:
-        place = str(self.directory)
-        return {
-            "HOME": place,
-            "RABBITMQ_NODENAME": f"test{self.port}@localhost",
-            "RABBITMQ_DIST_PORT": str(self._distribution_port),
-            "RABBITMQ_CONF_ENV_FILE": f"{place}/environment",
-            "RABBITMQ_CONFIG_FILE": f"{place}/rabbitmq",
-            "RABBITMQ_BASE": place,
-            "RABBITMQ_MNESIA_BASE": f"{place}/data",
-            "RABBITMQ_LOG_BASE": f"{place}/logs",
-            "RABBITMQ_PID_FILE": f"{place}/pid",
-            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{place}/plugins",
-            "ERL_EPMD_ADDRESS": HOST,
-        }
+
+def rabbitmq_environment(directory: Path, node: str, distribution_port: int) -> dict[str, str]:
+    """Return the environment of the node *node* of RabbitMQ, whose files are in *directory*."""
+    return {
+        "HOME": str(directory),
+        "RABBITMQ_NODENAME": node,
+        "RABBITMQ_DIST_PORT": str(distribution_port),
+        "RABBITMQ_CONF_ENV_FILE": f"{directory}/environment",
+        "RABBITMQ_CONFIG_FILE": f"{directory}/rabbitmq",
+        "RABBITMQ_BASE": str(directory),
+        "RABBITMQ_MNESIA_BASE": f"{directory}/data",
+        "RABBITMQ_LOG_BASE": f"{directory}/logs",
+        "RABBITMQ_PID_FILE": f"{directory}/pid",
+        "RABBITMQ_ENABLED_PLUGINS_FILE": f"{directory}/plugins",
+        "ERL_EPMD_ADDRESS": HOST,
+    }
 
 
 def rabbitmq_answers(url: str) -> bool:
