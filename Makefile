@@ -1,6 +1,6 @@
 # Every target creates its own virtual environment; no target needs root.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-release coverage test-oldest test-newest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-flow bench-schedules bench-publish bench-peers figures test-django workflow-check release-check dist api compose-check clean
+.PHONY: help setup demo test test-all test-release coverage test-oldest test-newest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-flow bench-schedules bench-publish bench-peers figures test-django workflow-check release-check dist api bench-scaling compose-check clean
 
 VENV := .venv
 OLDEST := .venv-oldest
@@ -173,6 +173,9 @@ bench-schedules: setup ## periodic tasks from the store against stock beat: late
 
 bench-publish: $(BENCH)/.ready ## sending tasks, one by one and in groups: Celery alone, with DurableTasks, potatoq; ARGS=--small for less
 	$(BENCH)/bin/python -m benchmarks.publish $(ARGS)
+
+bench-scaling: setup ## the cost of many entries in one Redis, and of tasks on 1, 2 and 4 Redis; ARGS=--shares for these alone
+	$(BIN)/python -m benchmarks.scaling $(ARGS)
 
 bench-leases: setup ## messages lost when consumers are killed: stock, with leases, with atomic fetch
 	$(BIN)/python -m benchmarks.leases $(ARGS)

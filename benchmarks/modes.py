@@ -16,6 +16,9 @@ MODES: Final = (STOCK, LEASES, FETCH)
 UNOBSERVED: Final = "unobserved"
 """As FETCH, but the worker reports nothing."""
 
+DELAYS: Final = "delays"
+"""As FETCH, and workers dispatch delayed tasks."""
+
 QUEUE: Final = "bench"
 
 
@@ -30,9 +33,9 @@ def make_app(url: str, mode: str, **options: Any) -> Celery:
         worker_hijack_root_logger=False,
         broker_transport_options=options,
         redis_queue_url=url,
-        redis_queue_atomic_fetch=mode in (FETCH, UNOBSERVED),
+        redis_queue_atomic_fetch=mode in (FETCH, UNOBSERVED, DELAYS),
         redis_queue_monitor=mode != UNOBSERVED,
     )
     if mode != STOCK:
-        DurableTasks(app, delays=False)
+        DurableTasks(app, delays=mode == DELAYS)
     return app

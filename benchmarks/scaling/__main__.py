@@ -2,16 +2,18 @@
 
 Fills a private Redis step by step with delayed tasks that have a 200-byte argument, and measures at each step the bytes
 for each entry and the time of single operations; measures a Redis with a long round trip. From this it calculates and
-simulates the cost of 100 million entries. docs/scaling.md shows a run.
+simulates the cost of 100 million entries. docs/scaling.md shows a run. ``--shares`` measures tasks on 1, 2 and 4 Redis.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Final
 
 from benchmarks.scaling.measuring import Step, steps
 from benchmarks.scaling.regions import ROUND_TRIP, figures
+from benchmarks.scaling.shares import COUNTS, Figures, balance, measure, medians
 from benchmarks.scaling.simulating import WEEK, simulate
 from benchmarks.server import private_redis
 
@@ -51,11 +53,34 @@ def regions() -> str:
     return _table(["", f"{ROUND_TRIP * 1000:.0f} ms away"], [[name, f"{value:,.0f}"] for name, value in figures()])
 
 
+def shares(tasks: int, rounds: int) -> str:
+    """Return the cost of a task with several Redis, in alternating rounds; and how even the shares of keys are."""
+    found = {count: list[Figures]() for count in COUNTS}
+    for _ in range(rounds):
+        for count, figures_of in found.items():
+            figures_of.append(measure(count, tasks))
+            print(f"{count} Redis: {figures_of[-1]}", file=sys.stderr)
+    rows = [[name, *cells] for name, *cells in medians(found)]
+    even = [[f"{keys:,}", f"{20 * equal:.1%}", f"{20 * skewed:.1%}"] for keys, equal, skewed in balance(20)]
+    return (
+        _table(["for each task, median of the rounds (ratio to 1 Redis, range)", *map(str, COUNTS)], rows)
+        + "\n\nThe largest of 20 shares, compared with the mean:\n\n"
+        + _table(["keys", "all equal", "Zipf"], even)
+    )
+
+
 def main() -> None:
     """Measure and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--most", type=int, default=1_000_000, help="entries of the last step (default: 1,000,000)")
-    most = parser.parse_args().most
+    parser.add_argument("--shares", action="store_true", help="measure several Redis only")
+    parser.add_argument("--tasks", type=int, default=12_000, help="tasks of a round with several Redis")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds with several Redis (default: 5)")
+    options = parser.parse_args()
+    if options.shares:
+        print(shares(options.tasks, options.rounds))
+        return
+    most = options.most
     with private_redis() as url:
         found = list(steps(url, most))
     print(table(found))
