@@ -97,7 +97,7 @@ def _send(apps: Sequence[Celery], tasks: int) -> None:
         share = share_of(f"key-{number}", len(apps))
         signatures[share].append(apps[share].tasks[HIT].s(time.time()))
     for app, own in zip(apps, signatures, strict=True):
-        DurableTasks(app).push_many(own, countdown=1)
+        DurableTasks(app).send_many(own, countdown=1)
 
 
 def _wait(workers: Sequence[Worker], tasks: int) -> None:

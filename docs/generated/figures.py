@@ -62,7 +62,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
         "make bench-delay ARGS=--small",
         {
             "schedule_ratio": "`apply_async(countdown=3600)`, one by one: rate, ratio to stock",
-            "bulk_ratio": "`push_many`: rate, ratio to stock, one by one",
+            "bulk_ratio": "`send_many`: rate, ratio to stock, one by one",
             "lateness_p50_ms": "lateness at 200/s, p50, ms, the worse of 0 and 100,000 other tasks waiting",
             "lateness_p99_ms": "the same, p99, ms",
             "native_p50_ms": "lateness of stock, p50, ms",
