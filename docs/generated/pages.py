@@ -11,8 +11,16 @@ GROUPS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "start": (
         "Start",
         (
-            "tutorial", "delayed-tasks", "task-leases", "fetch", "schedules", "lock", "asyncio", "guarantees",
-            "cookbook", "faq",
+            "tutorial",
+            "delayed-tasks",
+            "task-leases",
+            "fetch",
+            "schedules",
+            "lock",
+            "asyncio",
+            "guarantees",
+            "cookbook",
+            "faq",
         ),
     ),
     "how-to": (
