@@ -20,7 +20,7 @@ from redis_queue.errors import ConfigurationError, InvalidValueError, RedisQueue
 from redis_queue.store.settings import Settings
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, JustifyMethod, OverflowMethod
 
     from redis_queue.catalog import Catalog
 
@@ -102,9 +102,12 @@ def show_table(
         raise click.ClickException("tables need rich: pip install 'celery-redis-queue[cli]', or add --json") from error
     console = Console(file=sys.stdout, width=screen_width(), markup=False, highlight=False, emoji=False)
     columns = [_Column.of(head, list(values)) for head, values in zip(heads, _columns(len(heads), rows), strict=True)]
-    is_wide = sum(column.width + MARGIN for column in columns) - MARGIN > console.width
-    for line in _lines(console, columns, keep, below if is_wide else ()):
-        click.echo(encodable(line), err=err)
+    if sum(column.width + MARGIN for column in columns) - MARGIN <= console.width or not below:
+        lines = _folded_lines(console, columns, keep)
+    else:
+        lines = _stacked_lines(console, columns, keep, below)
+    for line in lines:
+        click.echo(line, err=err)
 
 
 def _columns(count: int, rows: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
@@ -132,7 +135,29 @@ class _Column:
         return cls(name, head, cells, right, max(map(cell_len, (head, *cells))))
 
 
-def _lines(console: Console, columns: Sequence[_Column], keep: Sequence[str], below: Sequence[str]) -> Iterator[str]:
+def _folded_lines(console: Console, columns: Sequence[_Column], keep: Sequence[str]) -> Iterator[str]:
+    from rich.table import Table  # noqa: PLC0415 - as above
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, padding=(0, MARGIN, 0, 0), header_style="bold")
+    for column in columns:
+        # A long text that is not folded would be cut.
+        unfolded = column.name in keep and all(len(cell) <= UNFOLDED for cell in column.cells)
+        # A number that does not fit must not look like a smaller one.
+        overflow: OverflowMethod = "ellipsis" if column.right else "fold"
+        justify: JustifyMethod = "right" if column.right else "left"
+        table.add_column(column.head, justify=justify, overflow=overflow, no_wrap=unfolded or column.right)
+    for row in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*map(Text, row))
+    with console.capture() as captured:
+        console.print(table)
+    for text in captured.get().splitlines():
+        yield encodable(text.rstrip())
+
+
+def _stacked_lines(
+    console: Console, columns: Sequence[_Column], keep: Sequence[str], below: Sequence[str]
+) -> Iterator[str]:
     beside = [column for column in columns if column.name not in below]
     under = [column for column in columns if column.name in below]
     widths = _fitting_widths(beside, console.width, keep)
@@ -146,30 +171,21 @@ def _lines(console: Console, columns: Sequence[_Column], keep: Sequence[str], be
 
 
 def _fitting_widths(columns: Sequence[_Column], room: int, keep: Sequence[str]) -> list[int]:
-    """Return widths that fit into *room* if possible; the widest columns shrink, those of numbers at last."""
+    """Return widths that fit into *room* if possible; the widest columns shrink."""
     widths = [column.width for column in columns]
-    numbers = [number for number, column in enumerate(columns) if column.right]
-    texts = [
-        number
-        for number, column in enumerate(columns)
-        if number not in numbers and (column.name not in keep or column.width > UNFOLDED)
-    ]
-    for giving in (texts, numbers):
-        while giving and sum(widths) + MARGIN * (len(widths) - 1) > room:
-            widest = max(giving, key=lambda number: widths[number])
-            if widths[widest] <= (NARROW if giving is texts else 1):
-                break
-            widths[widest] -= 1
+    giving = [number for number, column in enumerate(columns) if column.name not in keep or column.width > UNFOLDED]
+    while giving and sum(widths) + MARGIN * (len(widths) - 1) > room:
+        widest = max(giving, key=lambda number: widths[number])
+        if widths[widest] <= NARROW:
+            break
+        widths[widest] -= 1
     return widths
 
 
 def _beside(console: Console, columns: Sequence[_Column], widths: Sequence[int], cells: Sequence[str]) -> str:
     from rich.cells import set_cell_size  # noqa: PLC0415 - as above
 
-    folded = [
-        [_cut(cell, width)] if column.right and cell is not column.head else _wrap(console, cell, width)
-        for cell, column, width in zip(cells, columns, widths, strict=True)
-    ]
+    folded = [_wrap(console, cell, width) for cell, width in zip(cells, widths, strict=True)]
     lines = []
     for parts in zip_longest(*folded, fillvalue=""):
         filled = [
@@ -178,11 +194,6 @@ def _beside(console: Console, columns: Sequence[_Column], widths: Sequence[int],
         ]
         lines.append((" " * MARGIN).join(filled).rstrip())
     return "\n".join(lines)
-
-
-def _cut(number: str, width: int) -> str:
-    # A number that does not fit must not look like a smaller one.
-    return number if len(number) <= width else f"{number[: width - 1]}…"
 
 
 def _wrap(console: Console, text: str, width: int) -> list[str]:
