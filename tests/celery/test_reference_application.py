@@ -150,7 +150,7 @@ def test_backlog_of_slow_tasks_does_not_delay_the_ticks(own_redis: Installation)
 
 
 def test_two_workers_with_their_own_beats_run_each_entry_once(own_redis: Installation) -> None:
-    ids = own_redis.delayed.send_many(
+    ids = own_redis.delayed.push_many(
         [{"task": REMIND, "args": [], "kwargs": order(number), "options": {}} for number in range(200)]
     )
     with own_redis.celery(*WORKER, "-n", "one@%h") as one, own_redis.celery(*WORKER, "-n", "two@%h") as two:

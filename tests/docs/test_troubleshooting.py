@@ -74,7 +74,7 @@ def actions(call: ast.Call, function: ast.AST, place: str) -> Iterator[str]:
 
 def logged(tree: ast.Module, name: str) -> Iterator[Line]:
     """Yield the lines at WARNING or above of the module *name*."""
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue

@@ -438,7 +438,7 @@ class TestOverdue:
         delayed = DurableTasks(app, leases=False)
         old = ManualClock()
         old.advance(-7200)
-        DelayQueue("scheduled", redis_url, clock=old).send_many([late(app) for _ in range(3)])
+        DelayQueue("scheduled", redis_url, clock=old).push_many([late(app) for _ in range(3)])
         good = send_due(delayed)
         assert dispatch(app) == Dispatched(sent=1)
         assert broker.take_ids(app.conf.task_default_queue) == [good]
@@ -453,7 +453,7 @@ class TestOverdue:
         delayed = DurableTasks(app, leases=False)
         old = ManualClock()
         old.advance(-60)
-        DelayQueue("scheduled", redis_url, clock=old).send_many([late(app) for _ in range(50)])
+        DelayQueue("scheduled", redis_url, clock=old).push_many([late(app) for _ in range(50)])
         fresh = send_due(delayed)
         now = [1000.0]
         monkeypatch.setattr("redis_queue.celery.dispatch.dispatcher.time.monotonic", lambda: now[0])

@@ -245,7 +245,7 @@ class TestReading:
     def test_scan_takes_conditions_and_reads_page_after_page(
         self, delayed: DurableTasks, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("redis_queue.celery.durable_tasks.CHUNK", 2)
+        monkeypatch.setattr("redis_queue.celery.stored_tasks.CHUNK", 2)
         names = [f"order-{number}" for number in range(5)]
         for number, name in enumerate(names):
             delayed.app.send_task(f"shop.t{number % 2}", countdown=60 + number, task_id=name, queue=f"q{number % 3}")
