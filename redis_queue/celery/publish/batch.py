@@ -13,7 +13,7 @@ from kombu.exceptions import OperationalError
 from redis_queue.celery.entries import with_retries
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.settings import extension_of
-from redis_queue.errors import StoreError, StoreUnavailableError
+from redis_queue.errors import StoreError
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.redis_errors import UNKNOWN, RedisErrors, may_have_arrived, translate
 
@@ -56,6 +56,8 @@ class Batch:
         self.entries: list[Entry] = []
         #: Ids of those that were sent.
         self.sent: list[str] = []
+        self._unknown: list[str] = []
+        self._error: Exception | None = None
         self._lists: BrokerLists | None = None
         self._rows: list[_Row] = []
         self._size = 0
@@ -72,32 +74,45 @@ class Batch:
         """Take an entry for the store."""
         self.entries.append(entry)
         if self._store is not None and len(self.entries) >= CHUNK:
-            self._send_entries()
+            self.send()
 
     def push(self, lists: BrokerLists, key: str, element: str, task_id: str) -> None:
         """Take an element for the list *key*."""
         if self._lists is not None and self._lists is not lists:
-            self._send_rows()
+            self.send()
         self._lists = lists
         self._rows.append((key, element, task_id))
         self._size += len(element)
         if len(self._rows) >= CHUNK or self._size >= MAX_CHARACTERS:
-            self._send_rows()
+            self.send()
+
+    def check(self) -> None:
+        """Raise the error that ended the batch, if one did: a caller may have caught it."""
+        if self._error is not None:
+            raise self._error
 
     def send(self) -> None:
         """Send what is left. Raises PartlySentError if some were sent before, else OperationalError."""
-        self._send_rows()
-        self._send_entries()
+        self.check()
+        try:
+            self._send_rows()
+            self._send_entries()
+        except Exception as error:
+            self._error = self.broken(error)
+            if self._error is error:
+                raise
+            raise self._error from error
 
     def broken(self, error: Exception) -> Exception:
         """Return the error to raise if *error* ended the batch before its end: what was not sent is dropped."""
         self.entries, self._rows = [], []
         if isinstance(error, PartlySentError):
             return error
-        if not self.sent:
+        if not self.sent and not self._unknown:
             return OperationalError(str(error)) if isinstance(error, StoreError) else error
-        text = f"{self._told()}, and no more, because of {type(error).__name__}: {error}"
-        return PartlySentError(text, self.sent, ())
+        doubt = f"; whether the next {len(self._unknown):,} were is unknown" if self._unknown else ", and no more"
+        text = f"{len(self.sent):,} messages were sent{doubt}, because of {type(error).__name__}: {error}"
+        return PartlySentError(text, self.sent, self._unknown)
 
     def _send_rows(self) -> None:
         rows, self._rows, self._size = self._rows, [], 0
@@ -106,13 +121,18 @@ class Batch:
 
     def _push(self, lists: Any, rows: list[_Row]) -> None:
         """Send *rows*, and take out of it those that were sent."""
+        # Also if a signal ends the call, such as that of a time limit.
+        self._unknown = [id_ for *_, id_ in rows]
         try:
             errors = lists.push_many([(key, element) for key, element, _ in rows])
         except RedisErrors as error:
             failed = translate(error, unknown=may_have_arrived(error))
-            if not may_have_arrived(error):
-                raise failed from error
-            raise self._failed([id_ for *_, id_ in rows], failed) from error
+            if may_have_arrived(error):
+                # Not again: they would be sent twice.
+                raise self.broken(failed) from error
+            self._unknown = []
+            raise failed from error
+        self._unknown = []
         self.sent += [id_ for (*_, id_), error in zip(rows, errors, strict=True) if error is None]
         rows[:] = [row for row, error in zip(rows, errors, strict=True) if error is not None]
         if rows:
@@ -120,26 +140,19 @@ class Batch:
             raise translate(first) from first
 
     def _send_entries(self) -> None:
-        if self._store is None:
-            return
         entries, self.entries = self.entries, []
-        ids = [envelope.id for envelope, _ in entries]
+        if not entries or self._store is None:
+            return
+        self._unknown = [envelope.id for envelope, _ in entries]
         try:
-            if entries:
-                self._store(entries)
-        except StoreUnavailableError as error:
+            # Each replaces the entry of its id.
+            with_retries(partial(self._store, entries), self._sending)
+        except StoreError as error:
             if UNKNOWN not in str(error):
-                raise
-            raise self._failed(ids, error) from error
-        self.sent += ids
-
-    def _failed(self, ids: Sequence[str], error: StoreError) -> Exception:
-        return PartlySentError(
-            f"{self._told()}; whether the next {len(ids):,} were is unknown: {error}", self.sent, ids
-        )
-
-    def _told(self) -> str:
-        return f"{len(self.sent):,} messages were sent"
+                self._unknown = []
+            raise
+        self.sent += self._unknown
+        self._unknown = []
 
 
 def batch_groups() -> None:
