@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import Any, Final, cast
@@ -89,16 +90,21 @@ class Capture:
             if self._kinds.is_new(call):
                 with self.sends.watch() as seen:
                     result = plain(*args, **options)
-                self._kinds.learn(call, seen, result.id)
+                self._kinds.learn(call, seen)
                 return result
             first = self._kinds.first(call)
             found = None if first is None else self._send_like(first, call)
-            return plain(*args, **options) if found is None else found
+            if found is not None:
+                return found
+            # With the same id: Redis may have got the message before its connection broke.
+            return plain(*args, **({**options, "task_id": call.id} if call.id else options))
 
         @functools.wraps(plain)
         def send_task(*args: Any, **options: Any) -> Any:
             batch = self.sends.batch
             taken = 0 if batch is None else len(batch)
+            if batch is not None:
+                batch.check()
             unique = self._uniques.of_task(str(args[0] if args else options.get("name")))
             result = send(*args, **options) if unique is None else calls.send(unique, send, args, options)
             if batch is not None and len(batch) == taken:
@@ -121,11 +127,14 @@ class Capture:
             call.root_id = call.root_id or parent.request.root_id or parent.request.id
             call.parent_id = call.parent_id or parent.request.id
         send = self.sends.of(app, call.id)
-        if type(call.id) is not str or send.is_retry or send.through_store:
+        if type(call.id) is not str or send.is_retry or send.key is not None:
             return None
         ignored = first.headers["ignore_result"]
         if not ignored:
-            app.backend.on_task_call(None, call.id)
+            try:
+                app.backend.on_task_call(None, call.id)
+            except RedisErrors as error:
+                raise OperationalError(redact(str(error))) from error
         if not self._put_like(send, first, call):
             return None
         result = (options.get("result_cls") or app.AsyncResult)(call.id)
@@ -146,8 +155,10 @@ class Capture:
                 return False
             message = self._kinds.envelope(first.envelope, call)
             return self._put_into_flow(send, send.header, first.queue, message, first.sending)
-        shortest = 0.0 if send.header is not None else self._stored.settings.min_delay_seconds
-        if type(countdown) not in (int, float) or not shortest < countdown < MAX_DELAY.total_seconds():
+        settings = self._stored.settings
+        shortest = 0.0 if send.header is not None else settings.min_delay_seconds
+        # With "broker", Celery itself sends the message if the store does not take it: one attempt is enough.
+        if settings.on_store_error == "broker" or not shortest < countdown < MAX_DELAY.total_seconds():
             return False
         send.countdown, send.due = countdown, (float(countdown), None)
         message = self._kinds.envelope(first.envelope, call, self._kinds.eta(countdown))
@@ -159,6 +170,8 @@ class Capture:
         if lists is None or not lists.is_open:
             self._kinds.forget()
             return False
+        if send.batch is not None and not send.batch.takes_all:
+            return False
         element = self._kinds.element(first.form, call)
         if send.batch is not None:
             send.batch.push(lists, first.key, element, call.id)
@@ -168,11 +181,16 @@ class Capture:
         except RedisErrors as error:
             self._kinds.forget()
             is_unknown = may_have_arrived(error)
-            if isinstance(error, redis.TimeoutError) or (is_unknown and not call.options.get("retry")):
+            if isinstance(error, redis.TimeoutError) or (is_unknown and not self._is_retried(call)):
                 raise OperationalError(str(translate(error, unknown=is_unknown))) from error
             # Celery sends it again, with its own policy for retries.
             return False
         return True
+
+    def _is_retried(self, call: Call) -> bool:
+        conf, retry = self._app.conf, call.options.get("retry")
+        policy = conf.task_publish_retry_policy or {}
+        return bool(conf.task_publish_retry if retry is None else retry) and policy.get("max_retries") != 0
 
     def wrap(self, amqp: AMQP) -> None:
         """Capture the delayed messages of *amqp* from now on; no-op if already wrapped."""
@@ -233,19 +251,29 @@ class Capture:
             # With protocol 1, headers are those of the application.
             if "id" in message.headers:
                 message.headers[SENT] = sent_now()
-            BrokerLists.of(producer)
-            before, current.take = current.take, self.sends.take
             try:
-                return publish(producer, name, message, **options)
+                with self._taking(producer):
+                    return publish(producer, name, message, **options)
             except (OperationalError, redis.exceptions.OutOfMemoryError, AttributeError) as error:
                 _raise_unless_full(error, producer, retry=send.is_retry)
-            finally:
-                current.take = before
             # The store takes a retry even if its Redis is full: Celery drops a task whose retry is refused.
             send.due = self._due(send, message)
             return publish(self._into_store(producer, send), name, message, **options)
 
         return send_task_message
+
+    @contextmanager
+    def _taking(self, producer: Any) -> Iterator[None]:
+        """Note what *producer* puts into lists in the `with` block; put it into the batch of this thread if it has one."""
+        batch = self.sends.batch
+        if BrokerLists.of(producer) is None and batch is not None:
+            # It must not overtake those that wait: it has no channel yet, or none to Redis.
+            batch.send()
+        before, current.take = current.take, self.sends.take
+        try:
+            yield
+        finally:
+            current.take = before
 
     def _header(self, send: Send, name: str, queue: str, args: Any, kwargs: Any) -> FlowHeader | None:
         """Return the flow and the keys of a message for *queue*; None if it has no flow."""

@@ -17,7 +17,7 @@ from json.encoder import encode_basestring_ascii
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final
 
-from celery import Task, signals
+from celery import signals
 from celery.app.amqp import AMQP
 from celery.app.routes import MapRoute, Router
 from celery.backends.base import Backend
@@ -41,8 +41,8 @@ MAX_KINDS: Final = 1000
 """Maximum number of kinds that are remembered: callers may make up names of queues."""
 
 _FREE: Final = frozenset(
-    {"task_id", "countdown", "group_id", "group_index", "root_id", "parent_id", "producer", "add_to_parent"}
-    | {"reply_to", "result_cls", "task_type"}
+    {"name", "args", "kwargs", "task_id", "countdown", "group_id", "group_index", "root_id", "parent_id", "producer"}
+    | {"add_to_parent", "reply_to", "result_cls", "task_type"}
 )
 """Options in which the calls of a kind may differ."""
 
@@ -60,10 +60,21 @@ _ALIKE: Final[Mapping[str, type]] = {
 }
 """Options that all calls of a kind have with the same value, of this type or None. All others must be None."""
 
+_SEQUENCES: Final = (tuple, list, type(None))
+_MAPPINGS: Final = (dict, type(None))
+_TEXTS: Final = (str, type(None))
+_NUMBERS: Final = (int, float, type(None))
+
 _NO_FOLLOWERS: Final = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
+_POSITIONAL: Final = ("name", "args", "kwargs")
 _WRAPPED: Final = ("create_task_message", "send_task_message")
-_OF_TASK: Final = ("apply_async", "shadow_name", "_get_exec_options")
+_OF_KOMBU: Final = (
+    (Producer, "publish"),
+    (Producer, "_publish"),
+    (virtual.Channel, "basic_publish"),
+    (redis.Channel, "_put"),
+)
 
 
 @dataclass(slots=True)
@@ -108,7 +119,7 @@ _DIFFERS: Final = frozenset(
 
 
 def _json(value: Any) -> str:
-    return "null" if value is None else f"{value}" if type(value) is int else encode_basestring_ascii(value)
+    return encode_basestring_ascii(value) if type(value) is str else str(dump_element(value))
 
 
 class Kinds:
@@ -116,12 +127,12 @@ class Kinds:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
+        self._send_task = app.send_task
         self._known: dict[Any, Seen | None] = {}
         self._checked: tuple[Any, ...] = ()
         self._changes: dict[str, Any] = {}
         self._is_plain = False
         self._levels: dict[str, Any] = {}
-        self._tasks: dict[str, tuple[Any, bool]] = {}
 
     def forget(self) -> None:
         """Let Celery make the next message of each kind: its connection declares the queues again."""
@@ -129,48 +140,64 @@ class Kinds:
 
     def call(self, args: tuple[Any, ...], options: Mapping[str, Any]) -> Call | None:
         """Return the call ``send_task(*args, **options)`` if it has a kind."""
-        if not 0 < len(args) <= 3:  # noqa: PLR2004 - name, args and kwargs
+        given = {**dict(zip(_POSITIONAL, args, strict=False)), **options}
+        name, countdown, producer = given.get("name"), given.get("countdown"), given.get("producer")
+        if len(given) != len(args) + len(options) or type(name) is not str:
             return None
-        name, given, named = (*args, None, None)[:3]
-        if type(name) is not str or not self._is_certain(name, options.get("task_type")):
+        if not self._is_certain(name, given.get("task_type")) or not _is_plain_producer(producer):
             return None
-        alike: list[Any] = [name, options.get("countdown") is not None]
-        for option, value in options.items():
+        positional, named = given.get("args"), given.get("kwargs")
+        # A serializer of another library may write these arguments as JSON does, and others not.
+        if given.get("serializer") not in (None, "json") or type(positional) not in _SEQUENCES:
+            return None
+        if type(named) not in _MAPPINGS or type(countdown) not in _NUMBERS:
+            return None
+        if type(given.get("reply_to")) not in _TEXTS:
+            return None
+        alike: list[Any] = [name, bool(countdown)]
+        for option, value in given.items():
             if option not in _FREE:
                 if value is not None and type(value) is not _ALIKE.get(option):
                     return None
                 alike += option, value
-        if type(given) not in (tuple, list, type(None)) or type(named) not in (dict, type(None)):
-            return None
-        return Call(name, given or (), named or {}, options, tuple(alike))
+        return Call(name, positional or (), named or {}, options, tuple(alike))
 
     def first(self, call: Call) -> Seen | None:
         """Return the message that Celery made of the kind of *call*; None if others may differ from it."""
-        return self._known.get(call.key)
+        first = self._known.get(call.key)
+        if first is None or first.declared is self._app.amqp.queues.get(first.declared_as):
+            return first
+        self.forget()
+        return None
 
     def is_new(self, call: Call) -> bool:
         """Return whether Celery has made no message of this kind yet."""
         return call.key not in self._known
 
-    def learn(self, call: Call, seen: Sequence[Seen], task_id: Any) -> None:
+    def learn(self, call: Call, seen: Sequence[Seen]) -> None:
         """Keep the message that Celery made for *call* as that of its kind, if all others are like it."""
         if not seen:
             return
         if len(self._known) >= MAX_KINDS:
             self.forget()
         self._known[call.key] = None
+        first = seen[0]
+        headers, task_id = first.headers, first.headers.get("id")
         if len(seen) != 1 or not isinstance(task_id, str):
             return
-        (first,) = seen
-        headers = first.headers
         call.id, call.root_id, call.parent_id = task_id, headers.get("root_id"), headers.get("parent_id")
         if first.envelope is not None:
+            exchange, queue = first.envelope.exchange, first.envelope.routing_key
             same = self.envelope(first.envelope, call, headers.get(ETA)) == first.envelope
         else:
-            tag = first.message["properties"].get("delivery_tag")
+            properties = first.message["properties"]
+            exchange, queue = map(properties["delivery_info"].get, ("exchange", "routing_key"))
             first.form = Form(first.message)
-            same = self.element(first.form, call, tag, headers.get(SENT)) == dump_element(first.message)
-        if same:
+            made = self.element(first.form, call, properties["delivery_tag"], headers.get(SENT))
+            same = made == dump_element(first.message)
+        # The queues of another exchange may change: kombu reads them from Redis for each message.
+        if same and not exchange:
+            first.declared_as, first.declared = queue, self._app.amqp.queues.get(queue)
             self._known[call.key] = first
 
     def envelope(self, known: Envelope, call: Call, eta: Any = None) -> Envelope:
@@ -213,35 +240,35 @@ class Kinds:
     def _is_certain(self, name: str, task: Any) -> bool:
         """Return whether Celery treats all calls of *task* alike that have the same options."""
         app = self._app
-        amqp, changes = app.amqp, app.conf.changes
-        current = (
-            amqp.router,
-            amqp.router.routes,
-            *map(vars(amqp).get, _WRAPPED),
-            amqp.as_task_v2,
-            Task.apply_async,
-            Producer.publish,
-            Producer._publish,
-            virtual.Channel.basic_publish,
-            redis.Channel._put,
-            type(app.backend),
-        )
+        functions, changes = self._functions(), app.conf.changes
+        current = (*functions, app.conf, *app.amqp.router.routes)
         if current != self._checked or changes != self._changes:
             self.forget()
-            self._tasks = {}
-            self._checked, self._changes, self._is_plain = current, dict(changes), _is_plain(app)
+            self._checked, self._changes = current, dict(changes)
+            self._is_plain = _is_plain(app) and all(map(_is_own, functions))
             # Celery 5.5 has no such setting.
             levels = getattr(app.conf, "task_repr_maxlevels", None)
             self._levels = {} if levels is None else {"maxlevels": levels}
         if not self._is_plain or any(signal.receivers for signal in _OBSERVED):
             return False
-        if task is None:
-            # Celery takes the options of a task of the app that is called by its name.
-            return name not in app._tasks
-        known = self._tasks.get(name)
-        if known is None or known[0] is not task:
-            known = self._tasks[name] = task, _is_plain_task(task)
-        return known[1]
+        # Celery takes the options of a task of the app that is called by its name.
+        return task is not None or name not in app._tasks
+
+    def _functions(self) -> tuple[Any, ...]:
+        """Return the functions that make and send a message."""
+        app, amqp = self._app, self._app.amqp
+        wrapped = vars(amqp)
+        return (
+            self._send_task,
+            app.now,
+            amqp.as_task_v2,
+            amqp._create_task_sender,
+            amqp.router.route,
+            # Each thread may have its own backend.
+            getattr(app.backend.on_task_call, "__func__", None),
+            *[wrapped.get(name) for name in _WRAPPED],
+            *[getattr(owner, name) for owner, name in _OF_KOMBU],
+        )
 
 
 _OBSERVED: Final = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
@@ -265,44 +292,38 @@ def short_repr(value: Any, size: int, levels: Mapping[str, Any]) -> str:
 
 
 def _plain_repr(item: Any) -> str:
-    kind = type(item)
-    if kind is str:
+    if type(item) is str:
         return "'{}'".format(item.replace("'", "\\'"))
-    return f"{item}" if kind in _PLAIN else "\0"
+    return f"{item}" if type(item) in _PLAIN else "\0"
 
 
 _PLAIN: Final = (int, float, bool, type(None))
 
 
-def _is_plain_task(task: Any) -> bool:
-    return getattr(task, "_dump_pydantic_arguments", None) is None and all(
-        _is_own(getattr(task, name, None)) for name in _OF_TASK
-    )
-
-
 def _is_plain(app: Celery) -> bool:
-    """Return whether Celery and kombu alone make and send the messages of *app*: no part is wrapped or replaced."""
-    amqp, backend = app.amqp, type(app.backend)
-    functions = (
-        app.now,
-        amqp.as_task_v2,
-        amqp._create_task_sender,
-        amqp.router.route,
-        *(vars(amqp).get(name) for name in _WRAPPED),
-        Producer.publish,
-        Producer._publish,
-        virtual.Channel.basic_publish,
-        redis.Channel._put,
-    )
-    conf = app.conf
-    return (
+    """Return whether settings, routes and backend treat all calls of a kind the same."""
+    amqp, conf = app.amqp, app.conf
+    return bool(
         not (conf.task_send_sent_event or conf.task_always_eager or conf.task_inherit_parent_priority)
+        and conf.task_serializer == "json"
         and type(amqp.router) is Router
-        and all(type(route) is MapRoute for route in amqp.router.routes or ())
+        and all(type(route) is MapRoute for route in amqp.router.routes)
         and all(getattr(type(amqp), name) is getattr(AMQP, name) for name in _WRAPPED)
         # Others may use the producer.
-        and backend.on_task_call in (Backend.on_task_call, RedisBackend.on_task_call)
-        and all(map(_is_own, functions))
+        and type(app.backend).on_task_call in (Backend.on_task_call, RedisBackend.on_task_call)
+    )
+
+
+def _is_plain_producer(producer: Any) -> bool:
+    """Return whether *producer* sends messages as one of Celery's own pool does."""
+    if producer is None:
+        return True
+    is_pooled = type(producer) is Producer and "publish" not in vars(producer) and producer.connection is not None
+    # kombu 5.7 can hold messages back.
+    return (
+        is_pooled
+        and not producer.compression
+        and getattr(getattr(producer, "_batch_local", None), "current", None) is None
     )
 
 

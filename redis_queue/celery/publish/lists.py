@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +36,9 @@ class Seen:
     message: dict[str, Any] = field(default_factory=dict)
     #: The form of the message, if others are like it.
     form: Any = None
+    #: The queue of this name that the app had by then.
+    declared: Any = None
+    declared_as: str = ""
 
 
 class _Current(threading.local):
@@ -58,7 +60,6 @@ class BrokerLists:
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
-        self._pid = os.getpid()
         self._link = DirectLink(client_of(channel))
         self._prefix = channel.global_keyprefix or ""
         around(channel, "_put", self._put)
@@ -80,7 +81,7 @@ class BrokerLists:
     @property
     def is_open(self) -> bool:
         """Whether the channel is in use: else its queues may have to be declared again."""
-        return self._channel.connection is not None and not self._channel.closed and self._pid == os.getpid()
+        return self._channel.connection is not None and not self._channel.closed
 
     def push(self, key: str, element: str) -> None:
         """Put a message behind all others in the list *key*."""
@@ -100,7 +101,9 @@ class BrokerLists:
 
     def _put(self, put: Any, queue: str, message: dict[str, Any], **options: Any) -> None:
         channel = self._channel
-        if options.get("_publish_batch") is not None or queue in channel._expires or not self.is_open:
+        # kombu 5.5 lets no list expire.
+        expiring = getattr(channel, "_expires", ())
+        if options.get("_publish_batch") is not None or queue in expiring or not self.is_open:
             put(queue, message, **options)
             return
         priority = channel._get_message_priority(message, reverse=False)
