@@ -1,0 +1,293 @@
+"""A batch tells which of its messages were sent, whatever fails, and sends nothing afterwards."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from celery import Celery, group, signals
+from kombu import pools
+from kombu.exceptions import OperationalError
+
+from redis_queue.celery import DurableTasks
+from redis_queue.celery.publish.batch import Batch, PartlySentError
+from redis_queue.celery.publish.lists import BrokerLists
+from tests.support.celery.brokers import close_results
+from tests.support.proxy import FaultProxy
+from tests.support.servers import RedisServer
+
+NUMBER = 1200
+SILENCE = {"socket_timeout": 0.5, "socket_connect_timeout": 0.5}
+
+
+@pytest.fixture
+def proxied(server: RedisServer) -> Iterator[FaultProxy]:
+    """A proxy in front of the server of the test."""
+    with FaultProxy(server.address) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def app(proxied: FaultProxy) -> Iterator[Celery]:
+    """An app whose broker and store are behind the proxy; it has sent a message of its task."""
+    app = Celery("shop", broker=proxied.url, set_as_current=False)
+    app.conf.broker_transport_options = SILENCE
+    app.conf.update(result_backend="disabled://", task_default_queue="shop", task_publish_retry=False)
+
+    @app.task(name="shop.add", shared=False)
+    def add(*args: Any) -> None:
+        """Add."""
+
+    DurableTasks(app, leases=False)
+    for _ in range(2):
+        add.delay("before")
+    yield app
+    close_results(app)
+    app.close()
+    pools.reset()
+
+
+def arguments(server: RedisServer, key: str = "shop") -> list[Any]:
+    """Return the first argument of each message in a list, oldest first, without those of the fixture."""
+    with server.client() as client:
+        elements: list[Any] = client.lrange(key, 0, -1)
+    found = [json.loads(base64.b64decode(json.loads(element)["body"]))[0][0] for element in elements[::-1]]
+    return [argument for argument in found if argument != "before"]
+
+
+def ids(server: RedisServer) -> list[str]:
+    """Return the ids of the messages in the list, oldest first."""
+    with server.client() as client:
+        elements: list[Any] = client.lrange("shop", 0, -1)
+    return [json.loads(element)["headers"]["id"] for element in elements[::-1]][2:]
+
+
+def in_a_group(app: Celery, calls: list[Any]) -> Any:
+    return group(calls, app=app).apply_async()
+
+
+def by_send_many(app: Celery, calls: list[Any]) -> Any:
+    return DurableTasks.of(app).send_many(calls)
+
+
+def in_a_block(app: Celery, calls: list[Any]) -> Any:
+    with DurableTasks.of(app).batch():
+        for call in calls:
+            # A caller who goes on all the same.
+            with suppress(OperationalError):
+                call.apply_async()
+
+
+WAYS = [in_a_group, by_send_many, in_a_block]
+
+
+def calls_of(app: Celery, number: int = NUMBER) -> list[Any]:
+    """Return signatures with numbers as arguments, and ids."""
+    return [app.tasks["shop.add"].s(n).set(task_id=f"id-{n}") for n in range(number)]
+
+
+def test_a_group_is_sent_in_order(app: Celery, server: RedisServer) -> None:
+    before = commands(server)
+    in_a_group(app, calls_of(app))
+    assert arguments(server) == list(range(NUMBER))
+    assert commands(server) - before == 3
+
+
+def commands(server: RedisServer) -> int:
+    """Return how many LPUSH the server has executed."""
+    with server.client() as client:
+        statistics: Any = client.info("commandstats")
+    return int(statistics["cmdstat_lpush"]["calls"])
+
+
+Fault = Callable[[FaultProxy], Any]
+LOST_REQUEST: Fault = lambda proxy: proxy.cut_next_request(matching=b"LPUSH", passes=1)  # noqa: E731
+LOST_REPLY: Fault = lambda proxy: proxy.drop_next_reply(matching=b"LPUSH", passes=1)  # noqa: E731
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("reply", [False, True])
+def test_what_was_lost_on_the_way_is_told_as_unknown(
+    app: Celery, server: RedisServer, proxied: FaultProxy, way: Any, reply: bool
+) -> None:
+    arrived = 1000 if reply else 500
+    (LOST_REPLY if reply else LOST_REQUEST)(proxied)
+    with pytest.raises(PartlySentError, match="500 messages were sent; whether the next 500 were is unknown") as raised:
+        way(app, calls_of(app))
+    assert raised.value.sent == [f"id-{n}" for n in range(500)]
+    assert raised.value.unknown == [f"id-{n}" for n in range(500, 1000)]
+    assert ids(server) == [f"id-{n}" for n in range(arrived)]
+    app.tasks["shop.add"].delay("after")
+    assert arguments(server) == [*range(arrived), "after"]
+
+
+def refuse(server: RedisServer, how: str) -> None:
+    """Make the server refuse new messages."""
+    with server.client() as client:
+        if how == "full":
+            client.config_set("maxmemory", "1")
+        else:
+            client.replicaof("127.0.0.1", 1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("how", ["full", "read-only"])
+def test_what_redis_refuses_was_not_sent(
+    app: Celery, server: RedisServer, monkeypatch: pytest.MonkeyPatch, way: Any, how: str
+) -> None:
+    push_many, pushes = BrokerLists.push_many, iter(range(NUMBER))
+
+    def refused_second(self: BrokerLists, rows: Any) -> Any:
+        if next(pushes) == 1:
+            refuse(server, how)
+        return push_many(self, rows)
+
+    monkeypatch.setattr(BrokerLists, "push_many", refused_second)
+    with pytest.raises(PartlySentError, match="500 messages were sent, and no more") as raised:
+        way(app, calls_of(app))
+    assert (raised.value.sent, raised.value.unknown) == ([f"id-{n}" for n in range(500)], [])
+    assert ids(server) == raised.value.sent
+    with pytest.raises(OperationalError) as refusal:
+        way(app, calls_of(app, 5))
+    assert not isinstance(refusal.value, PartlySentError)
+    assert len(ids(server)) == 500
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_silent_redis_is_told_after_one_timeout(app: Celery, server: RedisServer, way: Any) -> None:
+    app.conf.task_publish_retry = True
+    server.pause()
+    try:
+        with pytest.raises(PartlySentError) as raised:
+            way(app, calls_of(app, 20))
+        assert (raised.value.sent, raised.value.unknown) == ([], [f"id-{n}" for n in range(20)])
+    finally:
+        server.resume()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_outage_ends_within_the_policy_for_retries(
+    app: Celery, server: RedisServer, proxied: FaultProxy, way: Any
+) -> None:
+    app.conf.task_publish_retry = True
+    proxied.mode = "refuse"
+    proxied.cut()
+    with pytest.raises(OperationalError):
+        way(app, calls_of(app, 20))
+    proxied.mode = "pass"
+    way(app, calls_of(app, 20))
+    assert arguments(server) == list(range(20))
+
+
+@pytest.mark.parametrize("way", [in_a_group, by_send_many])
+def test_an_argument_without_a_serialised_form_ends_the_batch(app: Celery, server: RedisServer, way: Any) -> None:
+    with pytest.raises(PartlySentError, match="EncodeError") as raised:
+        way(app, [*calls_of(app, 600), app.tasks["shop.add"].s(object())])
+    assert raised.value.sent == ids(server) == [f"id-{n}" for n in range(500)]
+    assert raised.value.unknown == []
+
+
+def test_entries_of_the_store_are_told_too(app: Celery, server: RedisServer, proxied: FaultProxy) -> None:
+    task = app.tasks["shop.add"]
+    durable = DurableTasks.of(app)
+    task.apply_async(("first",), countdown=60)
+
+    def send() -> None:
+        with durable.batch():
+            for n in range(600):
+                task.apply_async((n,), task_id=f"stored-{n}", countdown=60)
+            task.apply_async((1,), task_id="listed")
+            proxied.mode = "refuse"
+            proxied.cut()
+
+    with pytest.raises(PartlySentError) as raised:
+        send()
+    assert raised.value.sent == [f"stored-{n}" for n in range(500)]
+    # It was written into a connection that Redis had closed.
+    assert raised.value.unknown == ["listed"]
+    with server.client() as client:
+        assert client.llen("shop") == 2
+
+
+def test_a_group_with_a_receiver_is_sent_one_by_one(app: Celery, server: RedisServer) -> None:
+    lengths: list[int] = []
+
+    def listen(**_: Any) -> None:
+        lengths.append(len(ids(server)))
+
+    signals.after_task_publish.connect(listen)
+    try:
+        in_a_group(app, calls_of(app, 5))
+    finally:
+        signals.after_task_publish.disconnect(listen)
+    assert lengths == [1, 2, 3, 4, 5]
+
+
+def test_a_batch_for_the_store_alone_refuses_the_rest(app: Celery) -> None:
+    batch = Batch()
+    with DurableTasks.of(app).sends.collect(batch), pytest.raises(ValueError, match="cannot be stored"):
+        app.tasks["shop.add"].delay(1)
+    assert len(batch) == 0
+
+
+@pytest.mark.parametrize("retry", [None, True, False])
+@pytest.mark.parametrize("fault", [LOST_REQUEST, LOST_REPLY], ids=["request", "reply"])
+def test_a_single_message_is_sent_again_with_its_id(
+    app: Celery, server: RedisServer, proxied: FaultProxy, retry: bool | None, fault: Fault
+) -> None:
+    app.conf.task_publish_retry = True
+    task = app.tasks["shop.add"]
+    task.apply_async(("before",), retry=retry)
+    (proxied.cut_next_request if fault is LOST_REQUEST else proxied.drop_next_reply)(matching=b"LPUSH")
+    if retry is False:
+        with pytest.raises(OperationalError, match="unknown"):
+            task.apply_async((1,), retry=retry)
+    else:
+        result = task.apply_async((1,), retry=retry)
+        assert set(ids(server)[1:]) == {result.id}
+    assert proxied.pending_drops == 0
+    assert arguments(server) == [1] * ((retry is not False) + (fault is LOST_REPLY))
+
+
+@pytest.mark.parametrize("what", ["restart", "flushall", "pool", "connections", "channel"])
+def test_the_next_message_arrives_after(app: Celery, server: RedisServer, what: str) -> None:
+    app.conf.task_publish_retry = True
+    task = app.tasks["shop.add"]
+    for _ in range(2):
+        task.delay("before")
+    with server.client() as client:
+        if what == "restart":
+            server.restart()
+        elif what == "flushall":
+            client.flushall()
+        elif what == "pool":
+            app._after_fork()
+        elif what == "connections":
+            client.execute_command("CLIENT", "KILL", "SKIPME", "yes")
+        else:
+            with app.producer_or_acquire() as producer:
+                producer.connection.close()
+    for n in range(3):
+        task.delay(n)
+    by_send_many(app, calls_of(app, 3))
+    assert arguments(server) == [0, 1, 2, 0, 1, 2]
+
+
+def test_another_app_with_the_broker_is_not_in_the_batch(app: Celery, server: RedisServer) -> None:
+    other = Celery("other", broker=app.conf.broker_url, set_as_current=False)
+    other.conf.update(broker_transport_options=SILENCE, result_backend="disabled://", task_default_queue="shop")
+    third = Celery("third", set_as_current=False)
+    third.conf.update(dict(other.conf.changes), broker_url=app.conf.broker_url)
+    DurableTasks(third, leases=False)
+    with DurableTasks.of(app).batch():
+        app.tasks["shop.add"].delay(1)
+        other.send_task("x", ("stock",))
+        third.send_task("x", ("third",))
+        assert arguments(server) == ["stock", "third"]
+    assert arguments(server) == ["stock", "third", 1]
+    for one in (other, third):
+        one.close()
