@@ -264,7 +264,7 @@ class Capture:
 
     @contextmanager
     def _taking(self, producer: Any) -> Iterator[None]:
-        """Note what *producer* puts into lists in the `with` block; put it into the batch of this thread if it has one."""
+        """Let this app take what *producer* puts into lists in the `with` block."""
         batch = self.sends.batch
         if BrokerLists.of(producer) is None and batch is not None:
             # It must not overtake those that wait: it has no channel yet, or none to Redis.

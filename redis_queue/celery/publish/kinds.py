@@ -60,10 +60,13 @@ _ALIKE: Final[Mapping[str, type]] = {
 }
 """Options that all calls of a kind have with the same value, of this type or None. All others must be None."""
 
-_SEQUENCES: Final = (tuple, list, type(None))
-_MAPPINGS: Final = (dict, type(None))
-_TEXTS: Final = (str, type(None))
-_NUMBERS: Final = (int, float, type(None))
+_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    "args": (tuple, list, type(None)),
+    "kwargs": (dict, type(None)),
+    "countdown": (int, float, type(None)),
+    "reply_to": (str, type(None)),
+}
+"""Types of options in which the calls of a kind may differ; Celery converts others."""
 
 _NO_FOLLOWERS: Final = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
@@ -146,13 +149,10 @@ class Kinds:
             return None
         if not self._is_certain(name, given.get("task_type")) or not _is_plain_producer(producer):
             return None
-        positional, named = given.get("args"), given.get("kwargs")
         # A serializer of another library may write these arguments as JSON does, and others not.
-        if given.get("serializer") not in (None, "json") or type(positional) not in _SEQUENCES:
+        if given.get("serializer") not in (None, "json"):
             return None
-        if type(named) not in _MAPPINGS or type(countdown) not in _NUMBERS:
-            return None
-        if type(given.get("reply_to")) not in _TEXTS:
+        if any(type(given.get(option)) not in types for option, types in _TYPES.items()):
             return None
         alike: list[Any] = [name, bool(countdown)]
         for option, value in given.items():
@@ -160,7 +160,7 @@ class Kinds:
                 if value is not None and type(value) is not _ALIKE.get(option):
                     return None
                 alike += option, value
-        return Call(name, positional or (), named or {}, options, tuple(alike))
+        return Call(name, given.get("args") or (), given.get("kwargs") or {}, options, tuple(alike))
 
     def first(self, call: Call) -> Seen | None:
         """Return the message that Celery made of the kind of *call*; None if others may differ from it."""
