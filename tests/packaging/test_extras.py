@@ -22,7 +22,7 @@ from tests.support.ports import free_port
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("client")]
 
 TRACED = """
 import os

@@ -247,7 +247,7 @@ def test_in_a_cluster_the_scripts_are_loaded_into_every_node(
             DelayQueue("later", producer, shards=8).push("x")
         assert load_scripts(loader) == len(all_scripts())
         assert [missing_scripts(node) for node in nodes] == [[]] * len(nodes)
-        DelayQueue("later", producer, shards=8).send_many([Push(number) for number in range(32)])
+        DelayQueue("later", producer, shards=8).push_many([Push(number) for number in range(32)])
         assert DelayQueue("later", cluster_client, shards=8).count() == 32
     finally:
         for client in (loader, producer):
