@@ -133,7 +133,7 @@ def test_call_that_never_arrives_is_an_error_and_works_afterwards(
     call = CALLS[name]
     answer, after = done(client, delayed, call)
     before = stored(client)
-    proxy.cut_next_request(10, matching=load(call.script).sha.encode())
+    proxy.cut_next_request(100, matching=load(call.script).sha.encode())
     # Only the outcome of a write is uncertain.
     with pytest.raises(call.error, match="unknown" if load(call.script).writes else "did not answer"):
         call.do(delayed)

@@ -277,6 +277,14 @@ def test_the_next_message_arrives_after(app: Celery, server: RedisServer, what: 
     assert arguments(server) == [0, 1, 2, 0, 1, 2]
 
 
+def test_a_message_over_a_new_connection_overtakes_none(app: Celery, server: RedisServer) -> None:
+    with DurableTasks.of(app).batch(), app.producer_or_acquire():
+        app.tasks["shop.add"].delay(1)
+        # Celery makes it, with another producer of its pool.
+        app.tasks["shop.add"].apply_async((2,), shadow="other")
+    assert arguments(server) == [1, 2]
+
+
 def test_another_app_with_the_broker_is_not_in_the_batch(app: Celery, server: RedisServer) -> None:
     other = Celery("other", broker=app.conf.broker_url, set_as_current=False)
     other.conf.update(broker_transport_options=SILENCE, result_backend="disabled://", task_default_queue="shop")

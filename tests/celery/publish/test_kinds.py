@@ -52,11 +52,15 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 class Shop:
     """An app and the same one with DurableTasks, each in a database of its own."""
 
-    def __init__(self, redis_server: RedisServer, **settings: Any) -> None:
+    def __init__(
+        self, redis_server: RedisServer, change: Callable[[Celery], Any] | None = None, **settings: Any
+    ) -> None:
         urls = [redis_server.url.replace("db=0", f"db={number}") for number in (1, 2)]
         self.databases = [redis.Redis.from_url(url, **client_options()) for url in urls]
         self.apps = [shop_app(f"redis+socket://{redis_server.socket}?virtual_host={n}", **settings) for n in (1, 2)]
         self.app = self.apps[1]
+        for app in self.apps if change else ():
+            change(app)
         self.delayed = DurableTasks(self.app, leases=False)
 
     def close(self) -> None:
@@ -475,11 +479,7 @@ def test_what_the_app_had_in_place_of_send_task_gets_each_call(
     redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, change: Any
 ) -> None:
     del client
-    monkeypatch.setattr("tests.celery.publish.test_kinds.DurableTasks", lambda *_, **__: None)
-    shop = Shop(redis_server, **QUIET)
-    for app in shop.apps:
-        change(app, monkeypatch)
-    DurableTasks(shop.app, leases=False)
+    shop = Shop(redis_server, lambda app: change(app, monkeypatch), **QUIET)
     for number in range(4):
         shop.compare(lambda app, number=number: app.tasks[ADD].apply_async((number,)))
     shop.close()
