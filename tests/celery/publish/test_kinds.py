@@ -10,7 +10,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -516,16 +516,18 @@ def test_a_producer_of_the_caller_sends_as_it_would(shop: Shop) -> None:
         shop.compare(call, 2)
 
 
-@pytest.mark.skipif(not hasattr(Producer, "batch"), reason="kombu holds no messages back")
 def test_messages_that_kombu_holds_back_are_sent_at_the_end(shop: Shop) -> None:
     task = shop.app.tasks[ADD]
     for _ in range(2):
         task.delay(1)
     messages_in(shop.databases[1], [])
-    with shop.app.producer_or_acquire() as producer, producer.batch():
-        task.apply_async((2,), producer=producer)
-        assert messages_in(shop.databases[1], []) == {}
-    assert list(messages_in(shop.databases[1], [])) == ["shop"]
+    with shop.app.producer_or_acquire() as producer:
+        # kombu 5.5 holds none back.
+        hold = getattr(producer, "batch", None)
+        with (hold or nullcontext)():
+            task.apply_async((2,), producer=producer)
+            assert bool(shop.databases[1].llen("shop")) is (hold is None)
+    assert shop.databases[1].llen("shop") == 1
 
 
 def test_receivers_of_signals_hear_the_same_in_the_same_order(shop: Shop) -> None:
