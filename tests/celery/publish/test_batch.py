@@ -169,7 +169,7 @@ def test_a_silent_redis_is_told_after_one_timeout(app: Celery, server: RedisServ
         server.resume()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [in_a_group, by_send_many])
 def test_an_outage_ends_within_the_policy_for_retries(
     app: Celery, server: RedisServer, proxied: FaultProxy, way: Any
 ) -> None:
