@@ -8,12 +8,12 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Final
 
 from celery import group, signals
-from kombu.exceptions import OperationalError
+from kombu.exceptions import KombuError, OperationalError
 
 from redis_queue.celery.entries import with_retries
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.settings import extension_of
-from redis_queue.errors import StoreError
+from redis_queue.errors import RedisQueueError, StoreError
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.redis_errors import UNKNOWN, RedisErrors, may_have_arrived, translate
 
@@ -112,7 +112,11 @@ class Batch:
             return OperationalError(str(error)) if isinstance(error, StoreError) else error
         doubt = f"; whether the next {len(self._unknown):,} were is unknown" if self._unknown else ", and no more"
         text = f"{len(self.sent):,} messages were sent{doubt}, because of {type(error).__name__}: {error}"
-        return PartlySentError(text, self.sent, self._unknown)
+        if isinstance(error, KombuError | RedisQueueError):
+            return PartlySentError(text, self.sent, self._unknown)
+        # An error of the caller's own code, or a time limit, stays what it is. Python 3.10 has no notes.
+        getattr(error, "add_note", str)(text)
+        return error
 
     def _send_rows(self) -> None:
         rows, self._rows, self._size = self._rows, [], 0
