@@ -199,14 +199,17 @@ def test_what_finds_no_redis_was_not_sent(app: Celery, proxied: FaultProxy) -> N
 
 
 def test_an_error_of_the_caller_or_of_a_time_limit_stays_what_it_is(app: Celery, server: RedisServer) -> None:
-    with pytest.raises(SoftTimeLimitExceeded) as raised, DurableTasks.of(app).batch():
-        for number in range(600):
-            app.tasks["shop.add"].delay(number)
-        raise SoftTimeLimitExceeded
+    def send() -> None:
+        with DurableTasks.of(app).batch():
+            for number in range(600):
+                app.tasks["shop.add"].delay(number)
+            raise SoftTimeLimitExceeded
+
+    with pytest.raises(SoftTimeLimitExceeded) as raised:
+        send()
     assert arguments(server) == list(range(500))
-    assert any(
-        "500 messages were sent" in note for note in getattr(raised.value, "__notes__", ["500 messages were sent"])
-    )
+    # Python 3.10 has no notes.
+    assert "500 messages were sent" in str(getattr(raised.value, "__notes__", "500 messages were sent"))
 
 
 @pytest.mark.parametrize("way", [in_a_group, by_send_many])
