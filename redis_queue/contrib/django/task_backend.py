@@ -282,7 +282,9 @@ class RedisQueueBackend(BaseTaskBackend):
             return super().get_result(result_id)
         if not is_id(result_id):
             raise TaskResultDoesNotExist(result_id)
-        record, meta = self._load(result_id), celery_app().backend.get_task_meta(result_id, cache=False)
+        # The end first: a task whose end is known has a record of its start.
+        meta = celery_app().backend.get_task_meta(result_id, cache=False)
+        record = self._load(result_id)
         try:
             return self._restored(result_id, record, meta)
         except (AttributeError, LookupError, TypeError, ValueError) as error:

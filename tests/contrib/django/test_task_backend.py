@@ -153,6 +153,24 @@ def test_a_worker_knows_tasks_that_are_declared_for_another_backend(sender: Cele
         assert finished(result).return_value == 1
 
 
+def test_a_result_that_is_read_while_its_task_runs_has_its_start(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sends(app, monkeypatch) as tasks:
+        added, get, begun = tasks.add.enqueue(1), app.backend.get_task_meta, list[str]()
+
+        def slow(id_: str, **options: Any) -> Any:
+            found = get(id_, **options)
+            if not begun:
+                begun.append(id_)
+                with worker(app, "-c1").ready():
+                    wait_until(lambda: get(added.id, cache=False)["status"] == "SUCCESS", description="its end")
+            return found
+
+        monkeypatch.setattr(app.backend, "get_task_meta", slow)
+        added.refresh()
+        assert begun
+        assert (added.status == "SUCCESSFUL") <= (added.started_at is not None)
+
+
 def test_results_in_a_database(app: Celery, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     url = f"db+sqlite:///{tmp_path}/results.sqlite"
     sender = Celery("tests", broker=app.conf.broker_url, backend=url, set_as_current=False)
