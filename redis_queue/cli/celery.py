@@ -12,7 +12,7 @@ from redis_queue.cli.commands import CommandGroup
 # What an app adds to the options of all commands is passed to this one, too.
 @click.group("redis-queue", cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def group(**_: Any) -> None:
-    """Dispatch, list and change delayed tasks; adopt those of stock workers, and release them."""
+    """List, check and change what this app has in Redis: queues, delayed tasks, failures, schedules, workers."""
 
 
 __all__ = ["group"]
