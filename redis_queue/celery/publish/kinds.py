@@ -122,7 +122,10 @@ _DIFFERS: Final = frozenset(
 
 
 def _json(value: Any) -> str:
-    return encode_basestring_ascii(value) if type(value) is str else str(dump_element(value))
+    if type(value) is str:
+        return encode_basestring_ascii(value)
+    # Most others are one of these two, for which an encoder takes ten times as long.
+    return "null" if value is None else f"{value}" if type(value) is int else str(dump_element(value))
 
 
 class Kinds:
