@@ -42,6 +42,8 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
             "group_10k_ratio": "a group of 10,000: ratio of the rates",
             "group_10k_rtt2ms_ratio": "a group of 10,000, Redis 2 ms away: ratio of the rates",
             "peer_cpu_ratio": "CPU time of a call: ratio to potatoq",
+            "delayed_cpu_ratio": "`apply_async(countdown=…)`: CPU of the sender, ratio to stock",
+            "flow_cpu_ratio": "`delay()` of a task with a limit: CPU of the sender, ratio to stock without one",
         },
     ),
     "worker": Benchmark(
