@@ -23,7 +23,7 @@ from redis_queue.celery.entries import with_retries
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.message.headers import SENT, Attempt, FlowHeader, sent_now, without_copied_headers
 from redis_queue.celery.message.producer import InterceptingProducer
-from redis_queue.celery.publish.kinds import Call, Kinds
+from redis_queue.celery.publish.kinds import CAPTURED, WRAPPED, Call, Kinds
 from redis_queue.celery.publish.lists import BrokerLists, Seen, current
 from redis_queue.celery.publish.send import (
     LostKeyError,
@@ -47,15 +47,7 @@ logger = logger_of(__name__)
 NOT_CAPTURED: Final = frozenset({"celery.chord_unlock"})
 """Tasks that poll each second: they are useless when late."""
 
-CAPTURED: Final = "redis_queue_captured"
-"""Attribute of a wrapped AMQP object: the original WRAPPED methods of the instance itself, not of its class."""
-
-PLAIN: Final = "redis_queue_plain_send"
-"""Attribute of a wrapped ``send_task``: the function that it calls."""
-
 NOW: Final[Due] = (0.0, None)
-
-WRAPPED: Final = ("create_task_message", "send_task_message")
 
 
 class Capture:
@@ -111,7 +103,6 @@ class Capture:
                 batch.sent.append(str(result.id))
             return result
 
-        setattr(send_task, PLAIN, plain)
         cast("Any", self._app).send_task = send_task
 
     def _send_like(self, first: Seen, call: Call) -> Any:

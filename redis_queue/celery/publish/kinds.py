@@ -71,7 +71,13 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 _NO_FOLLOWERS: Final = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
 _POSITIONAL: Final = ("name", "args", "kwargs")
-_WRAPPED: Final = ("create_task_message", "send_task_message")
+
+WRAPPED: Final = ("create_task_message", "send_task_message")
+"""Methods of an AMQP object that the extension wraps."""
+
+CAPTURED: Final = "redis_queue_captured"
+"""Attribute of a wrapped AMQP object: the WRAPPED methods that the instance itself had, not its class."""
+
 _OF_KOMBU: Final = (
     (Producer, "publish"),
     (Producer, "_publish"),
@@ -269,7 +275,8 @@ class Kinds:
             amqp.router.route,
             # Each thread may have its own backend.
             getattr(app.backend.on_task_call, "__func__", None),
-            *[wrapped.get(name) for name in _WRAPPED],
+            *[wrapped.get(name) for name in WRAPPED],
+            *wrapped.get(CAPTURED, ()),
             *[getattr(owner, name) for owner, name in _OF_KOMBU],
         )
 
@@ -311,7 +318,7 @@ def _is_plain(app: Celery) -> bool:
         and conf.task_serializer == "json"
         and type(amqp.router) is Router
         and all(type(route) is MapRoute for route in amqp.router.routes)
-        and all(getattr(type(amqp), name) is getattr(AMQP, name) for name in _WRAPPED)
+        and all(getattr(type(amqp), name) is getattr(AMQP, name) for name in WRAPPED)
         # Others may use the producer.
         and type(app.backend).on_task_call in (Backend.on_task_call, RedisBackend.on_task_call)
     )

@@ -474,8 +474,8 @@ def test_a_change_of_celery_applies_to_the_next_message(
         shop.compare(lambda app, number=number: app.tasks[ADD].apply_async((number,)))
 
 
-@pytest.mark.parametrize("change", [by_override, by_attribute])
-def test_what_the_app_had_in_place_of_send_task_gets_each_call(
+@pytest.mark.parametrize("change", [by_override, by_attribute, by_message])
+def test_what_the_app_had_in_place_of_a_function_of_celery_gets_each_call(
     redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, change: Any
 ) -> None:
     del client
