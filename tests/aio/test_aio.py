@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -23,12 +24,12 @@ import redis
 import redis.asyncio
 
 import redis_queue.delay.model
-from redis_queue import ConfigurationError, InvalidValueError, Message, StoreUnavailableError, aio, connect
+from redis_queue import ConfigurationError, InvalidValueError, Message, RedisQueue, StoreUnavailableError, aio, connect
 from redis_queue.aio.queues import LEFT_OUT
 from tests.support.loops import FREE, free_loop, until
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
-from tests.support.wait import must
+from tests.support.wait import must, wait_until
 
 
 @pytest.mark.parametrize("name", ["RedisQueue", "DelayQueue"])
@@ -296,11 +297,12 @@ def test_handlers_run_at_once_on_the_loop_in_the_context_of_run(client: redis.Re
 
 
 def test_a_handler_that_blocks_the_loop_keeps_its_lease(client: redis.Redis) -> None:
-    started: list[int] = []
+    started, held = list[int](), RedisQueue("work", client).in_flight
 
     async def handle(message: Message) -> None:
         started.append(message.deliveries)
-        time.sleep(1.2)  # four leases
+        end = held()[0].expires_at + timedelta(seconds=1.2)
+        wait_until(lambda: held()[0].expires_at >= end, description="four leases")
 
     async def main() -> None:
         async with aio.RedisQueue("work", client, lease=0.3, poll_interval=0.05) as queue:
