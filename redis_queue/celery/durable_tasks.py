@@ -26,7 +26,7 @@ from redis_queue.celery.intake import restore_requests
 from redis_queue.celery.leases.connections import prefer_safe_settings, prepare_connections
 from redis_queue.celery.leases.poison import count_starts
 from redis_queue.celery.message.task_entry import TaskEntry
-from redis_queue.celery.publish.batch import Batch, batch_groups, sent_together
+from redis_queue.celery.publish.batch import Batch, batch_groups
 from redis_queue.celery.publish.capture import Capture
 from redis_queue.celery.publish.send import Sends, seconds_of
 from redis_queue.celery.schedules.declaration import Declaration, DeclareReport
@@ -145,8 +145,11 @@ class DurableTasks(StoredTasks):
             return
         conf = self.app.conf
         retries = {"retry": conf.task_publish_retry, "retry_policy": conf.task_publish_retry_policy}
-        with sent_together(Batch(self.writer.store, retries)) as batch, self.sends.collect(batch):
-            yield batch
+        batch = Batch(self.writer.store, retries)
+        with batch.ending():
+            with self.sends.collect(batch):
+                yield batch
+            batch.send()
 
     def send_many(self, signatures: Iterable[Any], *, countdown: Seconds | None = None) -> builtins.list[Any]:
         """Send many signatures in a :meth:`batch`; return their results in order.

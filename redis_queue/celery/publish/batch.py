@@ -94,17 +94,24 @@ class Batch:
     def send(self) -> None:
         """Send what is left. Raises PartlySentError if some were sent before, else OperationalError."""
         self.check()
-        try:
+        with self.ending():
             self._send_rows()
             self._send_entries()
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """End the batch if the `with` block fails: what was not sent is dropped, and the error tells what was."""
+        try:
+            yield
         except Exception as error:
-            self._error = self.broken(error)
+            if error is not self._error:
+                self._error = self._told(error)
             if self._error is error:
                 raise
             raise self._error from error
 
-    def broken(self, error: Exception) -> Exception:
-        """Return the error to raise if *error* ended the batch before its end: what was not sent is dropped."""
+    def _told(self, error: Exception) -> Exception:
+        """Return the error to raise for the *error* that ends the batch."""
         self.entries, self._rows = [], []
         if isinstance(error, PartlySentError):
             return error
@@ -133,7 +140,7 @@ class Batch:
             failed = translate(error, unknown=may_have_arrived(error))
             if may_have_arrived(error):
                 # Not again: they would be sent twice.
-                raise self.broken(failed) from error
+                raise self._told(failed) from error
             self._unknown = []
             raise failed from error
         self._unknown = []
@@ -183,16 +190,3 @@ def batch_groups() -> None:
 def _tells_of_each(app: Any) -> bool:
     heard = signals.after_task_publish.receivers or signals.task_sent.receivers
     return bool(heard or app.conf.task_send_sent_event)
-
-
-@contextmanager
-def sent_together(batch: Batch) -> Iterator[Batch]:
-    """Send what the `with` block adds to *batch*; see :class:`PartlySentError` for what happens if it fails."""
-    try:
-        yield batch
-        batch.send()
-    except Exception as error:
-        found = batch.broken(error)
-        if found is error:
-            raise
-        raise found from error

@@ -212,6 +212,18 @@ def test_an_error_of_the_caller_or_of_a_time_limit_stays_what_it_is(app: Celery,
     assert "500 messages were sent" in str(getattr(raised.value, "__notes__", "500 messages were sent"))
 
 
+def test_a_time_limit_in_a_round_trip_tells_once_what_is_unknown(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "0 messages were sent; whether the next 100 were is unknown"
+
+    def late(*_: Any) -> None:
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(BrokerLists, "push_many", late)
+    with pytest.raises(SoftTimeLimitExceeded) as raised:
+        DurableTasks.of(app).send_many(calls_of(app, 100))
+    assert [told in note for note in getattr(raised.value, "__notes__", [told])] == [True]
+
+
 @pytest.mark.parametrize("way", [in_a_group, by_send_many])
 def test_an_argument_without_a_serialised_form_ends_the_batch(app: Celery, server: RedisServer, way: Any) -> None:
     with pytest.raises(PartlySentError, match="EncodeError") as raised:
