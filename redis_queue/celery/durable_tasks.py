@@ -159,11 +159,12 @@ class DurableTasks(StoredTasks):
         """
         default = {} if countdown is None else {"countdown": seconds_of(countdown)}
         results: builtins.list[Any] = []
-        with self.batch():
+        with self.batch() as batch:
+            batch.forget()
             for signature in signatures:
                 timed = signature.options.get("countdown") or signature.options.get("eta")
                 try:
-                    results.append(signature.apply_async(**({} if timed else default)))
+                    results.append(batch.apply(signature, **({} if timed else default)))
                 except DuplicateTaskError as error:
                     results.append(self.app.AsyncResult(error.task_id))
         return results

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Final
 
-from celery import group, signals
+from celery import Signature, group, signals
 from kombu.exceptions import KombuError, OperationalError
 
 from redis_queue.celery.entries import with_retries
@@ -18,6 +18,7 @@ from redis_queue.store.chunks import CHUNK
 from redis_queue.store.redis_errors import UNKNOWN, RedisErrors, may_have_arrived, translate
 
 if TYPE_CHECKING:
+    from redis_queue.celery.publish.kinds import Like
     from redis_queue.celery.publish.lists import BrokerLists
 
 MAX_CHARACTERS: Final = 1 << 20
@@ -57,6 +58,8 @@ class Batch:
         #: Ids of those that were sent.
         self.sent: list[str] = []
         self._unknown: list[str] = []
+        #: The message before, if others may be like it.
+        self.last: Like | None = None
         self._error: Exception | None = None
         self._lists: BrokerLists | None = None
         self._rows: list[_Row] = []
@@ -86,10 +89,37 @@ class Batch:
         if len(self._rows) >= CHUNK or self._size >= MAX_CHARACTERS:
             self.send()
 
-    def check(self) -> None:
-        """Raise the error that ended the batch, if one did: a caller may have caught it."""
+    def apply(self, task: Signature, args: Any = None, kwargs: Any = None, chord: Any = None, **options: Any) -> Any:
+        """Return ``task.apply_async(...)``; the arguments must be those for the task before."""
+        last = self.last
+        self.forget()
+        call = None if last is None or args or kwargs or chord else last.call(task)
+        if last is not None and call is not None:
+            taken = self.check()
+            result = last.send(call)
+            if result is not None:
+                self.last = last
+                self.count(taken, call.id)
+                return result
+        result = task.apply_async(args, kwargs, chord=chord, **options)
+        if self.last is not None:
+            self.last.task = task
+        return result
+
+    def forget(self) -> None:
+        """Let Celery make the next message."""
+        self.last = None
+
+    def check(self) -> int:
+        """Return the length; raise the error that ended the batch, if one did: a caller may have caught it."""
         if self._error is not None:
             raise self._error
+        return len(self)
+
+    def count(self, before: int, task_id: str) -> None:
+        """Note that *task_id* was sent by itself, if the length is still that *before*."""
+        if len(self) == before:
+            self.sent.append(task_id)
 
     def send(self) -> None:
         """Send what is left. Raises PartlySentError if some were sent before, else OperationalError."""
@@ -181,10 +211,25 @@ def batch_groups() -> None:
         durable = extension_of(app)
         if durable is None or not durable.delays or _tells_of_each(app):
             return original(self, tasks, producer, app, *args, **options)
-        with durable.batch():
-            return list(original(self, tasks, producer, app, *args, **options))
+        with durable.batch() as batch:
+            batch.forget()
+            members = ((_Member(batch, task) if type(task) is Signature else task, *rest) for task, *rest in tasks)
+            return list(original(self, members, producer, app, *args, **options))
 
     group._apply_tasks = apply_tasks
+
+
+class _Member:
+    """What a group uses of the signature of one task."""
+
+    __slots__ = ("apply_async", "options")
+
+    def __init__(self, batch: Batch, task: Signature) -> None:
+        self.options = task.options
+        self.apply_async = partial(batch.apply, task)
+
+    def __len__(self) -> int:
+        return 1
 
 
 def _tells_of_each(app: Any) -> bool:

@@ -23,7 +23,7 @@ from redis_queue.celery.entries import with_retries
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.message.headers import SENT, Attempt, FlowHeader, sent_now, without_copied_headers
 from redis_queue.celery.message.producer import InterceptingProducer
-from redis_queue.celery.publish.kinds import CAPTURED, WRAPPED, Call, Kinds
+from redis_queue.celery.publish.kinds import CAPTURED, WRAPPED, Call, Kinds, Like
 from redis_queue.celery.publish.lists import BrokerLists, Seen, current
 from redis_queue.celery.publish.send import (
     LostKeyError,
@@ -87,6 +87,8 @@ class Capture:
             first = self._kinds.first(call)
             found = None if first is None else self._send_like(first, call)
             if found is not None:
+                if first is not None and self.sends.batch is not None:
+                    self.sends.batch.last = Like(call, partial(self._made, first))
                 return found
             # With the same id: Redis may have got the message before its connection broke.
             return plain(*args, **({**options, "task_id": call.id} if call.id else options))
@@ -94,13 +96,11 @@ class Capture:
         @functools.wraps(plain)
         def send_task(*args: Any, **options: Any) -> Any:
             batch = self.sends.batch
-            taken = 0 if batch is None else len(batch)
-            if batch is not None:
-                batch.check()
+            taken = 0 if batch is None else batch.check()
             unique = self._uniques.of_task(str(args[0] if args else options.get("name")))
             result = send(*args, **options) if unique is None else calls.send(unique, send, args, options)
-            if batch is not None and len(batch) == taken:
-                batch.sent.append(str(result.id))
+            if batch is not None:
+                batch.count(taken, str(result.id))
             return result
 
         cast("Any", self._app).send_task = send_task
@@ -117,6 +117,11 @@ class Capture:
         if parent:
             call.root_id = call.root_id or parent.request.root_id or parent.request.id
             call.parent_id = call.parent_id or parent.request.id
+        return self._made(first, call)
+
+    def _made(self, first: Seen, call: Call) -> Any:
+        """Put a call where the *first* of its kind went, and return its result; None if it may have to go elsewhere."""
+        app, options = self._app, call.options
         send = self.sends.of(app, call.id)
         if type(call.id) is not str or send.is_retry or send.key is not None:
             return None
@@ -130,12 +135,12 @@ class Capture:
             return None
         result = (options.get("result_cls") or app.AsyncResult)(call.id)
         result.ignored = ignored
+        parent = app.current_worker_task
         if parent and options.get("add_to_parent", True):
             parent.add_trail(result)
         return result
 
     def _put_like(self, send: Send, first: Seen, call: Call) -> bool:
-        """Put the message of a call where the *first* of its kind went; return False if it may have to go elsewhere."""
         countdown = call.options.get("countdown")
         if first.queue is not None:
             send.header = self._header(send, call.name, first.queue, call.args, call.kwargs)

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from json.encoder import encode_basestring_ascii
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final
 
-from celery import signals
+from celery import Signature, signals
 from celery.app.amqp import AMQP
 from celery.app.routes import MapRoute, Router
 from celery.backends.base import Backend
@@ -33,6 +33,7 @@ from kombu.utils.uuid import uuid
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import ETA, SENT, sent_now
 from redis_queue.celery.publish.lists import Seen
+from redis_queue.store.chunks import CHUNK
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -279,6 +280,58 @@ class Kinds:
             *wrapped.get(CAPTURED, ()),
             *[getattr(owner, name) for owner, name in _OF_KOMBU],
         )
+
+
+class Like:
+    """A call of a batch; *send* sends others like it.
+
+    They are made without Celery's work for each if their signatures differ in arguments and _OWN_OPTIONS alone.
+    """
+
+    def __init__(self, call: Call, send: Callable[[Call], Any]) -> None:
+        self.send = send
+        self._call = call
+        self._type = call.options.get("task_type")
+        self._left = CHUNK if _is_plain_task(self._type) else 0
+        #: The signature of the call.
+        self.task: Signature | None = None
+
+    def call(self, task: Signature) -> Call | None:
+        """Return the call that ``task.apply_async()`` makes; None if it may be of another kind, or after 500."""
+        known, args, kwargs, options = self.task, task.args, task.kwargs, task.options
+        self._left -= 1
+        if known is None or self._left < 0 or task.task != known.task or task.type is not self._type:
+            return None
+        if type(args) is not tuple or type(kwargs) is not dict or not _are_alike(options, known.options):
+            return None
+        if self._type.typing:
+            self._type.__header__(*args, **kwargs)
+        own = {name: options.get(name) for name in _OWN_OPTIONS}
+        return replace(
+            self._call, args=args, kwargs=kwargs, options={**self._call.options, **own}, id=own["task_id"] or uuid()
+        )
+
+
+_OWN_OPTIONS: Final = ("task_id", "group_index", "reply_to")
+"""Options of a signature in which those of a batch may differ."""
+
+
+def _are_alike(options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    if options.keys() != others.keys():
+        return False
+    for name, value in options.items():
+        other = others[name]
+        if value is not other and name not in _OWN_OPTIONS and (type(value) is not type(other) or value != other):
+            return False
+    return True
+
+
+def _is_plain_task(task: Any) -> bool:
+    """Return whether ``apply_async`` passes on the arguments and options of a signature of *task* as they are."""
+    if task is None or getattr(task, "_dump_pydantic_arguments", None) is not None:
+        return False
+    functions = (Signature.apply_async, task.apply_async, task.shadow_name, task._get_exec_options, task.app.send_task)
+    return all(map(_is_own, functions))
 
 
 _OBSERVED: Final = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)

@@ -13,14 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
+from itertools import product
 from typing import Any
 from uuid import UUID
 
 import pytest
 import redis
-from celery import Celery, Task, signals
+from celery import Celery, Task, group, signals
+from celery.result import GroupResult
 from celery.utils.saferepr import saferepr
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from kombu import pools
 from kombu.compression import decompress
@@ -77,13 +79,18 @@ class Shop:
         found: list[Any] = []
         for app, database in zip(self.apps, self.databases, strict=True):
             try:
-                results = [call(app) for _ in range(times)]
+                results = [result for _ in range(times) for result in _each(call(app))]
                 outcome: Any = [result.ignored for result in results]
             except Exception as error:  # noqa: BLE001 - both raise the same one
                 results, outcome = [], (type(error), str(error))
             found.append((messages_in(database, [result.id for result in results]), outcome))
         assert found[1] == found[0]
         return found[1][0]
+
+
+def _each(result: Any) -> list[Any]:
+    """Return the results of a group, or the one of another call."""
+    return result.results if isinstance(result, GroupResult) else [result]
 
 
 def shop_app(url: str, **settings: Any) -> Celery:
@@ -222,6 +229,34 @@ def test_any_call_puts_the_message_of_celery_into_its_list(
     for args, kwargs in calls:
         shop.compare(lambda app, args=args, kwargs=kwargs: send(app, name, args, kwargs, **options))
         shop.compare(lambda app, args=args, kwargs=kwargs: app.send_task(name, args=args, kwargs=kwargs, **options))
+
+
+def send_group(app: Celery, members: list[Any], **options: Any) -> GroupResult:
+    """Send a group of an app's tasks; *members* are name, arguments and options of each."""
+    signatures = [app.tasks[name].signature(args, kwargs, **own) for name, args, kwargs, own in members]
+    return group(signatures, app=app).apply_async(task_id="group", **options)
+
+
+members = st.tuples(st.sampled_from([ADD, SET]), positional, named, st.just({}) | given_options)
+
+
+@pytest.mark.parametrize("shop", CONFIGURATIONS, indirect=True)
+@given(several=st.lists(members, min_size=1, max_size=3), options=st.sampled_from([{}, {}, {"priority": 3}]))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_group_puts_the_messages_of_celery_into_their_lists(
+    shop: Shop, several: list[Any], options: dict[str, Any]
+) -> None:
+    try:
+        for (name, args, kwargs, own), app in product(several, shop.apps):
+            send(app, name, args, kwargs, **{**own, **options})
+    except Exception:  # noqa: BLE001 - a group that fails in its middle is told as a batch tells it
+        reject()
+    finally:
+        for database in shop.databases:
+            messages_in(database, [])
+    order = [member for member in several for _ in range(3)] + several
+    for _ in range(2):
+        shop.compare(lambda app: send_group(app, order, **options))
 
 
 def stored(app: Celery, id_: str) -> Any:
@@ -472,6 +507,7 @@ def test_a_change_of_celery_applies_to_the_next_message(
         shop.apps[0].__class__ = Celery
     for number in range(4):
         shop.compare(lambda app, number=number: app.tasks[ADD].apply_async((number,)))
+    shop.compare(lambda app: send_group(app, [(ADD, (number,), {}, {}) for number in range(4)]))
 
 
 @pytest.mark.parametrize("change", [by_override, by_attribute, by_message])
