@@ -8,7 +8,6 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,6 +20,7 @@ from redis_queue.cli.output import (
     INTERRUPTED,
     Stop,
     harmless,
+    progress_bar,
     report,
     show_json,
     show_table,
@@ -258,15 +258,15 @@ def carry_out(
     stop, total, interrupted, error = Stop(), Result(), False, ""
     tries = plan.tries or plan.count
     _show_warnings(plan)
-    with _progress_bar(action.past, tries) as advance, signal_handler(stop):
+    with progress_bar(action.past) as show, signal_handler(stop):
 
-        def each(batch: Result) -> bool:
-            advance(batch.tried)
+        def go_on() -> bool:
+            show(total.tried, tries)
             # After the last batch there is nothing left to interrupt.
             return not (stop.requested and total.tried < tries)
 
         try:
-            perform(access, action, plan, user(), total, each)
+            perform(access, action, plan, user(), total, go_on)
             interrupted = stop.requested and total.tried < tries
         except RedisQueueError as failure:
             if total.refused(failure):
@@ -377,13 +377,3 @@ def _read(file: Iterable[str]) -> Iterator[str]:
         raise InvalidNameError(f"--ids-file: not UTF-8 at or after line {number + 1}; nothing was done") from None
     except InvalidNameError as error:
         raise InvalidNameError(f"--ids-file: line {number}: {error}; nothing was done") from None
-
-
-@contextmanager
-def _progress_bar(label: str, length: int) -> Iterator[Callable[[int], None]]:
-    """Show progress on a terminal only."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
-        yield bar.update

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import click
 
+from redis_queue.celery.migrate import Progress
 from redis_queue.celery.migrate.adopt import Adoption, HeldByWorkersError
 from redis_queue.celery.migrate.release import NotReleasableError, Release
 from redis_queue.cli import options
@@ -20,6 +20,7 @@ from redis_queue.cli.output import (
     Stop,
     code_of,
     harmless,
+    progress_bar,
     show_json,
     signal_handler,
     text_of,
@@ -47,22 +48,20 @@ def adopt(app: Any, *, dry_run: bool) -> None:
 
     Example: redis-queue -A shop adopt --dry-run
     """
-    with _Progress("adopted") as line:
-        adoption = Adoption(app, progress=line)
-        if dry_run:
-            found = [
-                {"id": item.id, "task": item.task, "due_at": item.due_at, "in": item.place} for item in adoption.find()
-            ]
+    adoption = Adoption(app)
 
     def result() -> dict[str, Any]:
         left = [{"id": item.id, "in": item.place, "reason": item.reason} for item in adoption.left]
         return {"adopted": adoption.adopted, "removed": adoption.removed, "left": left}
 
     if dry_run:
+        found = [
+            {"id": item.id, "task": item.task, "due_at": item.due_at, "in": item.place} for item in adoption.find()
+        ]
         _show({"tasks": found, "left": result()["left"]}, "{tasks} would be adopted, {left} would stay")
     else:
         text = "{adopted} adopted, {removed} taken out that were stored already, {left} left in the broker"
-        _carry_out(adoption.run, result, text, line)
+        _carry_out(adoption.run, "adopted", result, text)
 
 
 @click.command("release-all", cls=Command)
@@ -90,29 +89,21 @@ def release_all(app: Any, *, dry_run: bool, long_delays: bool) -> None:
     Example: redis-queue -A shop release-all --dry-run
     """
     app.loader.import_default_modules()
-    with _Progress("released") as line:
-        release = Release(app, long_delays=long_delays, progress=line)
-        if dry_run:
-            refused = release.refusal()
-            found = [
-                {"id": item.id, "task": item.task, "due_at": item.due_at, "queue": item.queue}
-                for item in release.find()
-            ]
+    release = Release(app, long_delays=long_delays)
 
     def result() -> dict[str, Any]:
         left = [{"id": id_, "reason": reason} for id_, reason in release.refused.items()]
         known = {"released": release.released, "due": release.due, "from_flows": release.from_flows, "left": left}
         try:
-            return {
-                **known,
-                "staying": release.staying(),
-                "dead": release.dead(),
-                "schedules": release.schedules(),
-            }
+            return {**known, "staying": release.staying(), "dead": release.dead(), "schedules": release.schedules()}
         except RedisQueueError:
             return known
 
     if dry_run:
+        refused = release.refusal()
+        found = [
+            {"id": item.id, "task": item.task, "due_at": item.due_at, "queue": item.queue} for item in release.find()
+        ]
         _show(
             {"tasks": found, "in_flows": release.in_flows(), "schedules": release.schedules()},
             "{tasks} would be released, and {in_flows} of flows; {schedules} schedules would be sent no more",
@@ -125,48 +116,15 @@ def release_all(app: Any, *, dry_run: bool, long_delays: bool) -> None:
             "{released} released, {due} of them due, and {from_flows} of flows; {staying} stay, {dead} dead letters "
             "and {schedules} schedules"
         )
-        _carry_out(release.run, result, text, line)
+        _carry_out(release.run, "released", result, text)
 
 
-class _Progress:
-    """A progress line on a terminal. After a signal, the next step raises KeyboardInterrupt."""
-
-    def __init__(self, verb: str) -> None:
-        self.stop = Stop()
-        self._verb = verb
-        self._next = 0.0
-        self._width = 0
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.clear()
-
-    def __call__(self, done: int, total: int) -> None:
-        if self.stop.requested:
-            raise KeyboardInterrupt
-        if time.monotonic() < self._next or not sys.stderr.isatty():
-            return
-        text = f"{self._verb} {done:,} of {total:,}"
-        self._width = max(self._width, len(text))
-        self._next = time.monotonic() + 0.1
-        click.echo(f"\r{text}", nl=False, err=True)
-
-    def clear(self) -> None:
-        """Erase the line."""
-        if self._width:
-            click.echo(f"\r{' ' * self._width}\r", nl=False, err=True)
-            self._width = 0
-
-
-def _carry_out(run: Callable[[], None], result: Callable[[], dict[str, Any]], text: str, line: _Progress) -> None:
-    """Run and report the result, however it ended."""
-    error, code = "", 0
-    began = True
+def _carry_out(run: Callable[[Progress], None], label: str, result: Callable[[], dict[str, Any]], text: str) -> None:
+    """Run with a progress bar and report the result, however it ended; a signal interrupts it at the next step."""
+    error, code, began, stop = "", 0, True, Stop()
     try:
-        with line, signal_handler(line.stop):
-            run()
+        with progress_bar(label) as show, signal_handler(stop):
+            run(_interruptible(show, stop))
     except KeyboardInterrupt:
         error, code = INTERRUPTED, FAILED
     except RedisQueueError as failure:
@@ -182,6 +140,15 @@ def _carry_out(run: Callable[[], None], result: Callable[[], dict[str, Any]], te
         _show(done, text)
     if code or done["left"] or done.get("staying"):
         sys.exit(code or FAILED)
+
+
+def _interruptible(show: Progress, stop: Stop) -> Progress:
+    def step(done: int, total: int) -> None:
+        if stop.requested:
+            raise KeyboardInterrupt
+        show(done, total)
+
+    return step
 
 
 def _show(done: Mapping[str, Any], text: str) -> None:

@@ -312,6 +312,21 @@ def end_with(error: str, document: Mapping[str, Any], text: str = "") -> None:
         sys.exit(FAILED)
 
 
+@contextmanager
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that shows how many of how many are done; it shows nothing outside a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _done, _all: None
+        return
+    with click.progressbar(length=0, label=label, file=sys.stderr) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.length = total
+            bar.update(done - bar.pos)
+
+        yield show
+
+
 class Stop:
     """Signal handler: the first signal sets *requested*, to end after the current batch; the second ends at once."""
 

@@ -9,7 +9,7 @@ import click
 
 from redis_queue.cli.access import UrlCommand, with_url
 from redis_queue.cli.options import json_flag
-from redis_queue.cli.output import FAILED, show_json, wants_json
+from redis_queue.cli.output import FAILED, progress_bar, show_json, wants_json
 from redis_queue.validation import Plan, Report
 from redis_queue.validation import validate as run
 
@@ -37,11 +37,8 @@ def validate(url: str, *, prefix: str | None, **options: Any) -> None:
     if prefix is not None:
         options["prefix"] = prefix
     plan = Plan(url=url, **options)
-    if wants_json() or not sys.stderr.isatty():
-        report = run(plan)
-    else:
-        with click.progressbar(length=plan.messages, label="handled", file=sys.stderr) as bar:
-            report = run(plan, lambda done: bar.update(done - bar.pos))
+    with progress_bar("handled") as show:
+        report = run(plan, lambda done: show(done, plan.messages))
     if wants_json():
         show_json(report.as_dict())
     else:

@@ -162,10 +162,9 @@ class Adoption:
     BrokerUnavailableError if the broker is away, StoreUnavailableError if the store is away.
     """
 
-    def __init__(self, app: Celery, *, progress: Progress | None = None) -> None:
+    def __init__(self, app: Celery) -> None:
         self._app = app
         self._stored = StoredTasks.of(app)
-        self._progress = progress
         self._queue = self._stored.queue
         #: Messages stored and taken out of the broker.
         self.adopted = 0
@@ -179,7 +178,7 @@ class Adoption:
         with broker_of(self._app, self._queue.client) as broker:
             yield from self._find(KombuBacklog(self._app, broker))
 
-    def run(self) -> None:
+    def run(self, progress: Progress = lambda _done, _all: None) -> None:
         """Adopt all delayed tasks that are now in the broker."""
         with broker_of(self._app, self._queue.client) as broker:
             backlog = KombuBacklog(self._app, broker)
@@ -189,7 +188,7 @@ class Adoption:
             self._refuse_if_held(snapshot)
             for number in range(PASSES):
                 self.left = []
-                if not self._pass(backlog, snapshot, first=number == 0) and number:
+                if not self._pass(backlog, snapshot, progress, first=number == 0) and number:
                     break
 
     def _find(self, backlog: KombuBacklog) -> Iterator[BacklogTask]:
@@ -210,7 +209,7 @@ class Adoption:
                 f"{min(held)}: stop them first; a warm shutdown puts their tasks back into the queues"
             )
 
-    def _pass(self, backlog: KombuBacklog, snapshot: _Snapshot, *, first: bool) -> bool:
+    def _pass(self, backlog: KombuBacklog, snapshot: _Snapshot, progress: Progress, *, first: bool) -> bool:
         """Adopt what can be adopted; return whether any task moved, or may move in another pass."""
         before, again = self.adopted + self.removed, False
         for page in backlog.pages():
@@ -221,8 +220,7 @@ class Adoption:
                 elif not first or snapshot.is_last(found):
                     ours += self._pushable(found)
             again |= self._adopt(backlog, ours)
-            if self._progress is not None:
-                self._progress(self.adopted + self.removed, snapshot.count)
+            progress(self.adopted + self.removed, snapshot.count)
         return again or self.adopted + self.removed > before
 
     def _pushable(self, found: BacklogTask) -> list[tuple[BacklogTask, Push]]:

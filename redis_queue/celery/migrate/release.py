@@ -65,12 +65,11 @@ class Release:
     May be interrupted at any point.
     """
 
-    def __init__(self, app: Celery, *, long_delays: bool = False, progress: Progress | None = None) -> None:
+    def __init__(self, app: Celery, *, long_delays: bool = False) -> None:
         self._app = app
         self._store = Store.of(app)
         self._queue = self._store.delay_queue()
         self._long_delays = long_delays
-        self._progress = progress
         self._outcome = _Outcome(self._queue)
         self._scripts = Scripts(self._store.client)
         self._send = self._scripts.command
@@ -120,13 +119,13 @@ class Release:
         """Count the schedules; a release leaves them stored, and nobody sends them any more."""
         return ScheduleStore(self._queue).count()
 
-    def run(self) -> None:
+    def run(self, progress: Progress = lambda _done, _all: None) -> None:
         """Release all waiting tasks."""
         try:
             with broker_of(self._app, self._queue.client) as broker:
                 self._check(broker.connection)
                 self._queue.put_back()
-                self._empty(broker, self._queue.count())
+                self._empty(broker, self._queue.count(), progress)
                 if self._has_flows:
                     self._empty_flows(broker)
         finally:
@@ -221,7 +220,7 @@ class Release:
         self.from_flows += 1
         return True
 
-    def _empty(self, broker: Broker, total: int) -> None:
+    def _empty(self, broker: Broker, total: int, progress: Progress) -> None:
         more = True
         while more:
             claimed = self._queue.moves.claim_batch(CHUNK, early=True)
@@ -231,8 +230,7 @@ class Release:
                 until = time.monotonic() + self._queue.settings.lease_ms / 2000
                 Batch(self._app, self._queue, broker, self._outcome).send(new, until=until)
             more = bool(new) or claimed.more
-            if self._progress is not None:
-                self._progress(self.released, max(total, self.released))
+            progress(self.released, max(total, self.released))
 
 
 class _Outcome:

@@ -238,9 +238,9 @@ def perform(  # noqa: PLR0917 - each is another thing
     plan: Plan,
     user: str,
     total: Result,
-    each: Callable[[Result], bool] = lambda _: True,
+    go_on: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Do what *plan* says, add each batch to *total*, and go on while *each* returns True for it.
+    """Do what *plan* says, add each batch to *total*, and go on while *go_on* returns True.
 
     However it ends, a line in the audit says what was changed by *user*; nothing is written if nothing was changed and
     nothing failed. Raises the errors of the action, and StoreError.
@@ -249,7 +249,7 @@ def perform(  # noqa: PLR0917 - each is another thing
     try:
         for batch in plan.run():
             total.add(batch)
-            if not each(batch):
+            if not go_on():
                 break
     except BaseException as error:
         failed = "" if total.refused(error) else redact(f"{type(error).__name__}: {error}")
