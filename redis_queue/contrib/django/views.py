@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from io import BytesIO
 from typing import Any, Final
@@ -17,6 +16,7 @@ from django.urls import NoReverseMatch, reverse
 from django.utils.crypto import salted_hmac
 from django.utils.functional import lazy
 from django.views.decorators.csrf import csrf_exempt
+from werkzeug.test import create_environ, run_wsgi_app
 
 from redis_queue.contrib.django import celery_app, option
 from redis_queue.contrib.django.models import codename
@@ -71,30 +71,22 @@ def _dashboard() -> Any:
 
 
 def _environment(request: HttpRequest, mounted: str, path: str, user: Any) -> dict[str, Any]:
-    body = request.body
-    environment: dict[str, Any] = {name: value for name, value in request.META.items() if isinstance(value, str)}
-    environment.update(
-        {
-            "REQUEST_METHOD": request.method,
-            "SCRIPT_NAME": _wsgi(mounted),
-            "PATH_INFO": _wsgi(path),
-            "CONTENT_LENGTH": str(len(body)),
-            "SERVER_PROTOCOL": request.META.get("SERVER_PROTOCOL", "HTTP/1.1"),
-            "SERVER_NAME": request.META.get("SERVER_NAME", "localhost"),
-            "SERVER_PORT": str(request.META.get("SERVER_PORT", "80")),
-            "wsgi.version": (1, 0),
-            "wsgi.url_scheme": request.scheme,
-            # For Flask's logging; ASGI requests have none.
-            "wsgi.errors": request.META.get("wsgi.errors", sys.stderr),
-            "wsgi.multithread": True,
-            "wsgi.multiprocess": True,
-            "wsgi.run_once": False,
-            "wsgi.input": BytesIO(body),
-            _USER: user.get_username(),
-            _VERBS: _verbs(user),
-        }
-    )
-    return environment
+    texts = {name: value for name, value in request.META.items() if isinstance(value, str)}
+    return {
+        # ASGI requests have no values such as wsgi.errors, which Flask's logging needs.
+        **create_environ(),
+        **texts,
+        "REQUEST_METHOD": request.method,
+        "SCRIPT_NAME": _wsgi(mounted),
+        "PATH_INFO": _wsgi(path),
+        "CONTENT_LENGTH": str(len(request.body)),
+        "wsgi.url_scheme": request.scheme,
+        "wsgi.multithread": True,
+        "wsgi.multiprocess": True,
+        "wsgi.input": BytesIO(request.body),
+        _USER: user.get_username(),
+        _VERBS: _verbs(user),
+    }
 
 
 def _verbs(user: Any) -> Collection[str]:
@@ -112,23 +104,13 @@ def _wsgi(text: str) -> str:
     return text.encode().decode("latin-1")
 
 
-def _answer(environment: Mapping[str, Any]) -> HttpResponse:
-    response = HttpResponse()
-
-    def start(status: str, headers: Iterable[tuple[str, str]], _: Any = None) -> Any:
-        response.status_code = int(status.partition(" ")[0])
-        for name, value in headers:
-            if name.lower() == "set-cookie":
-                response.cookies.load(value)
-            else:
-                response[name] = value
-        return response.write
-
+def _answer(environment: dict[str, Any]) -> HttpResponse:
+    parts, status, headers = run_wsgi_app(_dashboard(), environment, buffered=True)
+    response = HttpResponse(b"".join(parts), status=int(status.partition(" ")[0]))
     del response["Content-Type"]
-    parts = _dashboard()(environment, start)
-    try:
-        response.content = b"".join(parts)
-    finally:
-        if hasattr(parts, "close"):
-            parts.close()
+    for name, value in headers:
+        if name.lower() == "set-cookie":
+            response.cookies.load(value)
+        else:
+            response[name] = value
     return response
