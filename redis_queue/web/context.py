@@ -11,7 +11,6 @@ from typing import Any, Final, Generic, TypeVar
 from flask import current_app, render_template
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.catalog import open_as
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import RedisQueueError
 from redis_queue.operate.access import Access
@@ -19,8 +18,6 @@ from redis_queue.operate.audit import Audit
 from redis_queue.operate.diagnosis import examine
 from redis_queue.operate.incidents.registry import current
 from redis_queue.store.redis_errors import redact
-from redis_queue.store.registry import RegistryRow
-from redis_queue.store.settings import Settings
 
 T = TypeVar("T")
 
@@ -142,13 +139,9 @@ def delay_queues(name: str | None) -> tuple[DelayQueue, list[str]]:
     """Return the DelayQueue *name* and the names for a form; by default that of Celery tasks, or else the first."""
     access = context().access
     names = [known.name for known in access.catalog.listing(kind="delay", limit=MAX_NAMES).known]
-    if name is None and names and access.app is None and access.default_delay_queue not in names:
-        name = names[0]
-    if name is None and not names and access.app is None:
-        # There is no queue yet: an empty page is better than an error.
-        known = Settings()
-        first = RegistryRow("delay", access.default_delay_queue, known.max_deliveries, known.shards)
-        queue = open_as(DelayQueue, first, access.catalog)
+    if name is None and access.app is None and access.default_delay_queue not in names:
+        # Without any queue, an empty page is better than an error.
+        queue = access.delay_queue(names[0]) if names else access.task_queue
     else:
         queue = access.delay_queue(name)
     return queue, sorted({*names, queue.name})
