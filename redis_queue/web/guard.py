@@ -258,8 +258,7 @@ def _unmasked(text: str) -> bytes:
         found = bytes.fromhex(text)
     except ValueError:
         return b""
-    # Earlier versions did not mask it, and may have served the page.
-    return found if len(found) == SIGNATURE_BYTES else _xor(found[:SIGNATURE_BYTES], found[SIGNATURE_BYTES:])
+    return _xor(found[:SIGNATURE_BYTES], found[SIGNATURE_BYTES:])
 
 
 def _xor(one: bytes, other: bytes) -> bytes:
