@@ -6,6 +6,7 @@ the text says otherwise.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,8 +29,7 @@ class Series(NamedTuple):
     queue: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
+class Tally(NamedTuple):
     """Counts of the runs of one series, or of several, within a time.
 
     *executed* counts all runs that ended, *failed* and *retried* are parts of it. A run that died with its process is
@@ -61,16 +61,8 @@ class Tally:
         """Return the seconds that this share of the runs did not exceed; None for fewer than :data:`MIN_RUNS` runs."""
         return self.duration.quantile(share) if self.duration.total >= MIN_RUNS else None
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(
-            self.executed + other.executed,
-            self.failed + other.failed,
-            self.retried + other.retried,
-            self.revoked + other.revoked,
-            self.duration + other.duration,
-            self.waiting + other.waiting,
-            self.lateness + other.lateness,
-        )
+    def __add__(self, other: Tally) -> Tally:  # type: ignore[override]
+        return Tally(*map(operator.add, self, other))
 
 
 @dataclass(frozen=True, slots=True)
