@@ -195,6 +195,17 @@ class TaskLife:
             before = at
         return ordered
 
+    def look_at(self, name: str, read: Callable[[], T], nothing: str) -> T | None:
+        """Return what *read* returns, and note whether this source knows the task; None after an error of it."""
+        try:
+            found = read()
+        except ConfigurationError as error:
+            found, nothing = None, str(error)
+        except (RedisQueueError, OperationalError, *BROKEN) as error:
+            found, nothing = None, f"cannot be read: {redact(str(error))}"
+        self.sources.append(Source(name, bool(found), "" if found else nothing))
+        return found
+
     def _states(self) -> Iterator[str]:
         """Yield states, the most certain one first."""
         last = self.runs[0] if self.runs else None
@@ -268,42 +279,23 @@ def task_life(access: Access, id_: str) -> TaskLife:
     check_id(id_)
     monitor = access.monitor
     life = TaskLife(id_, access.inspector.now())
-    look = _SourceReader(life)
-    life.running = look.at("running tasks", lambda: monitor.workers.find_running(id_), "no worker reports it")
-    life.runs = look.at("runs", lambda: monitor.runs.get(id_), NO_RUNS) or ()
-    life.stored = look.at("delayed tasks and dead letters", lambda: _stored(access, id_), "no entry has its id")
-    life.failure = look.at("failures", lambda: monitor.failures.get(id_), "none is kept")
-    life.actions = look.at("audit", lambda: _actions(access, id_), NO_AUDIT) or ()
+    life.running = life.look_at("running tasks", lambda: monitor.workers.find_running(id_), "no worker reports it")
+    life.runs = life.look_at("runs", lambda: monitor.runs.get(id_), NO_RUNS) or ()
+    life.stored = life.look_at("delayed tasks and dead letters", lambda: _stored(access, id_), "no entry has its id")
+    life.failure = life.look_at("failures", lambda: monitor.failures.get(id_), "none is kept")
+    life.actions = life.look_at("audit", lambda: _actions(access, id_), NO_AUDIT) or ()
     if access.app is None:
         for name in ("result backend", "Celery queues"):
             life.sources.append(Source(name, known=False, note="needs the Celery app"))
     else:
-        life.result = look.at("result backend", lambda: _result(access, id_), "it keeps no result")
+        life.result = life.look_at("result backend", lambda: _result(access, id_), "it keeps no result")
         if life.running is None and not (life.runs and life.runs[0].outcome != "retried"):
             life.waiting = _waiting(access, life)
     life.message = message_of(life.stored and life.stored[1], life.waiting and life.waiting[1], life.failure)
     if life.state == "unknown" or (life.state == "failed" and life.failure is None and not life.runs):
         ended_at = None if life.result is None else life.result.done_at
-        life.stop = look.at("steps after failures", lambda: stop_before(monitor.failures, id_, ended_at), NO_STOP)
+        life.stop = life.look_at("steps after failures", lambda: stop_before(monitor.failures, id_, ended_at), NO_STOP)
     return life
-
-
-class _SourceReader:
-    """Looks at sources, and notes what they know."""
-
-    def __init__(self, life: TaskLife) -> None:
-        self._life = life
-
-    def at(self, name: str, read: Callable[[], T], nothing: str) -> T | None:
-        """Return what *read* returns; None after an error of this source."""
-        try:
-            found = read()
-        except ConfigurationError as error:
-            found, nothing = None, str(error)
-        except (RedisQueueError, OperationalError, *BROKEN) as error:
-            found, nothing = None, f"cannot be read: {redact(str(error))}"
-        self._life.sources.append(Source(name, bool(found), "" if found else nothing))
-        return found
 
 
 def _stored(access: Access, id_: str) -> tuple[DelayQueue, Item, TaskEntry] | None:
