@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Set
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from celery.utils.imports import instantiate
@@ -64,21 +65,15 @@ def wrap_control(stored: StoredTasks) -> None:
         _wrap(app.control, stored)
     else:
         # Create it at its first use: that reads the configuration, which may not be complete yet.
-        app.control_cls = _Control(app.control_cls)
+        app.control_cls = partial(_control, app.control_cls)
 
 
-class _Control:
-    """Factory in place of the control class of an app."""
-
-    def __init__(self, kind: Any) -> None:
-        self._kind = kind
-
-    def __call__(self, app: Celery) -> Any:
-        control = instantiate(self._kind, app=app)
-        stored = delayed_of(app)
-        if stored is not None:
-            _wrap(control, stored)
-        return control
+def _control(kind: Any, app: Celery) -> Any:
+    """Return the control object of *app*, of the class *kind* or its name."""
+    control, stored = instantiate(kind, app=app), delayed_of(app)
+    if stored is not None:
+        _wrap(control, stored)
+    return control
 
 
 def _wrap(control: Any, stored: StoredTasks) -> None:
