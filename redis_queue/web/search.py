@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 from flask import Blueprint, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
 from redis_queue.catalog import kind_of
-from redis_queue.monitor.model import Series
+from redis_queue.monitor.model import GroupRow, Series, WorkerRow
 from redis_queue.monitor.report import OTHER
+from redis_queue.operate.access import Access
 from redis_queue.operate.actions import entries, failures, workers
 from redis_queue.operate.canvas import canvas
 from redis_queue.operate.queue_row import BROKEN
-from redis_queue.operate.search import search
 from redis_queue.operate.task_life import Doing, TaskLife, phases, task_life
 from redis_queue.operate.tasks import STATES, TaskSearch
 from redis_queue.store.ids import is_id
 from redis_queue.store.keys import is_name
+from redis_queue.store.registry import RegistryRow
 from redis_queue.web import request_args
 from redis_queue.web.context import context, page
 from redis_queue.web.request_args import MAX_TEXT
 
 pages = Blueprint("search", __name__)
+
+MAX_RESULTS: Final = 20
+"""Maximum number of results of each kind."""
 
 MAX_SUGGESTIONS: Final = 100
 """Maximum number of names of one field."""
@@ -31,12 +36,65 @@ MAX_SUGGESTIONS: Final = 100
 TONES_OF_PHASES: Final[Mapping[Doing, str]] = {"delayed": "soft", "waited": "warn", "prefetched": "late", "ran": "main"}
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What matches, up to :data:`MAX_RESULTS` of each kind; *tasks* and *celery_queues* are names.
+
+    *more* names the kinds that have more.
+    """
+
+    tasks: Sequence[str]
+    celery_queues: Sequence[str]
+    queues: Sequence[RegistryRow]
+    workers: Sequence[WorkerRow]
+    failures: Sequence[GroupRow]
+    more: Sequence[str]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all that matches, each once, in order."""
+        of_queues, of_workers = (known.name for known in self.queues), (row.name for row in self.workers)
+        return sorted({*self.tasks, *self.celery_queues, *of_queues, *of_workers})
+
+    @property
+    def nothing(self) -> bool:
+        """Whether nothing matches."""
+        return not (self.tasks or self.celery_queues or self.queues or self.workers or self.failures)
+
+
+def find(access: Access, text: str) -> Found:
+    """Return what has *text* in its name.
+
+    Tasks are those that ran within the last 90 days. It reads lists of names whose lengths are bounded, no messages.
+    Raises StoreError.
+    """
+    monitor = access.monitor
+    series = [one for one in monitor.history.series() if one != OTHER]
+    queues = [one.queue for one in series]
+    if access.celery_queues is not None:
+        queues += access.celery_queues.configured()
+    groups = [row for row in monitor.failures.groups() if text in f"{row.group.task} {row.group.exception}"]
+    found: dict[str, Sequence[Any]] = {
+        "tasks": _matching((one.task for one in series), text),
+        "celery_queues": _matching(queues, text),
+        "queues": access.catalog.listing(text, limit=MAX_RESULTS + 1).known,
+        "workers": monitor.workers.rows(MAX_RESULTS + 1, part=text, lost=True),
+        "failures": groups,
+    }
+    more = [kind for kind, rows in found.items() if len(rows) > MAX_RESULTS]
+    return Found(**{kind: rows[:MAX_RESULTS] for kind, rows in found.items()}, more=more)
+
+
+def _matching(names: Iterable[str], text: str) -> list[str]:
+    return sorted({name for name in names if text in name})
+
+
 @pages.get("/search")
 def show() -> str | Response:
     """Show what has this text in its name. If nothing has, it is the id of a task, or a part of its arguments."""
     request_args.allow("q")
     text = request_args.text("q")
-    found = None if text is None else search(context().access, text)
+    found = None if text is None else find(context().access, text)
     if text is not None and found is not None and found.nothing:
         is_known = is_id(text) and task_life(context().access, text).is_known
         return redirect(url_for("search.task", id=text) if is_known else url_for("search.tasks", text=text))
@@ -48,7 +106,7 @@ def suggest() -> str:
     """Return options with the names that contain what was typed so far."""
     request_args.allow("q")
     text = request_args.text("q")
-    found = None if text is None else search(context().access, text)
+    found = None if text is None else find(context().access, text)
     names = task_names() if found is None else found.names
     return render_template("suggestions.html", names=names)
 
