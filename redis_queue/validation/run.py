@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -17,17 +18,16 @@ from typing import Any, Final
 from redis_queue.errors import ConfigurationError, InvalidValueError
 from redis_queue.model import Message
 from redis_queue.queue.queue import RedisQueue
-from redis_queue.store.chunks import CHUNK, check_limit, chunks
+from redis_queue.store.chunks import CHUNK, check_limit
 from redis_queue.store.connection import Client, connect
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.scripts import Scripts, text
 from redis_queue.validation.history import CheckResult, Event, History, check, read
 
 KILL_EVERY: Final = 0.25
 QUIET_SECONDS: Final = 30.0
 """A run without an ack for so long has stopped making progress."""
 
-Progress = Callable[[int], None]
-"""Called with the number of finished messages."""
+_PREFIX: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,32 +98,38 @@ class Plan:
         check_limit(self.consumers, 64, name="consumers")
         if self.lose_every:
             check_limit(self.lose_every, self.messages, name="lose_every")
+        if not _PREFIX.fullmatch(self.prefix):
+            raise InvalidValueError(f"prefix={self.prefix!r}: must consist of letters, digits, '_', '-' and '.'")
 
 
-def validate(plan: Plan, progress: Progress = lambda _: None) -> Report:
+def validate(plan: Plan, progress: Callable[[int], None] = lambda _: None) -> Report:
     """Run *plan* and return its report; all its keys are deleted at the end, also when interrupted.
 
-    Raises ConfigurationError if any key begins with the plan's prefix, and the errors of :func:`redis_queue.connect`.
+    *progress* is called with the number of finished messages. Raises ConfigurationError if any key begins with the
+    plan's prefix, and the errors of :func:`redis_queue.connect`.
     """
     client = connect(plan.url)
     queue = _queue(plan, client)
     if key := next(_keys(client, plan.prefix), None):
-        raise ConfigurationError(f"prefix {plan.prefix!r} is in use (key {key!r}): must be unused")
+        raise ConfigurationError(f"prefix {plan.prefix!r} is in use (key {text(key)!r}): must be unused")
     started, scripts = time.monotonic(), Scripts(client)
     try:
         with tempfile.TemporaryDirectory(prefix="redis-queue-validate-") as folder:
+            queue.put_many(range(plan.messages))
+            put_at = time.monotonic()
             run = _Run(plan, queue, Path(folder))
-            put_seconds, work_seconds = run.put(), run.work(progress)
-            found = check(read(*run.histories), [])
-            left = queue.stats()
+            run.work(progress)
+            worked_at, left = time.monotonic(), queue.stats()
+            puts = (Event("put", "ok", str(number), lane=1) for number in range(plan.messages))
+            found = check([*puts, *read(*run.histories)], [])
             return Report.of(
                 found,
                 messages=plan.messages,
                 kills=run.kills,
                 put_back=left.redelivered,
                 left_over=left.ready + left.delayed + left.in_flight + left.dead + left.quarantined,
-                put_per_s=round(plan.messages / put_seconds, 1),
-                handled_per_s=round((found.executed - found.repeated) / work_seconds, 1),
+                put_per_s=round(plan.messages / max(put_at - started, 1e-6), 1),
+                handled_per_s=round((found.executed - found.repeated) / max(worked_at - put_at, 1e-6), 1),
                 seconds=round(time.monotonic() - started, 2),
             )
     finally:
@@ -144,20 +150,8 @@ class _Run:
         self._queue = queue
         self._folder = folder
 
-    def put(self) -> float:
-        """Put all numbers; return the seconds it took."""
-        started = time.monotonic()
-        self._queue.put_many(range(self._plan.messages))
-        seconds = max(time.monotonic() - started, 1e-6)
-        history = History(self._new_history())
-        for numbers in chunks(range(self._plan.messages)):
-            history.write(*(Event("put", "ok", str(number), lane=1) for number in numbers))
-        history.close()
-        return seconds
-
-    def work(self, progress: Progress) -> float:
-        """Let consumers work until the queue is empty; return the seconds it took."""
-        started = time.monotonic()
+    def work(self, progress: Callable[[int], None]) -> None:
+        """Let consumers work until the queue is empty."""
         consumers: list[subprocess.Popen[str]] = []
         try:
             for _ in range(self._plan.consumers):
@@ -165,9 +159,8 @@ class _Run:
             self._watch(consumers, progress)
         finally:
             _end(*consumers)
-        return max(time.monotonic() - started, 1e-6)
 
-    def _watch(self, consumers: list[subprocess.Popen[str]], progress: Progress) -> None:
+    def _watch(self, consumers: list[subprocess.Popen[str]], progress: Callable[[int], None]) -> None:
         done, moved_at, done_at_kill = 0, time.monotonic(), 0
         while True:
             self._queue.put_back()
@@ -187,18 +180,15 @@ class _Run:
                     consumers[index] = self._start()
 
     def _start(self) -> subprocess.Popen[str]:
-        plan, path = self._plan, self._new_history()
+        path = self._folder / f"{len(self.histories)}.jsonl"
+        self.histories.append(path)
         command = [sys.executable, "-c", "from redis_queue.validation.run import consume; consume()"]
         consumer = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)  # noqa: S603 - our own module
         assert consumer.stdin is not None  # noqa: S101 - for the type checker
         # Not as arguments: the process list must not show the password.
-        consumer.stdin.write(json.dumps([asdict(plan), str(path)]))
+        consumer.stdin.write(json.dumps([asdict(self._plan), str(path)]))
         consumer.stdin.close()
         return consumer
-
-    def _new_history(self) -> Path:
-        self.histories.append(self._folder / f"{len(self.histories)}.jsonl")
-        return self.histories[-1]
 
 
 def _end(*consumers: subprocess.Popen[str]) -> None:
@@ -207,15 +197,9 @@ def _end(*consumers: subprocess.Popen[str]) -> None:
         consumer.wait()
 
 
-def _keys(client: Client, prefix: str) -> Iterator[str]:
-    if not prefix or not set(prefix) <= _PLAIN:
-        raise InvalidValueError(f"prefix={prefix!r}: must consist of letters, digits, '_', '-' and '.'")
+def _keys(client: Client, prefix: str) -> Iterator[bytes | str]:
     for pattern in (f"{{{prefix}:*", f"{prefix}:*"):
-        for key in client.scan_iter(match=pattern, count=1000):
-            yield key.decode(errors="replace") if isinstance(key, bytes) else key
-
-
-_PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
+        yield from client.scan_iter(match=pattern, count=1000)
 
 
 def consume() -> None:
@@ -228,29 +212,20 @@ def consume() -> None:
 def _consume(plan: Plan, history: History) -> None:
     queue = _queue(plan, connect(plan.url))
     while True:
-        messages = queue.get_many(plan.batch, block=True, timeout=1)
-        claims = [Event.of_claim(str(message.body), message, plan.lease) for message in messages]
-        dropped = [_is_dropped(message, plan.lose_every) for message in messages]
-        history.write(*_steps(claims, dropped))
-        kept = [(message, claim) for message, claim, drop in zip(messages, claims, dropped, strict=True) if not drop]
-        accepted = queue.ack_many(message for message, _ in kept)
-        history.write(
-            *(
-                claim._replace(op="ack", kind="ok" if mine else "refused")
-                for (_, claim), mine in zip(kept, accepted, strict=True)
-            )
-        )
+        events: list[Event] = []
+        kept: list[tuple[Message, Event]] = []
+        for message in queue.get_many(plan.batch, block=True, timeout=1):
+            claim = Event.of_claim(str(message.body), message, plan.lease)
+            events.append(claim)
+            if _is_dropped(message, plan.lose_every):
+                events.append(claim._replace(op="drop"))
+            else:
+                events += [claim._replace(op="execute"), claim._replace(op="ack", kind="invoke")]
+                kept.append((message, claim))
+        history.write(*events)
+        outcomes = zip(kept, queue.ack_many(message for message, _ in kept), strict=True)
+        history.write(*(claim._replace(op="ack", kind="ok" if mine else "refused") for (_, claim), mine in outcomes))
 
 
 def _is_dropped(message: Message, lose_every: int) -> bool:
     return bool(lose_every) and message.deliveries == 1 and message.body % lose_every == lose_every - 1
-
-
-def _steps(claims: Sequence[Event], dropped: Sequence[bool]) -> Iterator[Event]:
-    for claim, drop in zip(claims, dropped, strict=True):
-        yield claim
-        if drop:
-            yield claim._replace(op="drop")
-        else:
-            yield claim._replace(op="execute")
-            yield claim._replace(op="ack", kind="invoke")
