@@ -6,9 +6,9 @@ Needs the extra ``web`` or ``metrics``.
 from __future__ import annotations
 
 import functools
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -97,31 +97,18 @@ class Connection(HTTPChannel):
 
         So a client that sends its request at once is served even while others occupy all connections.
         """
-        known = [one for one in self._others() if not same_network or one.network == self.network]
+        others = (one for one in self._map.values() if isinstance(one, Connection) and one is not self)
+        staying = (one for one in others if not one.must_go)
+        known = [one for one in staying if not same_network or one.network == self.network]
         if len(known) >= most:
             waiting = (one for one in known if not one.requests)
             # The loop closes it: a descriptor freed now could be reused within this turn.
             min(waiting, key=lambda one: one._since, default=self).must_go = True
 
-    def _others(self) -> Iterator[Connection]:
-        for one in self._map.values():
-            if isinstance(one, Connection) and one is not self and not one.must_go:
-                yield one
-
 
 def _address(host: object, port: int) -> str:
     """Return host and port as in a URL."""
     return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
-
-
-@contextmanager
-def _listen_errors(host: str, port: int) -> Iterator[None]:
-    """Turn errors of a server that cannot listen there into one line."""
-    try:
-        yield
-    # An invalid host name fails before the socket is opened.
-    except (OSError, ValueError, OverflowError) as error:
-        raise click.ClickException(f"cannot listen on {harmless(_address(host, port))}: {error}") from error
 
 
 def create(app: Callable[..., Any], host: str, port: int, limits: ClientLimits) -> Any:
@@ -145,14 +132,13 @@ def create(app: Callable[..., Any], host: str, port: int, limits: ClientLimits) 
 
 def serve(app: Callable[..., Any], host: str, port: int, started: str, limits: ClientLimits) -> None:
     """Serve until SIGTERM or Ctrl-C; print *started*, with the address in place of its braces."""
-    with _listen_errors(host, port):
+    try:
         server = create(app, host, port, limits)
+    # An invalid host name fails before the socket is opened.
+    except (OSError, ValueError, OverflowError) as error:
+        raise click.ClickException(f"cannot listen on {harmless(_address(host, port))}: {error}") from error
     found, chosen = getattr(server, "effective_listen", [(host, getattr(server, "effective_port", port))])[0][:2]
     click.echo(started.format(_address(found, chosen)), err=True)
     # The server ends its threads for this.
-    with signal_handler(_end):
+    with signal_handler(lambda *_: sys.exit()):
         server.run()
-
-
-def _end(*_: object) -> None:
-    raise SystemExit(0)
