@@ -97,14 +97,11 @@ class ShardView:
 
 
 def _scanned(scripts: Scripts, command: str, key: bytes, step: int, limit: int | None) -> Iterator[tuple[bytes, bytes]]:
-    cursor: Argument = 0
     seen = 0
-    while True:
-        cursor, found = scripts.command(command, key, cursor, "COUNT", step)
-        rows = pairs(found)
+    for rows in scripts.scan(command, key, count=step):
         yield from rows
         seen += len(rows)
-        if int(cursor) == 0 or (limit is not None and seen >= limit):
+        if limit is not None and seen >= limit:
             return
 
 
