@@ -6,10 +6,13 @@ import contextlib
 import os
 import select
 import sys
+import termios
 import time
-from collections.abc import Callable, Iterator
+import tty
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -31,12 +34,6 @@ from redis_queue.cli.top_screen import SORTS, QueueKey, Rates, Sort, draw, in_or
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.operate.access import Access
 from redis_queue.operate.queue_row import Overview
-
-try:
-    import termios
-    import tty
-except ImportError:  # pragma: no cover - no POSIX terminal
-    termios = tty = None  # type: ignore[assignment]
 
 QUIT: Final = "q"
 
@@ -68,37 +65,43 @@ def top(access: Access, *, interval: float, sort: Sort, count: int | None) -> No
             _show(sampler, interval, count)
 
 
-@dataclass(frozen=True, slots=True)
-class TopSample:
-    """A sample: the last *overview* that Redis answered, and the *error* if it did not answer now."""
-
-    overview: Overview | None
-    speeds: dict[QueueKey, Rates]
-    error: str = ""
-
-
 class TopSampler:
-    """Samples of all queues, with the rates since the sample before."""
+    """The last counts of all queues that Redis answered, and the *error* if it did not answer at the last look.
+
+    *speeds* are the rates since the look before.
+    """
 
     def __init__(self, access: Access, sort: Sort) -> None:
-        self.prefix = access.catalog.prefix
-        self.place = location_of(access.catalog)
-        self.sort: Final = sort
+        self.overview: Overview | None = None
+        self.speeds: dict[QueueKey, Rates] = {}
+        self.error = ""
         self._access = access
-        self._last: Overview | None = None
+        self._sort: Final = sort
 
-    def sample(self) -> TopSample:
-        """Take a sample; an unavailable Redis is part of it, not an error."""
+    def look(self) -> None:
+        """Read the counts; an unavailable Redis is part of the result, not an error."""
         try:
             now, rows = self._access.overview()
         except StoreUnavailableError as error:
-            return TopSample(self._last, {}, str(error))
-        before, self._last = self._last, now
-        return TopSample(now, {**rates(before, now), **(rates_of(rows) if before is not None else {})})
+            self.speeds, self.error = {}, str(error)
+            return
+        self.speeds = {**rates(self.overview, now), **(rates_of(rows) if self.overview is not None else {})}
+        self.overview, self.error = now, ""
 
-    def text(self, now: TopSample, *, width: int, height: int | None = None) -> list[str]:
-        """Return the sample *now* as lines of text."""
-        return draw(self.place, now.overview, now.speeds, self.sort, error=now.error, width=width, height=height)
+    def text(self, *, width: int, height: int | None = None) -> list[str]:
+        """Return the result as lines of text."""
+        place = location_of(self._access.catalog)
+        return draw(place, self.overview, self.speeds, self._sort, error=self.error, width=width, height=height)
+
+    def document(self) -> dict[str, Any]:
+        """Return the result as a document."""
+        if self.error or self.overview is None:
+            return {"error": self.error}
+        rows = []
+        for row in in_order(self.overview.queues, self.speeds, self._sort):
+            speed = self.speeds.get((row.kind, row.name))
+            rows.append({**asdict(row), "rates": None if speed is None else asdict(speed)})
+        return {"at": self.overview.at, "prefix": self._access.catalog.prefix, "queues": rows}
 
 
 def _write(sampler: TopSampler, interval: float, count: int) -> None:
@@ -106,25 +109,15 @@ def _write(sampler: TopSampler, interval: float, count: int) -> None:
     for number in range(count):
         if number:
             time.sleep(interval)
-        sample = sampler.sample()
-        if sample.error:
-            click.echo(f"error: {harmless(sample.error)}", err=True)
+        sampler.look()
+        if sampler.error:
+            click.echo(f"error: {harmless(sampler.error)}", err=True)
         if wants_json():
-            show_json(_fields(sampler, sample))
-        elif sample.overview is not None and not sample.error:
-            click.echo("\n".join([*([""] if number else []), *sampler.text(sample, width=screen_width() or WIDTH)]))
-    if sample.error:
+            show_json(sampler.document())
+        elif not sampler.error:
+            click.echo("\n".join([*([""] if number else []), *sampler.text(width=screen_width() or WIDTH)]))
+    if sampler.error:
         sys.exit(FAILED)
-
-
-def _fields(sampler: TopSampler, sample: TopSample) -> dict[str, Any]:
-    if sample.error or sample.overview is None:
-        return {"error": sample.error}
-    rows = []
-    for row in in_order(sample.overview.queues, sample.speeds, sampler.sort):
-        speed = sample.speeds.get((row.kind, row.name))
-        rows.append({**asdict(row), "rates": None if speed is None else asdict(speed)})
-    return {"at": sample.overview.at, "prefix": sampler.prefix, "queues": rows}
 
 
 def _show(sampler: TopSampler, interval: float, count: int | None) -> None:
@@ -144,7 +137,8 @@ def _show(sampler: TopSampler, interval: float, count: int | None) -> None:
             if number and pressed(interval) == QUIT:
                 return
             number += 1
-            lines = sampler.text(sampler.sample(), width=console.width, height=console.height)
+            sampler.look()
+            lines = sampler.text(width=console.width, height=console.height)
             live.update(Text("\n".join(lines), no_wrap=True, overflow="crop"), refresh=True)
 
 
@@ -154,23 +148,18 @@ def _keyboard() -> Iterator[Callable[[float], str]]:
 
     Until the block ends, the terminal shows no keys and does not wait for Enter.
     """
-    if termios is None or not sys.stdin.isatty():
-        yield _sleep
+    if not sys.stdin.isatty():
+        yield partial(_key, [])
         return
     number = sys.stdin.fileno()
     before = termios.tcgetattr(number)
     tty.setcbreak(number)
     try:
-        yield lambda seconds: _key(number, seconds)
+        yield partial(_key, [number])
     finally:
         termios.tcsetattr(number, termios.TCSADRAIN, before)
 
 
-def _key(number: int, seconds: float) -> str:
-    ready, _, _ = select.select([number], [], [], seconds)
-    return os.read(number, 1).decode("ascii", "replace") if ready else ""
-
-
-def _sleep(seconds: float) -> str:
-    time.sleep(seconds)
-    return ""
+def _key(terminals: Sequence[int], seconds: float) -> str:
+    ready, _, _ = select.select(terminals, [], [], seconds)
+    return os.read(ready[0], 1).decode("ascii", "replace") if ready else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Final, Literal, get_args
 
@@ -49,16 +49,20 @@ class Rates:
     redelivered: float
 
 
+COUNTS: Final = tuple(item.name for item in fields(Rates))
+"""The counts of a queue of which there are rates."""
+
+
 def rates(before: Overview | None, now: Overview) -> dict[QueueKey, Rates]:
     """Return the rates of each queue in both overviews; at least 0, even if a queue was emptied and created again."""
     seconds = (now.at - before.at).total_seconds() if before is not None else 0.0
     if before is None or seconds <= 0:
         return {}
-    rows = {(row.kind, row.name): row for row in before.queues if not row.error}
+    earlier = {(row.kind, row.name): row for row in before.queues if not row.error}
     return {
-        (row.kind, row.name): _between(rows[row.kind, row.name], row, seconds)
+        (row.kind, row.name): Rates(*(max(0, getattr(row, count) - getattr(then, count)) / seconds for count in COUNTS))
         for row in now.queues
-        if not row.error and (row.kind, row.name) in rows
+        if not row.error and (then := earlier.get((row.kind, row.name))) is not None
     }
 
 
@@ -69,17 +73,6 @@ def rates_of(rows: Iterable[CeleryQueueRow]) -> dict[QueueKey, Rates]:
         for row in rows
         if row.executed_per_minute is not None and not row.error
     }
-
-
-def _between(before: QueueRow, now: QueueRow, seconds: float) -> Rates:
-    def rate(then: int, count: int) -> float:
-        return max(0, count - then) / seconds
-
-    return Rates(
-        put=rate(before.put, now.put),
-        acked=rate(before.acked, now.acked),
-        redelivered=rate(before.redelivered, now.redelivered),
-    )
 
 
 def draw(
