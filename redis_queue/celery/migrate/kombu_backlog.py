@@ -72,7 +72,8 @@ class KombuBacklog:
         self._names: ListNames = broker.names
         self.server = client_of(broker.channel)
         self._in_flight = InFlightKeys.of(broker.channel)
-        self._send = Scripts(self.server).command
+        self._scripts = Scripts(self.server)
+        self._send = self._scripts.command
 
     def pages(self) -> Iterator[list[BacklogTask | RemainingTask]]:
         """Yield all delayed tasks, page by page; no task is skipped if others are taken out meanwhile."""
@@ -95,16 +96,11 @@ class KombuBacklog:
             start += CHUNK
 
     def _in_records(self) -> Iterator[list[BacklogTask | RemainingTask]]:
-        cursor: Any = b"0"
-        while True:
-            cursor, fields = self._send("HSCAN", self._in_flight.unacked, cursor, "COUNT", CHUNK)
-            pairs = iter(fields)
-            for chunk in chunks(zip(pairs, pairs, strict=True)):
+        for page in self._scripts.scan("HSCAN", self._in_flight.unacked, count=CHUNK):
+            for chunk in chunks(page):
                 scores = self._send("ZMSCORE", self._in_flight.index, *(tag for tag, _ in chunk))
                 rows = [self._read_record(*pair, score) for pair, score in zip(chunk, scores, strict=True)]
                 yield [row for row in rows if row is not None]
-            if int(cursor) == 0:
-                return
 
     def _read_record(self, tag: bytes, value: bytes, score: Any) -> BacklogTask | RemainingTask | None:
         known = loads_element(value)
