@@ -37,23 +37,18 @@ class LoopCall(Protocol):
 
     def is_current(self) -> bool:
         """Return whether the caller is part of this call: its context may have been copied to other tasks."""
-        ...
 
     def sleep(self, seconds: float) -> None:
         """Sleep."""
-        ...
 
     def in_thread(self, work: Callable[[], T]) -> T:
         """Return what *work* returns in another thread."""
-        ...
 
     def idle(self, link: object) -> list[Any]:
         """Return the list of idle connections that *link* has on this event loop, which closes them at its end."""
-        ...
 
     def connect(self, pool: Any) -> Any:
         """Return a new connection with the settings of *pool*, a pool of redis-py, that waits on the loop."""
-        ...
 
 
 CURRENT: Final[ContextVar[LoopCall | None]] = ContextVar("redis_queue_loop_call", default=None)

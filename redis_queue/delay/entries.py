@@ -72,12 +72,10 @@ class HasDueTime(Protocol):
     @property
     def id(self) -> str:
         """The id."""
-        ...
 
     @property
     def due_at(self) -> datetime:
         """Due time."""
-        ...
 
 
 def read_entry(shard: Records, row: Sequence[Any], lease: Lease | None) -> Entry | None:

@@ -36,11 +36,9 @@ class Serializer(Protocol):
 
     def dumps(self, body: Any, /) -> bytes:
         """Return *body* as bytes. Any exception becomes a BodyError."""
-        ...
 
     def loads(self, data: bytes, /) -> Any:
         """Return the body of *data*. Any exception sends the record to quarantine."""
-        ...
 
 
 MAX_DIGITS: Final = 4300

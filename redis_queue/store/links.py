@@ -27,11 +27,9 @@ class Link(Protocol):
 
     def send(self, *command: Argument) -> Any:
         """Send one command once. Raises the errors of redis-py."""
-        ...
 
     def send_many(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands in one round trip if possible; an error reply is returned in place of a reply."""
-        ...
 
 
 class DirectLink:

@@ -29,12 +29,10 @@ class LeasedItem(Protocol):
     @property
     def id(self) -> str:
         """Its id."""
-        ...
 
     @property
     def lease(self) -> Lease | None:
         """Its lease; None if it was only read."""
-        ...
 
 
 def id_tokens(held: Sequence[LeasedItem]) -> list[bytes]:

@@ -53,7 +53,6 @@ class ChannelLeases(Protocol):
 
     def settle_waiting(self) -> None:
         """Settle all messages that are to be settled, by a connection of its own."""
-        ...
 
 
 class FetchingChannel(Channel):

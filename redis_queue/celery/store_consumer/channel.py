@@ -29,24 +29,19 @@ class ChannelOwner(Protocol):
     @property
     def prefetch_count(self) -> int:
         """Number of messages that the worker takes ahead; 0 for no limit."""
-        ...
 
     @property
     def runs(self) -> bool:
         """Whether the worker runs on after this connection."""
-        ...
 
     def note(self, *, waits: bool) -> None:
         """Record whether messages of flows wait for a process."""
-        ...
 
     def lose(self, error: Exception) -> None:
         """Wait for the store after an *error*."""
-        ...
 
     def flush(self) -> None:
         """Settle at once, by the open channel."""
-        ...
 
 
 class StoreChannel(FetchingChannel):
