@@ -135,20 +135,11 @@ def _dispatcher(name: bytes, value: bytes | None, now: int) -> DispatcherRow | N
     found = _ROW.fullmatch(value or b"")
     if found is None or now - int(found[1]) > SEEN_MS:
         return None
-    return _read(name.decode(errors="replace"), from_ms(int(found[1])), found[2])
-
-
-def _read(name: str, seen_at: datetime, text: bytes) -> DispatcherRow | None:
     try:
-        row: Any = read_document(text)
-        return DispatcherRow(
-            name,
-            seen_at,
-            bool(row["leads"]),
-            str(row["version"])[:MAX_ERROR],
-            small_integer(row["sent"]),
-            small_integer(row["failed"]),
-            str(row["error"])[:MAX_ERROR],
-        )
+        row: Any = read_document(found[2])
+        known: dict[str, Any] = {field: small_integer(row[field]) for field in ("sent", "failed")}
+        known |= {field: str(row[field])[:MAX_ERROR] for field in ("version", "error")}
+        seen_at = from_ms(int(found[1]))
+        return DispatcherRow(name.decode(errors="replace"), seen_at, leads=bool(row["leads"]), **known)
     except (ValueError, KeyError, TypeError):
         return None
