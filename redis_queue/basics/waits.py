@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import os
 import random
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 from queue import Empty, SimpleQueue
@@ -204,3 +205,14 @@ class Background:
                 # A call that arrived since then is still run by this thread.
                 self._running = not self._calls.empty()
                 return self._calls.get() if self._running else None
+
+
+@contextlib.contextmanager
+def signal_handler(handler: Callable[..., Any]) -> Iterator[None]:
+    """Call *handler* on Ctrl-C and SIGTERM until the block ends."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

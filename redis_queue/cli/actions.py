@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 from kombu.exceptions import OperationalError
 
+from redis_queue.basics.waits import signal_handler
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.output import (
@@ -24,7 +25,6 @@ from redis_queue.cli.output import (
     report,
     show_json,
     show_table,
-    signal_handler,
     wants_json,
 )
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError

@@ -7,11 +7,12 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.basics.waits import signal_handler
 from redis_queue.catalog import put_back_each
 from redis_queue.celery.dispatch.loop import DispatchLoop
 from redis_queue.cli import options
 from redis_queue.cli.access import Command, StoreCommand, with_access, with_app
-from redis_queue.cli.output import INTERRUPTED, report, signal_handler
+from redis_queue.cli.output import INTERRUPTED, report
 from redis_queue.model import PutBack
 from redis_queue.operate.access import Access
 from redis_queue.operate.listing import sized

@@ -18,7 +18,8 @@ from waitress import wasyncore
 from waitress.channel import HTTPChannel
 from waitress.server import BaseWSGIServer
 
-from redis_queue.cli.output import harmless, signal_handler
+from redis_queue.basics.waits import signal_handler
+from redis_queue.cli.output import harmless
 from redis_queue.operate.addresses import network
 
 SERVER: Final[Mapping[str, Any]] = {

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.basics.waits import signal_handler
 from redis_queue.cli import options
 from redis_queue.cli.access import UrlCommand, with_url
-from redis_queue.cli.output import harmless, interrupt, report, signal_handler
+from redis_queue.cli.output import harmless, interrupt, report
 from redis_queue.errors import StoreError
 from redis_queue.store.connection import connect
 from redis_queue.store.script_files import all_scripts

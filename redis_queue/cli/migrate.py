@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from redis_queue.basics.waits import signal_handler
 from redis_queue.celery.migrate import Progress
 from redis_queue.celery.migrate.adopt import Adoption, HeldByWorkersError
 from redis_queue.celery.migrate.release import NotReleasableError, Release
@@ -22,7 +23,6 @@ from redis_queue.cli.output import (
     harmless,
     progress_bar,
     show_json,
-    signal_handler,
     text_of,
     wants_json,
 )

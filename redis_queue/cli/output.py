@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -342,14 +341,3 @@ class Stop:
 def interrupt(*_: object) -> None:
     """Signal handler that ends the command at once, as Ctrl-C does."""
     raise KeyboardInterrupt
-
-
-@contextmanager
-def signal_handler(handler: Callable[..., Any]) -> Iterator[None]:
-    """Call *handler* on Ctrl-C and SIGTERM until the block ends."""
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)

@@ -14,6 +14,7 @@ import click
 from celery import Celery
 
 from redis_queue.basics.times import from_ms, span_text
+from redis_queue.basics.waits import signal_handler
 from redis_queue.celery.schedules.declaration import Declaration
 from redis_queue.celery.schedules.redbeat import RedBeat
 from redis_queue.celery.schedules.schedules import MAX_NEXT, Schedules
@@ -38,7 +39,6 @@ from redis_queue.cli.output import (
     show_json,
     show_location,
     show_table,
-    signal_handler,
     wants_json,
 )
 from redis_queue.cli.transfer import STDOUT, atomic_file

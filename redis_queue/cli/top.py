@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.basics.waits import signal_handler
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.output import (
@@ -27,7 +28,6 @@ from redis_queue.cli.output import (
     location_of,
     screen_width,
     show_json,
-    signal_handler,
     wants_json,
 )
 from redis_queue.cli.top_screen import SORTS, QueueKey, Rates, Sort, draw, in_order, rates, rates_of

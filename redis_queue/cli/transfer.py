@@ -15,11 +15,12 @@ from typing import IO, Final
 import click
 
 from redis_queue.basics.options import Conditions
+from redis_queue.basics.waits import signal_handler
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.actions import carry_out
 from redis_queue.cli.listing import conditions
-from redis_queue.cli.output import interrupt, report, signal_handler
+from redis_queue.cli.output import interrupt, report
 from redis_queue.delay.model import OnConflict
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Plan

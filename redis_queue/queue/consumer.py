@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from redis_queue.basics.logs import OutageLog, logger_of
 from redis_queue.basics.times import Seconds, duration_ms
-from redis_queue.basics.waits import Backoff, StopEvent, retry_delay
+from redis_queue.basics.waits import Backoff, StopEvent, retry_delay, signal_handler
 from redis_queue.errors import RedisQueueError, StoreError, Verdict
 from redis_queue.model import Message
 from redis_queue.queue.claims import Step
@@ -104,23 +102,14 @@ class Consumer:
         if self._error is not None:
             raise self._error
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
+    def _signals(self) -> contextlib.AbstractContextManager[None]:
+        is_main = threading.current_thread() is threading.main_thread()
+        return signal_handler(self._on_signal) if is_main else contextlib.nullcontext()
 
-        def stop(_number: int, _frame: FrameType | None) -> None:
-            if self._stop.is_set():
-                raise KeyboardInterrupt
-            self.stop()
-
-        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _on_signal(self, *_: object) -> None:
+        if self._stop.is_set():
+            raise KeyboardInterrupt
+        self.stop()
 
     def _work(self) -> None:
         backoff = Backoff()

@@ -9,8 +9,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import Error, close_old_connections, router
 
 from redis_queue.basics.logs import OutageLog, logger_of
-from redis_queue.basics.waits import Backoff, StopEvent
-from redis_queue.cli.output import signal_handler
+from redis_queue.basics.waits import Backoff, StopEvent, signal_handler
 from redis_queue.contrib.django.outbox.models import Call
 from redis_queue.contrib.django.outbox.transfer import Relayed, relay, waiting
 from redis_queue.errors import RedisQueueError
