@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
 
-from redis_queue.basics.key_template import Key, KeyTemplate, arguments
+from redis_queue.basics.key_template import Key, KeyTemplate
 from redis_queue.basics.times import Seconds, duration_ms
-from redis_queue.errors import InvalidDelayError, InvalidValueError, Nack
+from redis_queue.errors import InvalidDelayError, Nack
 from redis_queue.lock.lock import Lock, check_lease, check_wait, held_here
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.keys import check_name
@@ -40,6 +40,7 @@ class Serial:
     lease: Seconds = 60.0
     wait: Seconds = 0.0
     signature: inspect.Signature = field(init=False)
+    template: KeyTemplate = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "signature", inspect.signature(self.function))
@@ -47,21 +48,15 @@ class Serial:
         check_wait(self.wait)
         if not callable(self.retry_in):
             check_retry_in(self.retry_in)
-        KeyTemplate(self.key).check(self.signature, getattr(self.function, "__name__", "the function"))
+        object.__setattr__(self, "template", KeyTemplate(self.key))
+        self.template.check(self.signature, getattr(self.function, "__name__", "the function"))
 
     def name_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Return the name of the lock for a call with these arguments.
 
         Raises InvalidValueError if they result in an invalid name, TypeError if the function does not take them.
         """
-        values = arguments(self.signature, args, kwargs)
-        if callable(self.key):
-            name = self.key(*args, **kwargs)
-        else:
-            try:
-                name = self.key.format(**values)
-            except Exception as error:  # attributes and formats of an argument may raise anything
-                raise InvalidValueError(f"key={self.key!r}: {type(error).__name__}: {error}") from error
+        name = self.key(*args, **kwargs) if callable(self.key) else self.template.of_call(self.signature, args, kwargs)
         return check_name(name, what="lock")
 
     def delay_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
