@@ -44,6 +44,7 @@ from redis_queue.store.scripts import Scripts
 from tests.support.paths import ROOT
 from tests.support.ports import HOST, free_port
 from tests.support.servers import client_options
+from tests.support.wait import must
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 LEASE = Lease("1-abc", NOW)
@@ -580,15 +581,12 @@ class TestHarmless:
     def test_as_a_queue_name_and_prefix_it_works_from_put_to_redrive(self, client: redis.Redis, name: str) -> None:
         queue = RedisQueue(name, client, prefix=name[:100], max_deliveries=1)
         id_ = queue.put({"name": name})
-        message = queue.get(block=False)
-        assert message is not None
+        message = must(queue.get(block=False))
         assert (message.id, message.body) == (id_, {"name": name})
         assert queue.nack(message, reason=name)
         assert [(letter.id, letter.reason) for letter in queue.dead_letters()] == [(id_, name)]
         assert queue.redrive([id_]) == 1
-        again = queue.get(block=False)
-        assert again is not None
-        assert queue.ack(again)
+        assert queue.ack(must(queue.get(block=False)))
         assert queue.stats().acked == 1
         assert [known.name for known in Registry(Scripts(client), name[:100]).all()] == [name]
 
@@ -607,8 +605,7 @@ class TestHarmless:
         timed = DelayQueue("timed", client, max_deliveries=1, shards=2)
         assert timed.push("first", id=name, delay=60) == name
         assert timed.push("second", id=name, delay=60) == name
-        entry = timed.get(name)
-        assert entry is not None
+        entry = must(timed.get(name))
         assert (entry.id, entry.payload) == (name, "second")
         page = timed.list()
         assert [found.id for found in page] == [name]
@@ -623,8 +620,7 @@ class TestHarmless:
     def test_as_a_dedupe_key_it_works(self, client: redis.Redis, name: str) -> None:
         queue = RedisQueue("orders", client)
         assert queue.put(1, dedupe_key=name) == queue.put(2, dedupe_key=name) == name
-        message = queue.get(block=False)
-        assert message is not None
+        message = must(queue.get(block=False))
         assert (message.id, message.body) == (name, 1)
         assert queue.extend(message)
         assert queue.ack(message)
@@ -667,8 +663,7 @@ def test_a_name_cannot_reach_into_another_queue(client: redis.Redis) -> None:
 def test_an_unusual_body_is_accepted(client: redis.Redis, body: Any) -> None:
     queue = RedisQueue("orders", client)
     queue.put(body, headers={"": None})
-    message = queue.get(block=False)
-    assert message is not None
+    message = must(queue.get(block=False))
     assert (message.body, type(message.body)) == (body, type(body))
     assert message.headers == {"": None}
 
@@ -782,9 +777,7 @@ class TestForeignLeases:
     @pytest.fixture
     def message(self, live: RedisQueue) -> Message:
         """The first message, claimed."""
-        message = live.get(block=False)
-        assert message is not None
-        return message
+        return must(live.get(block=False))
 
     def test_a_second_ack_is_false(self, live: RedisQueue, message: Message) -> None:
         assert live.ack_many([message, message]) == [True, False]
@@ -805,8 +798,7 @@ class TestForeignLeases:
         assert live.ack(message)
 
     def test_the_token_of_another_message_settles_nothing(self, live: RedisQueue, message: Message) -> None:
-        other = live.get(block=False)
-        assert other is not None
+        other = must(live.get(block=False))
         assert not live.ack(Message(message.id, None, {}, NOW, 1, other.lease))
         assert live.ack_many([other, message]) == [True, True]
 

@@ -35,6 +35,7 @@ from redis_queue.schedules.store import Change, ScheduleStore, Stored
 from redis_queue.store.keys import FlowKeys, Keys, ScheduleKeys
 from tests.support.cli.commands import DUE, NOW, Run, runner
 from tests.support.clock import Clock
+from tests.support.wait import must
 
 DAY_MS = 86_400_000
 
@@ -68,8 +69,7 @@ def orders(client: redis.Redis, clock: Clock) -> RedisQueue:
     for id_ in ("unreadable", "dead", "held", "first", "second"):
         queue.put({"order": id_}, headers={"trace": "abc"}, dedupe_key=id_)
     client.hset(Keys("redis_queue", "queue", "orders").records, "unreadable", "\x1b[2J")
-    dead = queue.get(block=False)
-    assert dead is not None
+    dead = must(queue.get(block=False))
     queue.nack(dead, dead=True, reason="Timeout: no answer")
     queue.get(block=False)
     queue.put("later", delay=60, dedupe_key="later")

@@ -31,6 +31,7 @@ from tests.support.clock import Clock
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.store.stage import differences, snapshot
+from tests.support.wait import must
 
 TASK = "00000000-0000-4000-8000-000000000001"
 
@@ -216,9 +217,7 @@ class TestScheduled:
     def test_reschedule_changes_when_entries_are_due(self, to: str, due: datetime, run: Run, tasks: DelayQueue) -> None:
         assert run("scheduled", "reschedule", "data", "--to", to).stdout == "1 rescheduled\n"
 
-        entry = tasks.get("data")
-        assert entry is not None
-        assert entry.due_at == due
+        assert must(tasks.get("data")).due_at == due
 
     def test_run_now_makes_entries_due(self, run: Run, tasks: DelayQueue) -> None:
         assert answer(run("scheduled", "run-now", "--id-prefix", "task", "--yes", "--json")) == {"made_due": 1}
@@ -363,9 +362,7 @@ class TestTransfer:
         assert refused.exit_code == 1
         assert json.loads(refused.stdout)["imported"] == 0
         assert run("scheduled", "import", "--on-conflict", "replace", input=line).stdout == "1 imported\n"
-        entry = tasks.get("data")
-        assert entry is not None
-        assert entry.payload == "new"
+        assert must(tasks.get("data")).payload == "new"
 
     @pytest.mark.parametrize(
         ("line", "words"),
@@ -661,8 +658,7 @@ class TestBrokenQueue:
         """A queue with unreadable dead letters that is listed first, and one with invalid settings."""
         queue = RedisQueue("a broken one", client)
         queue.put("x")
-        message = queue.get(block=False)
-        assert message is not None
+        message = must(queue.get(block=False))
         queue.nack(message, dead=True, reason="lost")
         at = Keys("redis_queue", "queue", "a broken one")
         client.delete(at.errors)

@@ -21,6 +21,7 @@ from redis_queue.monitor.failures import Failures
 from redis_queue.operate.audit import Audit, AuditLine
 from tests.support.cli.commands import TASK, Run, leaves
 from tests.support.clock import Clock
+from tests.support.wait import must
 
 CHANGES = {
     "queue pause": ("queue orders pause", "pause", "orders", 1, "", []),
@@ -140,8 +141,7 @@ def test_the_queues_of_a_line_are_few(run: Run, client: redis.Redis) -> None:
     for number in range(5):
         queue = RedisQueue(f"many-{number}", client)
         queue.put("x")
-        message = queue.get(block=False)
-        assert message is not None
+        message = must(queue.get(block=False))
         queue.nack(message, dead=True, reason="Timeout")
 
     assert run("dead", "redrive", "--reason", "Timeout", "--yes").exit_code == 0

@@ -22,6 +22,7 @@ from redis_queue.store.keys import FlowKeys
 from tests.support.celery.flows import QUEUE, flow_app
 from tests.support.cli.commands import Run, runner
 from tests.support.servers import RedisServer
+from tests.support.wait import must
 
 
 @pytest.fixture
@@ -188,9 +189,7 @@ class TestAct:
 
 
 def test_the_access_of_an_app_knows_its_queues(app: Celery) -> None:
-    queues = AppAccess(app).celery_queues
-    assert queues is not None
-    assert queues.row("mail").name == "mail"
+    assert must(AppAccess(app).celery_queues).row("mail").name == "mail"
 
 
 class TestCounts:

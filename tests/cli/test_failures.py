@@ -15,6 +15,7 @@ from redis_queue.monitor.failures import Failures
 from redis_queue.operate.actions.failures import NO_MESSAGE
 from redis_queue.store.keys import MonitorKeys
 from tests.support.cli.commands import DUE, Run
+from tests.support.wait import must
 
 WAITS = "No dispatcher runs: the tasks wait until a worker or redis-queue dispatch does.\n"
 
@@ -27,8 +28,7 @@ def test_a_retry_stores_the_message_and_removes_the_failure(run: Run, tasks: Del
     done = run("failures", "retry", "failed")
     assert (done.exit_code, done.stdout, done.stderr) == (0, "1 retried\n", WAITS)
     assert kept(failed) == ["gone"]
-    entry = tasks.get("failed")
-    assert entry is not None
+    entry = must(tasks.get("failed"))
     message = Envelope.unpack(entry.payload, entry.id, entry.headers)
     assert (message.task, message.headers["retries"], message.routing_key) == ("shop.remind", 0, "celery")
     again = run("failures", "retry", "failed")
@@ -39,8 +39,7 @@ def test_a_retry_stores_the_message_and_removes_the_failure(run: Run, tasks: Del
 def test_other_arguments(run: Run, tasks: DelayQueue, failed: Failures) -> None:
     done = run("failures", "retry", "failed", "--args", '["x", 1]', "--kwargs", '{"a": null}', "--json")
     assert (done.exit_code, json.loads(done.stdout)) == (0, {"retried": 1})
-    entry = tasks.get("failed")
-    assert entry is not None
+    entry = must(tasks.get("failed"))
     message = Envelope.unpack(entry.payload, entry.id, entry.headers)
     assert json.loads(message.body)[:2] == [["x", 1], {"a": None}]
     assert (message.headers["argsrepr"], message.headers["kwargsrepr"]) == ("('x', 1)", "{'a': None}")
@@ -117,8 +116,7 @@ def test_an_empty_list(run: Run, client: redis.Redis) -> None:
 
 def test_control_characters_are_escaped(run: Run, failed: Failures, client: redis.Redis) -> None:
     keys = MonitorKeys("redis_queue")
-    row = client.hget(keys.failures, "failed")
-    assert row is not None
+    row = must(client.hget(keys.failures, "failed"))
     client.hset(keys.failures, "failed", row.replace(b"no route", b"no\\u001b[2J\\u202eroute"))
     client.hset(keys.tracebacks, "failed", b"8\nline\n\x1b[2")
     for line in (["list"], ["show", "failed"]):

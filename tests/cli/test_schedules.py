@@ -19,6 +19,7 @@ from redis_queue.operate.audit import Audit
 from tests.support.cli.commands import NOW, Run
 from tests.support.clock import Clock
 from tests.support.store.stage import differences, snapshot
+from tests.support.wait import must
 
 PUT = ("schedules", "put", "hourly", "--rules", "0 * * * *", "--task", "shop.report")
 
@@ -139,8 +140,7 @@ class TestPut:
             "every 10 s; 30 2 * * *",
             "2030-01-01T00:00:10+00:00",
         )
-        found = schedules.find("all").definition
-        assert found is not None
+        found = must(schedules.find("all").definition)
         assert (found.args, found.kwargs, found.options) == ([1], {"a": None}, {"queue": "reports"})
         assert (found.timezone, found.missed, found.overlap) == ("Europe/Berlin", "all", "queue")
         assert (found.window, found.jitter, found.expires) == (7_200_000, 5000, 3_600_000)

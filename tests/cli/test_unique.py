@@ -15,6 +15,7 @@ from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import FlowKeys
 from tests.support.cli.commands import Run
 from tests.support.store.stage import differences, snapshot
+from tests.support.wait import must
 
 SYNC = ("shop.sync", "order:7")
 SYNC_ID = "7c6c8f2e-0000-4000-8000-000000000007"
@@ -153,9 +154,7 @@ def test_a_key_that_another_task_owns_meanwhile_stays(
 
     assert (done.exit_code, done.stdout) == (1, "0 released\n")
     assert done.stderr == f"error: the task '{SYNC_ID}' no longer owns the key 'order:7' of shop.sync\n"
-    found = unique.get(*SYNC)
-    assert found is not None
-    assert found.task_id == "other"
+    assert must(unique.get(*SYNC)).task_id == "other"
     assert Audit(client, "redis_queue").last() == []
 
 

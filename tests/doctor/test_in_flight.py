@@ -24,7 +24,7 @@ from tests.support.celery.leasing import Leasing
 from tests.support.celery.leasing_names import WAIT
 from tests.support.doctor.stage import problems
 from tests.support.servers import RedisServer
-from tests.support.wait import wait_until
+from tests.support.wait import must, wait_until
 
 QUEUE = "mail"
 
@@ -167,8 +167,7 @@ def report(client: redis.Redis, name: str, *, keeper: bool | None, lists: tuple[
 
 def lease(client: redis.Redis, tag: str, seconds: float) -> None:
     """Let the lease of a message end so many seconds after the message was taken."""
-    score = client.zscore("unacked_index", tag)
-    assert score is not None
+    score = must(client.zscore("unacked_index", tag))
     client.zadd("redis_queue:lease_ends:unacked_index", {tag: score + seconds})
 
 

@@ -14,6 +14,7 @@ from redis_queue.doctor import examine, repair
 from tests.support.doctor import faults
 from tests.support.doctor.faults import MENDED
 from tests.support.doctor.stage import Limit, Stage, keyspace, wrong
+from tests.support.wait import must
 
 
 def everything(stage: Stage) -> set[bytes]:
@@ -80,8 +81,7 @@ def test_a_repair_wakes_blocked_gets(client: redis.Redis) -> None:
 
 
 def test_the_former_holder_of_a_repaired_message_cannot_ack_it(stage: Stage) -> None:
-    message = stage.queue.get(block=False)
-    assert message is not None
+    message = must(stage.queue.get(block=False))
     stage.client.zrem(stage.at.in_flight, message.id)
     repair(stage.client, dry_run=False)
     assert not stage.queue.ack(message)
@@ -108,8 +108,7 @@ def test_an_id_without_a_record_is_quarantined(stage: Stage) -> None:
 def test_put_back_makes_a_message_ready(stage: Stage) -> None:
     faults.forgotten_lease(stage)
     repair(stage.client, dry_run=False)
-    message = stage.queue.get(block=False)
-    assert message is not None
+    message = must(stage.queue.get(block=False))
     assert (message.id, message.deliveries) == ("m0", 2)
 
 

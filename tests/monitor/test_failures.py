@@ -19,6 +19,7 @@ from redis_queue.monitor.model import Failure, FailureGroup
 from redis_queue.store.keys import MonitorKeys
 from tests.support.clock import Clock, when
 from tests.support.servers import RedisServer
+from tests.support.wait import must
 
 KEYS = MonitorKeys("p")
 FAILURE = Failure(
@@ -129,8 +130,7 @@ def test_failures_that_were_too_many_are_counted(failures: Failures, clock: Cloc
     keep(failures, FAILURE, missed=3)
     clock.forward(5)
     keep(failures, missed=4, most=500, days=0.5)
-    kept = failures.kept()
-    assert kept is not None
+    kept = must(failures.kept())
     assert (kept.most, kept.days, kept.missed, kept.missed_at) == (500, 0.5, 7, when(5))
 
 
@@ -144,9 +144,7 @@ def test_a_repeated_call_has_one_effect(client: redis.Redis, clock: Clock) -> No
 
     failures._calls.prepare = twice  # type: ignore[method-assign]
     keep(failures, FAILURE, missed=3)
-    kept = failures.kept()
-    assert kept is not None
-    assert (kept.missed, list(counts(failures).values())) == (3, [1])
+    assert (must(failures.kept()).missed, list(counts(failures).values())) == (3, [1])
     assert len(failures.claim([FAILURE], "token")) == 1
     assert len(failures.delete([FAILURE], "token")) == 1
 
@@ -246,8 +244,7 @@ def test_huge_and_hostile_texts_are_cut(failures: Failures, client: redis.Redis)
     body = random.Random(1).randbytes(MAX_MESSAGE)
     huge = replace(FAILURE, id="x" * 255, body=body, size=len(body), **names, **texts)
     keep(failures, huge)
-    found = failures.get("x" * 255)
-    assert found is not None
+    found = must(failures.get("x" * 255))
     assert found.body == body
     assert max(len(text.encode()) for text in (found.message, found.args, found.kwargs)) <= MAX_FAILURE_TEXT
     assert len(found.traceback.encode()) <= MAX_TRACEBACK
@@ -260,8 +257,7 @@ def test_huge_and_hostile_texts_are_cut(failures: Failures, client: redis.Redis)
 
 def test_a_message_beyond_the_limit_is_not_kept(failures: Failures) -> None:
     keep(failures, replace(FAILURE, body=b"x" * (MAX_MESSAGE + 1)))
-    found = failures.get("id1")
-    assert found is not None
+    found = must(failures.get("id1"))
     assert (found.body, found.size, found.traceback) == (None, 0, FAILURE.traceback)
 
 

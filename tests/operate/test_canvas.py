@@ -20,6 +20,7 @@ from redis_queue.operate.access import AppAccess
 from redis_queue.operate.canvas import MAX_DEPTH, MAX_NODES, Canvas, canvas
 from redis_queue.operate.task_life import task_life
 from redis_queue.store.keys import MonitorKeys
+from tests.support.wait import must
 
 PREFIX = "redis_queue"
 
@@ -79,8 +80,7 @@ def test_results_lead_to_children_groups_and_chains(access: AppAccess, client: r
         "-first unknown",
         "--second delayed",
     ]
-    found = tree(access, "root")
-    assert found is not None
+    found = must(tree(access, "root"))
     assert {node.group for node in found.nodes if node.id.startswith("g")} == {"g"}
 
 
@@ -92,16 +92,14 @@ def test_a_circle_ends(access: AppAccess, client: redis.Redis) -> None:
 
 def test_many_tasks_are_cut(access: AppAccess, client: redis.Redis) -> None:
     result(client, "root", [[[f"t{number}", None], None] for number in range(1000)])
-    found = tree(access, "root")
-    assert found is not None
+    found = must(tree(access, "root"))
     assert (len(found.nodes), found.more) == (MAX_NODES, True)
 
 
 def test_a_long_chain_is_shown_flat_from_some_level_on(access: AppAccess, client: redis.Redis) -> None:
     for number in range(60):
         result(client, f"t{number}", [[[f"t{number + 1}", None], None]])
-    found = tree(access, "t0")
-    assert found is not None
+    found = must(tree(access, "t0"))
     assert max(node.depth for node in found.nodes) == MAX_DEPTH
     assert len(found.nodes) == 61
 
@@ -191,8 +189,7 @@ def test_a_chord_that_cannot_run_leads_to_its_members(access: AppAccess, reports
     failed(access, "b", {"chord": signature("body", "shop.sum", group_id="g")})
     members = [replace(run(access, id_, group="g"), root="") for id_ in ("a", "b", "c")]
     reports.write(ended=[members[0], replace(members[1], outcome="failed", error="no money"), members[2]])
-    found = tree(access, "body")
-    assert found is not None
+    found = must(tree(access, "body"))
     assert {node.id: node.state for node in found.nodes if node.id != "root"} == {
         "a": "succeeded",
         "b": "failed",
@@ -211,8 +208,7 @@ def test_members_are_found_although_many_runs_came_later(access: AppAccess, clie
     )
     for number in range(30):
         Reports(client, PREFIX).write(ended=[run(access, f"{number}-{n}") for n in range(20)])
-    found = tree(access, "a")
-    assert found is not None
+    found = must(tree(access, "a"))
     assert [node.id for node in found.nodes] == ["a", "b"]
 
 

@@ -29,6 +29,7 @@ from tests.support.actions import references_of
 from tests.support.celery.brokers import Broker
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
+from tests.support.wait import must
 
 STEP_3 = "mail\x06\x163"
 
@@ -225,8 +226,7 @@ class TestRemove:
         send(1)
         assert done(access, references_of(look(access)), "slow") == 1
         with app.connection_for_read() as connection:
-            message = app.amqp.queues["slow"](connection.default_channel).get()
-            assert message is not None
+            message = must(app.amqp.queues["slow"](connection.default_channel).get())
             assert message.headers["id"] == "task-1"
             assert json.loads(message.body)[0] == [1]
             message.requeue()

@@ -31,7 +31,7 @@ from tests.support.clock import Clock
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer
 from tests.support.services import RabbitServer
-from tests.support.wait import wait_until
+from tests.support.wait import must, wait_until
 
 MANY = 9_000
 
@@ -55,9 +55,7 @@ def make_app(redis_server: RedisServer, client: redis.Redis) -> Iterator[Callabl
 
 
 def queues_of(app: Celery) -> CeleryQueues:
-    found = AppAccess(app).celery_queues
-    assert found is not None
-    return found
+    return must(AppAccess(app).celery_queues)
 
 
 def rows_of(app: Celery) -> dict[str, CeleryQueueRow]:
@@ -283,9 +281,7 @@ class TestWaitingForPlace:
             element = json.loads(client.lindex(key, -1) or b"")
             element["headers"]["redis_queue_sent"] -= 12_000
             client.lset(key, -1, json.dumps(element))
-            age = rows_of(app)["mail"].oldest_age
-            assert age is not None
-            assert 12 <= age < 60
+            assert 12 <= must(rows_of(app)["mail"].oldest_age) < 60
 
     def test_a_store_elsewhere_has_none(self, make_app: Callable[..., Celery], client: redis.Redis) -> None:
         keys = FlowKeys("redis_queue")

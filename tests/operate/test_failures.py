@@ -26,6 +26,7 @@ from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.items import FailureList, point
 from tests.support.clock import Clock, when
 from tests.support.servers import RedisServer
+from tests.support.wait import must
 
 NUMBER = 3 * BATCH + 7
 
@@ -198,8 +199,6 @@ def test_a_page_reads_a_limited_number(access: Access, monkeypatch: pytest.Monke
 def test_a_time_span_counts_back_whatever_its_sign(access: Access) -> None:
     now = access.inspector.now()
     for span in (timedelta(hours=2), timedelta(hours=-2)):
-        at = point(access, span)
-        assert at is not None
-        assert abs(now - timedelta(hours=2) - at) < timedelta(seconds=5)
+        assert abs(now - timedelta(hours=2) - must(point(access, span))) < timedelta(seconds=5)
     assert point(access, None) is None
     assert point(access, now) == now

@@ -8,6 +8,7 @@ import pytest
 
 from redis_queue.admission.rules import FlowLimits, FlowState, interval_ms
 from redis_queue.operate.flows import LimitsRow, in_force, rate_text
+from tests.support.wait import must
 
 PLAIN = FlowState("queue:mail", FlowLimits(limit=10), FlowLimits(limit=10), "", paused=False, running=0, waiting=0)
 
@@ -42,9 +43,7 @@ def test_a_rate_has_the_unit_with_the_shortest_number(rate: str, text: str) -> N
 @pytest.mark.parametrize("number", ["1", "3", "7", "11.7", "0.123456", "999", "86399", "123456.789012", "999999"])
 def test_the_text_of_a_rate_is_the_same_rate(number: str, unit: str) -> None:
     interval = stored(f"{number}/{unit}")
-    text = rate_text(interval)
-    assert text is not None
-    assert stored(text) == interval
+    assert stored(must(rate_text(interval))) == interval
 
 
 @pytest.mark.parametrize(

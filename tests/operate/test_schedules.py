@@ -37,6 +37,7 @@ from redis_queue.store.keys import Keys, ScheduleKeys
 from tests.support.clock import Clock, when
 from tests.support.recording import record_commands
 from tests.support.servers import RedisServer
+from tests.support.wait import must
 
 KEYS = ScheduleKeys(Keys("redis_queue", "delay", "scheduled", 0))
 
@@ -371,8 +372,7 @@ def test_lateness_without_jitter_and_the_outcome_of_the_last_run(
     access: Access, schedules: Schedules, clock: Clock
 ) -> None:
     schedules.put("nightly", "every 1h", "shop.build", jitter=600)
-    definition = schedules.find("nightly").definition
-    assert definition is not None
+    definition = must(schedules.find("nightly").definition)
     due = clock() + 3_600_000
     clock.now = definition.fire_ms(due) + 1500
     schedules.dispatch.run()

@@ -33,6 +33,7 @@ from redis_queue.store.keys import FlowKeys
 from redis_queue.store.registry import Registry
 from redis_queue.store.scripts import NumberedCalls, Scripts, load_scripts
 from tests.support.servers import client_options
+from tests.support.wait import must
 
 
 def is_redis_6(client: redis.Redis) -> bool:
@@ -78,13 +79,10 @@ def produce(queue: RedisQueue, delayed: DelayQueue) -> None:
 
 def consume(queue: RedisQueue, _: DelayQueue) -> None:
     """Take, extend, give back and settle messages."""
-    message = queue.get(block=False)
-    assert message is not None
-    queue.extend(message)
-    queue.nack(message)
-    again = queue.get(timeout=0.1)
-    assert again is not None
-    queue.ack(again)
+    held = must(queue.get(block=False))
+    queue.extend(held)
+    queue.nack(held)
+    queue.ack(must(queue.get(timeout=0.1)))
     queue.promote()
     while (message := queue.get(timeout=0.01)) is not None:
         queue.ack(message)

@@ -13,6 +13,7 @@ from redis_queue import ConfigurationError, StoreUnavailableError
 from redis_queue.testing.binaries import ServerNotFoundError, find_server, server_version
 from redis_queue.testing.server import external_server
 from tests.support.servers import RedisServer
+from tests.support.wait import must
 
 
 @pytest.fixture
@@ -30,9 +31,7 @@ def test_without_the_variable_there_is_none(existing: RedisServer, monkeypatch: 
 
 @pytest.mark.parametrize(("worker", "number"), [("", 3), ("gw0", 3), ("gw2", 5)])
 def test_each_worker_gets_a_database(existing: RedisServer, worker: str, number: int) -> None:
-    found = external_server(worker)
-    assert found is not None
-    assert found.url == f"unix://{existing.socket}?db={number}"
+    assert must(external_server(worker)).url == f"unix://{existing.socket}?db={number}"
 
 
 def test_a_database_with_keys_is_refused_and_unchanged(existing: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from celery.exceptions import TimeoutError as NoResultError
 from redis_queue import DuplicateTaskError, Flow, Unique
 from redis_queue.celery import DurableTasks
 from redis_queue.testing import Timeline
+from tests.support.wait import must
 
 NOWHERE = "redis://127.0.0.1:1/0"
 
@@ -151,9 +152,7 @@ def test_a_task_that_replaces_another_one_has_its_own_key(shop: Shop) -> None:
         raise self.replace(shop.invoice.s("8").set(countdown=60))
 
     first = replacer.delay("7")
-    owner = shop.timeline.durable.unique.get("invoice", "8")
-    assert owner is not None
-    assert owner.task_id == first.id
+    assert must(shop.timeline.durable.unique.get("invoice", "8")).task_id == first.id
     assert shop.timeline.durable.unique.get(replacer.name, "r:7") is None
 
 

@@ -22,6 +22,7 @@ from redis_queue.store.scripts import load_scripts
 from redis_queue.web import actions, dashboard
 from tests.support.acl import limited_clients, rules_of
 from tests.support.servers import RedisServer
+from tests.support.wait import must
 from tests.support.web.browser import SCREENS, Browser, Form, Page, crawl
 from tests.support.web.contents import KEY, TASK, Open, everything
 
@@ -43,9 +44,7 @@ def rows(browser: Browser, path: str, *ids: str) -> list[str]:
 
 
 def due(client: redis.Redis, id_: str) -> datetime:
-    entry = DelayQueue("scheduled", client).get(id_)
-    assert entry is not None
-    return entry.due_at
+    return must(DelayQueue("scheduled", client).get(id_)).due_at
 
 
 class TestSelected:
@@ -54,10 +53,9 @@ class TestSelected:
             writer, "/scheduled?id_prefix=task", "cancel", row=rows(writer, "/scheduled", "task-1", "task-2")
         )
         assert "Cancel 2 entries?" in asked.text
-        shown = re.search(
+        assert re.search(
             r"Due task-1 shop\.remind scheduled \d{4}-\d\d-\d\d \d\d:\d\d:\d\d in (1 h|59 min)", asked.text
         )
-        assert shown is not None
         assert due(filled, "task-1")
 
         assert "2 cancelled." in writer.send(asked.confirmation).text
@@ -248,8 +246,7 @@ class TestSelected:
 class TestMatching:
     def test_filters_select(self, writer: Browser, filled: redis.Redis) -> None:
         asked = preview(writer, "/scheduled?task=shop.remind&due_before=1h10s&due_after=1h", "cancel", matching="1")
-        found = re.search(r"Cancel (\d+) entries\?", asked.text)
-        assert found is not None
+        found = must(re.search(r"Cancel (\d+) entries\?", asked.text))
         assert 9 <= int(found[1]) <= 11
         assert "and 1 more" in asked.text or int(found[1]) <= MAX_SUBJECTS
         writer.send(asked.confirmation)
@@ -396,8 +393,7 @@ class TestForms:
     ) -> None:
         monkeypatch.setattr(actions, "MAX_AT_ONCE", 10)
         form = preview(writer, "/scheduled", "cancel", matching="1").confirmation
-        cookie = writer.client.get_cookie("redis_queue_session")
-        assert cookie is not None
+        cookie = must(writer.client.get_cookie("redis_queue_session"))
         browsers = [open_dashboard(allow_write=True) for _ in range(6)]
         for browser in browsers:
             browser.client.set_cookie("redis_queue_session", cookie.value)

@@ -18,6 +18,7 @@ from redis_queue.monitor.failures import Failures
 from redis_queue.operate.actions.failures import NO_MESSAGE
 from redis_queue.store.keys import MonitorKeys
 from redis_queue.web import actions, dashboard
+from tests.support.wait import must
 from tests.support.web.browser import Browser, Page
 from tests.support.web.contents import KEY, Open, everything, fill_failures, last_action
 
@@ -41,8 +42,7 @@ def preview(browser: Browser, verb: str, **changes: object) -> Page:
 
 def delay_entry(client: redis.Redis, id_: str) -> Envelope:
     """Return the message that waits under *id_*."""
-    entry = DelayQueue("scheduled", client).get(id_)
-    assert entry is not None
+    entry = must(DelayQueue("scheduled", client).get(id_))
     return Envelope.unpack(entry.payload, entry.id, entry.headers)
 
 
@@ -154,8 +154,7 @@ def test_invalid_options_are_refused(fields: dict[str, str], writer: Browser, fi
 
 def test_all_matches_at_a_rate(writer: Browser, filled: redis.Redis) -> None:
     failures = Failures(filled, "redis_queue")
-    full = failures.get("failed")
-    assert full is not None
+    full = must(failures.get("failed"))
     more = [replace(full, id=f"more{number}") for number in range(60)]
     failures.keep(more, 1000, 7)
     asked = preview(writer, "retry", matching="1", rate="2")

@@ -16,6 +16,7 @@ from redis_queue.admission.rules import Flow, FlowLimits, FlowState
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Scripts
 from redis_queue.web import dashboard
+from tests.support.wait import must
 from tests.support.web.browser import Browser, Page
 from tests.support.web.contents import KEY, everything, last_action
 
@@ -36,9 +37,7 @@ def flows(app: Celery, filled: redis.Redis) -> Flows:
 
 
 def state(flows: Flows, name: str) -> FlowState:
-    found = flows.get(name)
-    assert found is not None
-    return found
+    return must(flows.get(name))
 
 
 def preview(browser: Browser, verb: str, path: str = BULK, **changes: Any) -> Page:

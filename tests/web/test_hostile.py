@@ -12,6 +12,7 @@ import redis
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.store.keys import FlowKeys, Keys
 from redis_queue.web import dashboard
+from tests.support.wait import must
 from tests.support.web.browser import SCREENS, Browser, Page, crawl, is_own_script
 from tests.support.web.contents import (
     KEY,
@@ -157,9 +158,7 @@ class TestMarkup:
             asked = browser.send(page.form("/actions/flow/preview"), ("verb", "flow-pause"))
             check(asked)
             check(browser.send(asked.form("/flow")))
-            state = flows.get(name)
-            assert state is not None
-            assert state.paused
+            assert must(flows.get(name)).paused
         schedules = fill_schedules(client, text)
         asked = browser.send(browser.get("/schedules").form("/actions/schedule/preview"), ("verb", "schedule-pause"))
         check(asked)

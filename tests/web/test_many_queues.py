@@ -19,7 +19,7 @@ from redis_queue.store.keys import Keys
 from redis_queue.store.registry import MAX_FIELDS
 from redis_queue.web import dashboard
 from redis_queue.web.context import EXTENSION
-from tests.support.wait import wait_until
+from tests.support.wait import must, wait_until
 from tests.support.web.browser import SCREENS, Browser, Page
 from tests.support.web.contents import KEY
 
@@ -128,8 +128,7 @@ def test_queues_with_problems_come_first(client: redis.Redis) -> None:
 
 def test_dead_letters_of_the_last_queue_are_found_page_by_page(crowded: redis.Redis) -> None:
     queue = RedisQueue("zz-last", crowded)
-    message = queue.get(block=False)
-    assert message is not None
+    message = must(queue.get(block=False))
     queue.nack(message, dead=True, reason="died at last")
     browser = Browser(dashboard(crowded, secret_key=KEY))
     assert "died at last" in browser.get("/dead?name=zz-last").text

@@ -16,6 +16,7 @@ from flask import Flask
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from redis_queue.web import dashboard
+from tests.support.wait import must
 from tests.support.web.browser import Browser, crawl
 from tests.support.web.contents import KEY, Serve
 
@@ -96,8 +97,7 @@ class TestProxy:
         links = re.findall(r'(?:href|src|action)="([^"]+)"', page)
         assert [link for link in links if not link.startswith(("/queues/", "#"))] == []
 
-        token = re.search(r'name="token" value="([^"]+)"', page)
-        assert token is not None
+        token = must(re.search(r'name="token" value="([^"]+)"', page))
         sent = {
             **login,
             "Origin": "https://ops.example.org",

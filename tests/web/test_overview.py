@@ -31,7 +31,7 @@ from redis_queue.web import context as health
 from redis_queue.web import dashboard
 from redis_queue.web.context import CHECK_EVERY, EXTENSION, MAX_CHECKED, Context, Seen, Watch
 from tests.support.clock import Clock
-from tests.support.wait import wait_until
+from tests.support.wait import must, wait_until
 from tests.support.web.browser import Browser, Page
 from tests.support.web.contents import KEY
 from tests.support.web.shop import fill_shop
@@ -311,9 +311,7 @@ class TestHealth:
     def test_with_many_queues_only_the_doctor_checks(self, state: Watch[Finding], checks: list[Any]) -> None:
         assert state.last(again=False) is None
         state.note([ERROR])
-        found = state.last(again=False)
-        assert found is not None
-        assert found.found == [ERROR]
+        assert must(state.last(again=False)).found == [ERROR]
         assert MAX_CHECKED == 200
 
     def test_the_page_of_the_doctor_refreshes_it(self, filled: redis.Redis, checks: list[Any]) -> None:

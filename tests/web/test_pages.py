@@ -18,6 +18,7 @@ from redis_queue.operate.incidents.situation import Incident
 from redis_queue.store.keys import Keys, PrefixKeys
 from redis_queue.web import dashboard
 from redis_queue.web.context import CHECK_EVERY, EXTENSION, Watch
+from tests.support.wait import must
 from tests.support.web.browser import SCREENS, Browser, Page, crawl
 from tests.support.web.contents import KEY, TASK, Open, everything, fill_delayed
 
@@ -167,8 +168,7 @@ class TestForecast:
     @pytest.mark.parametrize(("span", "count"), [("hour", 3), ("day", 64), ("week", 64), ("month", 64)])
     def test_counts_within_its_span(self, span: str, count: int, reader: Browser) -> None:
         page = reader.get(f"/forecast?span={span}")
-        found = re.search(r"([\d,]+) are due within .*?, ([\d,]+) later", page.text)
-        assert found is not None
+        found = must(re.search(r"([\d,]+) are due within .*?, ([\d,]+) later", page.text))
         assert int(found[1]) == count
         assert int(found[1]) + int(found[2]) == 65
 

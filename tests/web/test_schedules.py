@@ -35,6 +35,7 @@ from redis_queue.web import dashboard
 from redis_queue.web import schedules as pages
 from redis_queue.web.schedules import Line
 from tests.support.servers import RedisServer
+from tests.support.wait import must
 from tests.support.web.browser import Browser, Page
 from tests.support.web.contents import KEY, delayed_of, everything, fill_schedules
 
@@ -68,9 +69,7 @@ def last_action(client: redis.Redis) -> tuple[str, str, int]:
 
 
 def definition_of(schedules: Schedules, name: str) -> Definition:
-    found = schedules.find(name).definition
-    assert found is not None
-    return found
+    return must(schedules.find(name).definition)
 
 
 def listed(page: Page) -> list[str]:

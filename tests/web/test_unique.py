@@ -13,6 +13,7 @@ from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import FlowKeys
 from redis_queue.web import dashboard
+from tests.support.wait import must
 from tests.support.web.browser import Browser, Page
 from tests.support.web.contents import KEY, everything
 
@@ -161,9 +162,7 @@ class TestRelease:
         assert [form for form in asked.forms if form.method == "post"] == []
         done = writer.send(confirmed)
         assert "0 of 1 released. Skipped: 1 (the task 'task-0' no longer owns the key 'order:7'" in done.text
-        found = owners.get("shop.sync", "order:7")
-        assert found is not None
-        assert found.task_id == "other"
+        assert must(owners.get("shop.sync", "order:7")).task_id == "other"
         assert [action for action in Audit(filled, "redis_queue").last() if action.verb == "unique-release"] == []
 
     def test_a_key_that_is_freed_in_the_same_moment_is_told(

@@ -23,7 +23,7 @@ from redis_queue.store.script_files import load
 from tests.support.celery.fetching import Taker, connected, wait_until_idle
 from tests.support.celery.flows import KEYS, QUEUE, counts, flow_app, taken, taking_flows
 from tests.support.servers import RedisServer
-from tests.support.wait import wait_until
+from tests.support.wait import must, wait_until
 
 
 @pytest.fixture
@@ -365,11 +365,9 @@ class TestRedelivery:
         taker = Taker(connection, [QUEUE], 100)
         assert taken(taker) == [["a", 1]]
         (tag,) = client.hkeys("unacked")
-        record = client.hget("unacked", tag)
-        assert record is not None
+        record = must(client.hget("unacked", tag))
         message = json.loads(record)[0]
-        header = FlowHeader.of(message["headers"])
-        assert header is not None
+        header = must(FlowHeader.of(message["headers"]))
         move = Move(tag.decode(), "id", json.dumps(message).encode(), QUEUE, 0, header)
         records = taker.channel.qos._records
         assert [records.return_waiting(move, record, last=False) for _ in range(2)] == [True, False]
@@ -384,8 +382,7 @@ class TestRedelivery:
         assert taken(taker) == [["a", 1]]
         # What kombu does: it pushes the message, and removes its record.
         (tag,) = client.hkeys("unacked")
-        record = client.hget("unacked", tag)
-        assert record is not None
+        record = must(client.hget("unacked", tag))
         client.lpush(QUEUE, json.dumps(json.loads(record)[0]))
         client.hdel("unacked", tag)
         client.zrem("unacked_index", tag)

@@ -48,6 +48,7 @@ from tests.support.celery.uniques import (
     traces,
 )
 from tests.support.servers import RedisServer
+from tests.support.wait import must
 
 
 class TestDuplicate:
@@ -125,8 +126,7 @@ class TestDuplicate:
         assert send(app, "latest", 7, "b", countdown=60) == first
         # A worker moves it into its flow.
         message = Envelope.unpack(entry.payload, entry.id, entry.headers)
-        header = FlowHeader.of(message.headers)
-        assert header is not None
+        header = must(FlowHeader.of(message.headers))
         FlowSender(app).send(message, QUEUE, header, is_new=False)
         assert taken(taker) == []
         dispatch(app, first)
@@ -561,8 +561,7 @@ class TestOtherBroker:
         (entry,) = stored.queue.list()
         assert isinstance(entry.payload, bytes)
         envelope = Envelope.unpack(entry.payload, entry.id, entry.headers)
-        header = FlowHeader.of(envelope.headers)
-        assert header is not None
+        header = must(FlowHeader.of(envelope.headers))
         stored.queue.purge("waiting")
         if task == "latest":
             assert send(app, task, 7, "new") == first

@@ -44,6 +44,7 @@ from tests.support.celery.uniques import (
     traces,
 )
 from tests.support.servers import RedisServer
+from tests.support.wait import must
 
 END = field_of("end", "order:7")
 LATEST = field_of("latest", "order:7")
@@ -65,9 +66,7 @@ def claimed(app: Celery, task_id: str) -> Entry:
 def arrive(app: Celery, entry: Entry) -> None:
     """Let a worker move the message of *entry* from another broker, to which a dispatcher sent it, into its gate."""
     message = Envelope.unpack(entry.payload, entry.id, entry.headers)
-    header = FlowHeader.of(message.headers)
-    assert header is not None
-    assert FlowSender(app).send(message, QUEUE, header, is_new=False)
+    assert FlowSender(app).send(message, QUEUE, must(FlowHeader.of(message.headers)), is_new=False)
 
 
 @contextmanager
@@ -202,8 +201,7 @@ def test_a_task_cancelled_after_its_replacement_was_due_blocks_its_key_for_secon
     # A call with any key looks at the owners whose time has passed.
     send(app, "end", 99)
     assert StoredTasks.of(app).cancel(first)
-    owner = owners(app).get("latest", "order:7")
-    assert owner is not None
+    owner = must(owners(app).get("latest", "order:7"))
     assert owner.until - datetime.now(timezone.utc) < timedelta(seconds=15)
 
 
@@ -223,9 +221,7 @@ def test_what_is_replaced_may_wait_longer(server: RedisServer, client: redis.Red
         assert owners(app).acquire(field_of("plain", ""), "abc", task_id="x", ttl_ms=1000, replaces=True).replaces
         outdate(client, "plain", "")
         send(app, "end", 99)
-        owner = owners(app).get("plain")
-        assert owner is not None
-        assert owner.until - datetime.now(timezone.utc) > timedelta(minutes=55)
+        assert must(owners(app).get("plain")).until - datetime.now(timezone.utc) > timedelta(minutes=55)
 
 
 def test_a_call_forgets_what_has_ended(app: Celery, client: redis.Redis) -> None:
@@ -567,6 +563,4 @@ class TestCall:
             monkeypatch.setattr(app, "now", lambda: now() + timedelta(seconds=90))
             due = datetime.now(timezone.utc) + timedelta(seconds=200)
             send(app, "plain", 1, eta=due)
-            owner = owners(app).get("plain")
-            assert owner is not None
-            assert timedelta(seconds=59) < owner.until - due < timedelta(seconds=62)
+            assert timedelta(seconds=59) < must(owners(app).get("plain")).until - due < timedelta(seconds=62)

@@ -15,6 +15,7 @@ from redis_queue.operate.actions.queues import purge_plan
 from tests.support.actions import act
 from tests.support.celery.uniques import app_of, owned, owners, send, traces
 from tests.support.servers import RedisServer
+from tests.support.wait import must
 
 DAY = timedelta(days=1)
 HOUR = timedelta(hours=1)
@@ -22,9 +23,7 @@ HOUR = timedelta(hours=1)
 
 def ends_in(app: Celery, task: str) -> timedelta:
     """Return in how long the key of *task* is free at the latest."""
-    owner = owners(app).get(task, "order:7")
-    assert owner is not None
-    return owner.until - datetime.now(timezone.utc)
+    return must(owners(app).get(task, "order:7")).until - datetime.now(timezone.utc)
 
 
 def bury(app: Celery, task_id: str) -> None:

@@ -25,7 +25,7 @@ from redis_queue.store.keys import Keys
 from tests.support.acl import limited_clients
 from tests.support.celery.brokers import Broker, ManualClock, dispatch, send_due
 from tests.support.servers import RedisServer
-from tests.support.wait import wait_until
+from tests.support.wait import must, wait_until
 
 pytestmark = [
     pytest.mark.parametrize("broker", ["redis", "another redis", "rabbitmq"], indirect=True),
@@ -378,8 +378,7 @@ def test_an_entry_of_a_later_version_is_left_alone(
     delayed.queue.push(b"\x02later", id="later", destination=app.conf.task_default_queue)
     good = send_due(delayed)
     assert work.run() == Dispatched(sent=1)
-    entry = delayed.queue.get("later")
-    assert entry is not None
+    entry = must(delayed.queue.get("later"))
     assert (entry.payload, entry.deliveries) == (b"\x02later", 0)
     assert [record.message for record in caplog.records if "newer version" in record.message]
     assert broker.take_ids(app.conf.task_default_queue) == [good]
@@ -407,8 +406,7 @@ def test_edited_entry_becomes_a_dead_letter_with_its_bytes_and_blocks_no_others(
 ) -> None:
     default, keys = app.conf.task_default_queue, Keys("redis_queue", "delay", "scheduled", 0)
     good = [send_due(delayed), send_due(delayed)]
-    entry = delayed.queue.get(good[0])
-    assert entry is not None
+    entry = must(delayed.queue.get(good[0]))
     id_, payload, headers = damaged(entry.payload)[what]
     # A complete message with a list in its record is moved unchanged, whether or not it is read.
     looked_at = what.startswith("an id") or (what == "an unknown phrase" and "virtual_host" in broker.url)

@@ -18,6 +18,7 @@ from redis_queue.celery.message.envelope import Envelope
 from redis_queue.errors import StoreRefusedError
 from redis_queue.store.ids import retry_id
 from tests.support.celery.brokers import Broker, send_due
+from tests.support.wait import must
 
 pytestmark = pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
 
@@ -58,8 +59,7 @@ def test_a_task_and_its_retry_that_reach_no_queue_are_both_refused(
 ) -> None:
     lost = send_due(delayed, exchange=broker.name("topic"), routing_key="orders.nobody", declare=[])
     broker.bind(broker.name("other"), broker.name("topic"), "orders.paid")
-    entry = delayed.queue.get(lost)
-    assert entry is not None
+    entry = must(delayed.queue.get(lost))
     # Both have the id of the task, by which RabbitMQ returns them.
     message = Envelope.unpack(entry.payload, lost, entry.headers)
     delayed.queue.push(message.pack(retry_id(lost)), due_at=entry.due_at, id=retry_id(lost), headers=entry.headers)
@@ -100,8 +100,7 @@ def test_headers_that_the_broker_lacks_refuse_only_their_message(
     last = send_due(delayed, headers={"note": "x" * 120_000})
     assert work.run() == Dispatched(sent=2, failed=1)
     assert set(broker.take_ids(app.conf.task_default_queue)) == {first, last}
-    found = delayed.queue.look(refused)
-    assert found is not None
+    found = must(delayed.queue.look(refused))
     assert (found.state, found.deliveries) == ("delayed", 1)
     assert re.search(reason, found.reason)
 

@@ -25,7 +25,7 @@ from tests.support.celery.delaying_names import NOTE
 from tests.support.celery.fleet import Fleet, send
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
-from tests.support.wait import wait_until
+from tests.support.wait import must, wait_until
 
 
 def stamped(delayed: DurableTasks, **stamps: Any) -> Any:
@@ -233,8 +233,7 @@ class TestWithAWorker:
 class TestReading:
     def test_get_returns_all_fields(self, delayed: DurableTasks) -> None:
         result = delayed.app.send_task(NOTE, (1,), {"due": 2.0}, countdown=60, priority=3, queue="mail", expires=120)
-        entry = delayed.get(result.id)
-        assert entry is not None
+        entry = must(delayed.get(result.id))
         assert (entry.id, entry.task, entry.queue, entry.priority) == (result.id, NOTE, "mail", 3)
         assert (entry.args, entry.kwargs, entry.retries) == ("(1,)", "{'due': 2.0}", 0)
         now = datetime.now(timezone.utc)

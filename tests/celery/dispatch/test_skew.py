@@ -9,7 +9,7 @@ import redis
 
 from redis_queue.celery import Dispatcher, DurableTasks
 from tests.support.celery.brokers import Broker
-from tests.support.wait import wait_until
+from tests.support.wait import must, wait_until
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
@@ -22,8 +22,7 @@ def test_skew_of_an_hour_is_ignored(
     monkeypatch.setattr(app, "now", lambda: datetime.now(timezone.utc) + timedelta(hours=hours))
     soon, later = app.send_task("shop.remind", countdown=0.2), app.send_task("shop.remind", countdown=60)
 
-    entry = delayed.get(later.id)
-    assert entry is not None
+    entry = must(delayed.get(later.id))
     assert abs(entry.due_at - datetime.now(timezone.utc) - timedelta(seconds=60)) < timedelta(seconds=10)
     work = Dispatcher(app, delayed.queue)
     wait_until(lambda: work.run().sent == 1, description="the first task to be due")

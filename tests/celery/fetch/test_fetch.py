@@ -28,7 +28,7 @@ from tests.support.celery.leasing_names import MEASURE, MEASURED, WAIT
 from tests.support.paths import ROOT
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
-from tests.support.wait import wait_until
+from tests.support.wait import must, wait_until
 
 
 @pytest.fixture
@@ -108,8 +108,7 @@ class TestFetch:
             tags = {tag.decode(): score for tag, score in client.zrange("unacked_index", 0, -1, withscores=True)}
             assert tags.keys() == {message.delivery_tag for message in taker.messages}
             assert tags == pytest.approx(taker.leases.held, abs=0.01)
-            raw = client.hget("unacked", taker.messages[0].delivery_tag)
-            assert raw is not None
+            raw = must(client.hget("unacked", taker.messages[0].delivery_tag))
             payload, exchange, key = json.loads(raw)
             assert (exchange, key) == ("", "q")
             assert payload["properties"]["delivery_tag"] != taker.messages[0].delivery_tag

@@ -15,7 +15,7 @@ from redis_queue.celery.fetch import fetch as fetches
 from redis_queue.celery.fetch.fetch import CHECK_INTERVAL
 from tests.support.celery.fetching import Taker, connected, fetch_of, is_idle, publish, wait_until_idle
 from tests.support.servers import RedisServer
-from tests.support.wait import wait_until
+from tests.support.wait import must, wait_until
 
 LINE, LISTENER = "redis_queue:idle:*", "redis_queue:listener:*"
 
@@ -58,8 +58,7 @@ class Idle:
     def listener(self, client: redis.Redis) -> Taker:
         """Return the one that listens."""
         (key,) = client.keys(LISTENER)
-        channel = client.get(key)
-        assert channel is not None
+        channel = must(client.get(key))
         open_ones = (taker for taker in self.takers if taker.channel._fetch is not None)
         return next(taker for taker in open_ones if fetch_of(taker)._channel == channel.decode())
 

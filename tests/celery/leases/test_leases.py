@@ -29,7 +29,7 @@ from tests.support.celery.brokers import connect
 from tests.support.celery.fetching import leases_of
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer
-from tests.support.wait import wait_until
+from tests.support.wait import must, wait_until
 
 Begin = Callable[..., WorkerLeases]
 
@@ -148,8 +148,7 @@ def test_a_new_keeper_renews_more_messages_than_its_pipe_holds(begin: Begin, cli
     begun, now = begin(), float(client.time()[0])
     tags = [f"tag-{number:060}" for number in range(20_000)]
     client.zadd("unacked_index", dict.fromkeys(tags, now))
-    process = begun._keeper._process
-    assert process is not None
+    process = must(begun._keeper._process)
     process.send_signal(signal.SIGSTOP)
     for tag in tags:
         begun.hold([tag], time.monotonic(), now)
@@ -166,8 +165,7 @@ def test_a_keeper_that_reads_nothing_is_replaced_after_many_lines(
     begun = begin()
     wait_for_renewal(begun)
     keeper = begun._keeper
-    process = keeper._process
-    assert process is not None
+    process = must(keeper._process)
     # However many lines one call writes, the keeper has read some of them.
     assert not keeper.write(write_line("tag") * 100_000)
     wait_until(lambda: keeper.write(b""), description="the keeper to read them")

@@ -19,7 +19,7 @@ from tests.support.actions import act, resize, shut_down, stop
 from tests.support.celery.observed_names import GATE, OK, PATIENT, SEEN
 from tests.support.celery.observing import Observed
 from tests.support.marks import thorough
-from tests.support.wait import wait_until
+from tests.support.wait import must, wait_until
 
 RESULTS = True
 
@@ -53,9 +53,7 @@ def test_a_terminated_task_ends_and_is_not_run_again(pool: str, late: bool, obse
         assert stop(access, task).count == 1
         tally = observed.wait_for(GATE, 1)
         assert (tally.executed, tally.revoked) == (0, 1)
-        records = access.result_records
-        assert records is not None
-        assert records.tasks([task.id])[task.id].state == "REVOKED"
+        assert must(access.result_records).tasks([task.id])[task.id].state == "REVOKED"
         # The worker runs other tasks, and this one no more, although its gate is open.
         observed.client.rpush("gate", "open")
         observed.send(OK)

@@ -24,7 +24,7 @@ from tests.support.celery.observed_names import AGAIN, DIE, FAIL, GATE, HUGE, IG
 from tests.support.celery.observing import PREFIX, Observed, observed_on_one_redis
 from tests.support.marks import thorough
 from tests.support.servers import RedisServer
-from tests.support.wait import wait_until
+from tests.support.wait import must, wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -90,8 +90,7 @@ def test_each_failure_is_kept_once(observed: Observed, pool: str) -> None:
         REJECT: 1,
         UNKNOWN: 0,
     }
-    fail = failures_of(observed).get(sent[FAIL])
-    assert fail is not None
+    fail = must(failures_of(observed).get(sent[FAIL]))
     assert (fail.message, fail.queue, fail.worker, fail.args, fail.kwargs) == (
         "broken",
         "celery",
@@ -139,9 +138,7 @@ def test_huge_exceptions_and_messages_are_cut(observed: Observed, pool: str) -> 
         found = {failure.task: failure for failure in wait_for_failures(observed, 2)}
     assert len(found[HUGE].message.encode()) <= 1024
     assert "\x1b" not in found[HUGE].message
-    kept = failures_of(observed).get(big)
-    assert kept is not None
-    assert kept.body is None
+    assert must(failures_of(observed).get(big)).body is None
     result = retried(observed, Conditions(task=FAIL))
     assert result.skipped == {NO_MESSAGE: 1}
     assert failures_of(observed).count() == 2
@@ -176,8 +173,7 @@ def test_the_setting_limits_the_number() -> None:
             observed.send(FAIL)
         observed.wait_for(FAIL, 20)
         wait_until(lambda: failures_of(observed).count() == 3, description="three failures")
-        kept = failures_of(observed).kept()
-        assert kept is not None
+        kept = must(failures_of(observed).kept())
         assert (kept.most, kept.days) == (3, 1.5)
 
 
@@ -255,8 +251,7 @@ def of_worker() -> Iterator[tuple[Observed, Failure]]:
         id_ = observed.send(MENDED, 1)
         with observed.worker(pool="solo"):
             wait_for_failures(observed, 1)
-        failure = failures_of(observed).get(id_)
-        assert failure is not None
+        failure = must(failures_of(observed).get(id_))
         yield observed, failure
 
 

@@ -21,6 +21,7 @@ from redis_queue.celery.schedules.rules import check_rules, read_rules
 from redis_queue.errors import InvalidValueError
 from tests.celery.schedules.dst_table import CHANGES, RULES, beat_on, bounds, dst_table, ours_on, pause
 from tests.support.paths import ROOT
+from tests.support.wait import must
 
 relaxed = settings(deadline=None, max_examples=100)
 MINUTE = 60_000
@@ -117,8 +118,7 @@ def test_due_times_never_go_back(zone: str, day: str, rule: str, dst: Any) -> No
     start, end = bounds(zone, day)
     last = 0
     for after in range(start - HOUR, end + HOUR, 5 * MINUTE - 1):
-        due = calendar.next(after)
-        assert due is not None
+        due = must(calendar.next(after))
         assert due > after
         assert due >= last
         last = due
@@ -196,8 +196,7 @@ def test_relative_intervals_are_rounded_down_to_their_unit(
     ],
 )
 def test_solar_events_are_found_after_polar_nights(place: list[Any], after: str, due: str) -> None:
-    found = Calendar(check_rules([{"solar": place}]), "Europe/Berlin").next(ms(after))
-    assert found is not None
+    found = must(Calendar(check_rules([{"solar": place}]), "Europe/Berlin").next(ms(after)))
     assert from_ms(found).isoformat().startswith(due.partition("+")[0])
 
 

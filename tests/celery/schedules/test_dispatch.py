@@ -17,7 +17,7 @@ from tests.support.celery.dispatch import running
 from tests.support.celery.periodic import Rota, rota_on_one_redis
 from tests.support.celery.periodic_names import TICK
 from tests.support.store.server_states import Ballast
-from tests.support.wait import wait_until
+from tests.support.wait import must, wait_until
 
 KEYS = ScheduleKeys(Keys("redis_queue", "delay", "scheduled", 0))
 
@@ -72,8 +72,7 @@ def test_schedule_that_a_newer_version_wrote_is_looked_at_again(rota: Rota) -> N
     rota.client.hset(KEYS.schedules, "tick", '{"v": 2}')
     wait_until(lambda: rota.schedules.store.now() > rota.state("tick").due, description="the first run to be due")
     rota.schedules.dispatch.run()
-    look = rota.client.zscore(KEYS.schedule_looks, "tick")
-    assert look is not None
+    look = must(rota.client.zscore(KEYS.schedule_looks, "tick"))
     assert 60_000 < look - rota.schedules.store.now() < 600_000
 
 

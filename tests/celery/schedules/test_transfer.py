@@ -34,6 +34,7 @@ from redis_queue.cli.schedules import export_schedules, import_schedules
 from redis_queue.errors import ConfigurationError, InvalidValueError
 from redis_queue.operate.audit import Audit
 from tests.support.celery.brokers import ManualClock, stored_messages
+from tests.support.wait import must
 
 UTC = timezone.utc
 
@@ -122,8 +123,7 @@ def test_all_of_an_entry_of_redbeat_is_moved(schedules: Schedules) -> None:
     )
     assert only(schedules, RedBeat(schedules)) == "12 06:05:00 paused"
     found = schedules.find("a")
-    definition = found.definition
-    assert definition is not None
+    definition = must(found.definition)
     assert (found.rules, found.timezone, found.paused) == ("5 8-10 * * 1,5", "Europe/Berlin", True)
     assert (definition.args, definition.kwargs, definition.app) == ([1, {"a": None}], {"b": 2}, "shop")
     assert definition.options == {"queue": "slow", "priority": 3, "expires": 60, "headers": {"tenant": "x"}}
@@ -415,8 +415,7 @@ def test_all_of_a_row_is_moved(schedules: Schedules, beat_tables: Any, row: Row,
     row("expiring", interval=TEN, expire_seconds=30, exchange="e", routing_key="k")
     found = results(schedules, beat_tables(schedules))
     assert [result for result, _ in found.values()] == ["put", "refused", "put"]
-    definition = schedules.find("a").definition
-    assert definition is not None
+    definition = must(schedules.find("a").definition)
     assert (definition.args, definition.kwargs, definition.max_runs) == ([1], {"b": 2}, 1)
     assert definition.until == ends.timestamp() * 1000 - 1
     own = {"queue": "slow", "priority": 3, "expires": ends.isoformat()}

@@ -9,6 +9,7 @@ from redis_queue.delay.model import Dispatched
 from redis_queue.doctor.keyspace import SCHEMA
 from redis_queue.store.keys import BrokerKeys, PrefixKeys
 from tests.support.doctor.stage import Stage
+from tests.support.wait import must
 
 LONG_AGO = 1_600_000_000_000
 REGISTRY = PrefixKeys("redis_queue").registry
@@ -110,8 +111,7 @@ def no_settings(stage: Stage) -> None:
 
 
 def dead_letter(stage: Stage) -> None:
-    message = stage.queue.get(block=False)
-    assert message is not None
+    message = must(stage.queue.get(block=False))
     stage.queue.nack(message, dead=True)
 
 

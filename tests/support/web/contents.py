@@ -33,6 +33,7 @@ from redis_queue.schedules.state import NONE, Event, State
 from redis_queue.schedules.store import Change, ScheduleStore
 from redis_queue.store.keys import FlowKeys, Keys
 from tests.support.store.stage import replies
+from tests.support.wait import must
 from tests.support.web.browser import Browser
 
 TASK = "00000000-0000-4000-8000-000000000001"
@@ -45,8 +46,7 @@ def fill_queue(client: redis.Redis, name: str = "orders", text: str = "") -> Red
     for id_ in ("unreadable", f"dead{text}", f"held{text}", f"first{text}", f"second{text}"):
         queue.put(body, headers=headers, dedupe_key=id_)
     client.hset(Keys("redis_queue", "queue", name).records, "unreadable", f"\x1b[2J{text}")
-    dead = queue.get(block=False)
-    assert dead is not None
+    dead = must(queue.get(block=False))
     queue.nack(dead, dead=True, reason=f"Timeout{text}")
     assert queue.get(block=False) is not None
     queue.put(body, headers=headers, delay=60, dedupe_key=f"later{text}")

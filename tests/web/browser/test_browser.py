@@ -17,7 +17,7 @@ from playwright.sync_api import Page, Route, expect
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.store.keys import FlowKeys
 from redis_queue.web import dashboard
-from tests.support.wait import wait_until
+from tests.support.wait import must, wait_until
 from tests.support.web.chromium import NewTab, Tab, go_to, serving
 from tests.support.web.contents import TASK
 
@@ -247,8 +247,7 @@ class TestRefresh:
     def die(self, client: redis.Redis, reason: str) -> None:
         queue = RedisQueue("failing", client)
         queue.put(reason, dedupe_key=reason)
-        message = queue.get(block=False)
-        assert message is not None
+        message = must(queue.get(block=False))
         queue.nack(message, dead=True, reason=reason)
 
     def test_a_new_dead_letter_appears(self, new_tab: NewTab, filled: redis.Redis) -> None:

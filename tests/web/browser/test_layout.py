@@ -17,6 +17,7 @@ from redis_queue.basics.histogram import Histogram
 from redis_queue.monitor.model import RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.store.keys import Keys, MonitorKeys
+from tests.support.wait import must
 from tests.support.web.browser import SCREENS
 from tests.support.web.chromium import NewTab
 from tests.support.web.contents import fill_schedules
@@ -104,8 +105,7 @@ def test_a_single_thing_fits_a_phone(path: str, new_tab: NewTab) -> None:
 def test_on_a_phone_the_navigation_shows_the_current_page(new_tab: NewTab) -> None:
     page = new_tab(**PHONE).open("/audit")
     for navigation, name in (("Screens", "History"), ("In this group", "Audit")):
-        box = page.get_by_role("navigation", name=navigation).get_by_role("link", name=name).bounding_box()
-        assert box is not None
+        box = must(page.get_by_role("navigation", name=navigation).get_by_role("link", name=name).bounding_box())
         assert 0 <= box["x"] <= 390 - box["width"]
 
 
@@ -238,8 +238,7 @@ def test_charts_are_drawn_with_totals(new_tab: NewTab) -> None:
 def test_the_pointer_shows_the_values_of_its_place(new_tab: NewTab) -> None:
     page = new_tab(timezone_id="Asia/Tokyo").open("/?span=15m")
     plot = page.locator("#plot-runs .u-over")
-    box = plot.bounding_box()
-    assert box is not None
+    box = must(plot.bounding_box())
     plot.hover(position={"x": box["width"] / 2, "y": 20})
     expect(page.locator("#chart-runs .legend")).to_have_text(re.compile(r"succeeded 0\s+failed 0"))
     shown = page.locator("#chart-runs .at")
@@ -277,8 +276,7 @@ def test_a_release_is_marked_with_its_name(new_tab: NewTab, filled: redis.Redis)
     page = new_tab().open("/?span=15m")
     expect(page.get_by_text("Releases in this time")).to_be_visible()
     plot = page.locator("#plot-runs .u-over")
-    box = plot.bounding_box()
-    assert box is not None
+    box = must(plot.bounding_box())
     # The minute of the mark: the bars at both ends have half a minute more.
     plot.hover(position={"x": box["width"] * 9.5 / 15, "y": 60})
     expect(page.locator("#chart-runs .at")).to_have_text(re.compile(r"· (2\.0 · )?<b><b>"))
