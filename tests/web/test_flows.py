@@ -17,7 +17,7 @@ from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Scripts
 from redis_queue.web import dashboard
 from tests.support.wait import must
-from tests.support.web.browser import Browser, Page
+from tests.support.web.browser import Browser, Page, pages_from
 from tests.support.web.contents import KEY, everything, last_action
 
 BULK = "/flow?name=queue:bulk"
@@ -78,13 +78,8 @@ class TestList:
 
     def test_many_flows_have_pages(self, reader: Browser, flows: Flows) -> None:
         flows.declare({f"many-{number:03}": Flow(limit=1) for number in range(120)})
-        page, seen = reader.get("/flows?name=many"), list[str]()
-        while True:
-            seen += [link for link in page.links if link.startswith("/flow?")]
-            following = [link for link in page.links if "offset=" in link]
-            if not following:
-                break
-            page = reader.get(following[-1])
+        pages = pages_from(reader, "/flows?name=many", mark="offset=")
+        seen = [link for page in pages for link in page.links if link.startswith("/flow?")]
         assert seen == [f"/flow?name=many-{number:03}" for number in range(120)]
         assert "There are no more flows." in reader.get("/flows?offset=500").text
 
@@ -134,16 +129,12 @@ class TestOne:
             "&changed=1": ["zoe"],
             "&part=x": [],
         }.items():
-            page, seen = reader.get(BULK + query), list[str]()
-            while True:
-                seen += [link.rpartition("=")[2] for link in page.links if link.startswith("/flow/key?")]
-                following = [link for link in page.links if "after=" in link]
-                if not following:
-                    break
-                page = reader.get(following[-1])
+            pages = list(pages_from(reader, BULK + query))
+            links = [link for page in pages for link in page.links if link.startswith("/flow/key?")]
+            seen = [link.rpartition("=")[2] for link in links]
             assert (seen[: len(names)], bool(seen)) == (names, bool(names)), query
-        assert "No match among" in page.text
-        assert "1,000 keys looked at" not in page.text
+        assert "No match among" in pages[-1].text
+        assert "1,000 keys looked at" not in pages[-1].text
 
     def test_links_to_its_queue_or_its_task(self, reader: Browser, flows: Flows, filled: redis.Redis) -> None:
         assert reader.get(BULK).link("celery-queue").endswith("/celery-queue?name=bulk")

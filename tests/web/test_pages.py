@@ -19,7 +19,7 @@ from redis_queue.store.keys import Keys, PrefixKeys
 from redis_queue.web import dashboard
 from redis_queue.web.context import CHECK_EVERY, EXTENSION, Watch
 from tests.support.wait import must
-from tests.support.web.browser import SCREENS, Browser, Page, crawl
+from tests.support.web.browser import SCREENS, Browser, Page, crawl, pages_from
 from tests.support.web.contents import KEY, TASK, Open, everything, fill_delayed
 
 BROKEN = "another Redis type"
@@ -193,13 +193,7 @@ class TestScheduled:
         return re.findall(r'<th scope="row"[^>]*><a [^>]*><span[^>]*>([^<]*)</span></a>', page.source)
 
     def test_all_pages_can_be_visited(self, reader: Browser) -> None:
-        page, seen = reader.get("/scheduled?limit=10"), []
-        while True:
-            seen += self.rows(page)
-            following = [link for link in page.links if "after=" in link]
-            if not following:
-                break
-            page = reader.get(following[0])
+        seen = [row for page in pages_from(reader, "/scheduled?limit=10") for row in self.rows(page)]
         assert len(seen) == len(set(seen)) == 65
         assert seen[:2] == ["overdue", "data"]
 
@@ -311,14 +305,8 @@ class TestDead:
         queue = RedisQueue("failing", filled)
         queue.put_many(range(55))
         queue.nack_many(queue.get_many(55), dead=True, reason="again")
-        page, seen = reader.get("/dead?limit=20&id_prefix=&reason="), 0
-        while True:
-            seen += sum("/entry?" in link for link in page.links)
-            following = [link for link in page.links if "after=" in link]
-            if not following:
-                break
-            page = reader.get(following[0])
-        assert seen == 57
+        pages = pages_from(reader, "/dead?limit=20&id_prefix=&reason=")
+        assert sum("/entry?" in link for page in pages for link in page.links) == 57
 
     def test_invalid_ids(self, reader: Browser, filled: redis.Redis) -> None:
         keys = Keys("redis_queue", "queue", "orders")

@@ -36,7 +36,7 @@ from redis_queue.web import schedules as pages
 from redis_queue.web.schedules import Line
 from tests.support.servers import RedisServer
 from tests.support.wait import must
-from tests.support.web.browser import Browser, Page
+from tests.support.web.browser import Browser, Page, pages_from
 from tests.support.web.contents import KEY, delayed_of, everything, fill_schedules
 
 PUT = ("verb", "schedule-put")
@@ -125,13 +125,7 @@ class TestList:
     @pytest.mark.parametrize("query", ["", "sort=name", "name=many", "state=active&sort=runs"])
     def test_many_have_pages(self, query: str, writer: Browser, filled: redis.Redis) -> None:
         store_many(ScheduleStore(DelayQueue("scheduled", filled)), 120)
-        page, seen = writer.get(f"/schedules?{query}"), list[str]()
-        while True:
-            seen += listed(page)
-            following = [link for link in page.links if "after=" in link]
-            if not following:
-                break
-            page = writer.get(following[0])
+        seen = [name for page in pages_from(writer, f"/schedules?{query}") for name in listed(page)]
         assert seen == [f"many-{number:05}" for number in range(120)]
 
     def test_only_the_first_ones_are_sorted(self, writer: Browser, filled: redis.Redis, monkeypatch: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
@@ -230,3 +230,12 @@ def crawl(browser: Browser, each: int = 6) -> dict[str, Page]:
                 query = urlencode({name: value for name, value in [*form.fields, *form.boxes] if value})
                 waiting.append(f"{form.action.removeprefix(browser.prefix)}?{query}")
     return found
+
+
+def pages_from(browser: Browser, path: str, *, mark: str = "after=") -> Iterator[Page]:
+    """Yield the page at *path* and all that follow, by their last link with *mark*."""
+    page = browser.get(path)
+    yield page
+    while following := [link for link in page.links if mark in link]:
+        page = browser.get(following[-1])
+        yield page
