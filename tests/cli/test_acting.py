@@ -26,7 +26,7 @@ from redis_queue.delay.model import Push
 from redis_queue.model import PutBack
 from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import Keys
-from tests.support.cli.commands import DUE, NOW, Run
+from tests.support.cli.commands import DUE, NOW, Run, answer
 from tests.support.clock import Clock
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
@@ -42,11 +42,6 @@ def ids(queue: DelayQueue) -> list[str]:
 
 def last_line(done: Result) -> str:
     return done.stdout.splitlines()[-1]
-
-
-def answer(done: Result) -> Any:
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
 
 
 class TestQueue:

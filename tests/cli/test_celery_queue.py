@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
-from click.testing import Result
 from kombu.entity import Queue
 
 from redis_queue.celery import DurableTasks
@@ -20,7 +19,7 @@ from redis_queue.operate.access import AppAccess
 from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import FlowKeys
 from tests.support.celery.flows import QUEUE, flow_app
-from tests.support.cli.commands import Run, runner
+from tests.support.cli.commands import Run, answer, runner
 from tests.support.servers import RedisServer
 from tests.support.wait import must
 
@@ -40,11 +39,6 @@ def mail(app: Celery, client: redis.Redis) -> redis.Redis:
 def limited(app: Celery) -> None:
     """A flow of the queue "slow"."""
     app.conf.redis_queue_flow = {"queue:slow": {"limit": 1}}
-
-
-def answer(done: Result) -> Any:
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
 
 
 def ids(client: redis.Redis, key: str) -> list[str]:

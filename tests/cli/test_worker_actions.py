@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from datetime import datetime, timezone
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import redis
@@ -19,7 +18,7 @@ from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import MonitorKeys
 from tests.support.celery.observed_names import GATE
 from tests.support.celery.observing import Observed
-from tests.support.cli.commands import Run, runner
+from tests.support.cli.commands import Run, answer, runner
 from tests.support.clock import Clock
 from tests.support.wait import wait_until
 
@@ -28,11 +27,6 @@ pytestmark = pytest.mark.timeout(180)
 
 def run_in(app: Celery, *arguments: str) -> Result:
     return runner().invoke(celery_cli.group, arguments, obj=SimpleNamespace(app=app), env={"COLUMNS": "80"})
-
-
-def answer(done: Result) -> Any:
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
 
 
 def test_they_preview_and_act(observed: Observed) -> None:

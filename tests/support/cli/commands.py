@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -86,6 +87,12 @@ LOOKS: dict[str, str] = {
 DOCS = (ROOT / "docs" / "cli.md").read_text()
 EXAMPLES = re.findall(r"^\| `redis-queue (?!-A )([^`]+)`", DOCS, re.MULTILINE)
 APP_EXAMPLES = re.findall(r"^\| `redis-queue -A shop ([^`]+)`", DOCS, re.MULTILINE)
+
+
+def answer(done: Result) -> Any:
+    """Return the JSON that a command printed; fail if the command failed."""
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
 
 
 def leaves(command: object, path: tuple[str, ...] = ()) -> list[str]:
