@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import freezegun
@@ -80,7 +81,7 @@ class TestHolding:
         inside: list[int] = []
         fences: list[int] = []
 
-        def work() -> None:
+        def work(_: int) -> None:
             for _ in range(5):
                 with Lock("turns", client).hold(wait=30) as held:
                     inside.append(1)
@@ -89,11 +90,8 @@ class TestHolding:
                     client.ping()
                     inside.pop()
 
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(work, range(4)))
         assert len(fences) == 20
         assert all(one < two for one, two in itertools.pairwise(fences))
 

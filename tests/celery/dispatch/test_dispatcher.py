@@ -8,6 +8,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -332,19 +333,13 @@ class TestOverlap:
     ) -> None:
         ids = queue.push_many([call(number) for number in range(400)])
         start = threading.Barrier(4)
-        done: list[Dispatched] = []
 
-        def dispatch() -> None:
+        def dispatch(_: int) -> int:
             start.wait(10)
-            done.append(Dispatcher(app, queue, batch=20).run())
+            return Dispatcher(app, queue, batch=20).run().sent
 
-        threads = [threading.Thread(target=dispatch) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-
-        assert sum((part.sent for part in done), 0) == 400
+        with ThreadPoolExecutor(4) as threads:
+            assert sum(threads.map(dispatch, range(4))) == 400
         assert Counter(broker.take_ids(default)) == Counter(ids)
         assert queue.stats().in_flight == 0
 

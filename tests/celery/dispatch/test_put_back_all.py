@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -155,18 +156,13 @@ def test_concurrent_sweeps_duplicate_nothing(app: Celery, client: redis.Redis, p
         claim(work, 500)
         claim(entries, 500)
     start = threading.Barrier(4)
-    done: list[dict[str, dict[str, int]]] = []
 
-    def put_back() -> None:
+    def put_back(_: int) -> Any:
         start.wait(10)
-        done.append(put_back_all(app))
+        return put_back_all(app)
 
-    threads = [threading.Thread(target=put_back) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-
+    with ThreadPoolExecutor(4) as threads:
+        done = list(threads.map(put_back, range(4)))
     for name in ("queue:work", "delay:entries"):
         assert sum(part[name]["returned"] for part in done) == 2000
     assert (work.stats().ready, work.stats().in_flight) == (2000, 0)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from threading import Barrier, Thread
+from threading import Barrier
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -265,11 +266,8 @@ def test_any_number_of_dispatchers_send_each_due_time_once(
             together.wait()
             found.dispatch.run()
 
-        threads = [Thread(target=work, args=(other,)) for other in others]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(others)) as threads:
+            list(threads.map(work, others))
     assert durable.queue.count() == 90
     assert {durable.schedules.find(f"s{number}").runs for number in range(30)} == {3}
 
@@ -561,11 +559,8 @@ def test_twenty_that_change_one_schedule_at_once_all_succeed(schedules: Schedule
         for _ in range(10):
             own.run_now("a")
 
-    threads = [Thread(target=run, args=(make_app().schedules,)) for _ in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(20) as threads:
+        list(threads.map(run, [make_app().schedules for _ in range(20)]))
     assert schedules.find("a").runs == 200
 
 
@@ -652,12 +647,8 @@ class TestDeclare:
 
     def test_twenty_that_start_together_make_one(self, make_app: MakeApp) -> None:
         apps = [make_app(beat_schedule=self.BEAT) for _ in range(20)]
-        reports: list[Any] = []
-        threads = [Thread(target=lambda app=app: reports.append(app.declare_schedules())) for app in apps]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(apps)) as threads:
+            reports = list(threads.map(DurableTasks.declare_schedules, apps))
         assert sorted(name for report in reports for name in report.changed) == ["cron", "interval", "relative"]
 
     def test_names_of_others_are_left_alone_and_bad_entries_named(self, make_app: MakeApp) -> None:
