@@ -174,7 +174,7 @@ class TestPut:
             (("--rules", "; ;"), "must be 1 to 10 rules"),
             (("--args", "{}"), "must be a JSON array"),
             (("--kwargs", "x"), "must be JSON"),
-            (("--timezone", "Europe/Berlim"), "did you mean 'Europe/Berlin'?"),
+            (("--timezone", "Europe/Berlim"), "did you mean 'Europe/Berlin'"),
             (("--missed", "none"), "must be one of latest, all, skip"),
             (("--window", "soon"), "must be a span like 90s"),
             (("--jitter", "2030-01-01T00:00Z"), "must be a span"),

@@ -386,7 +386,7 @@ class TestActions:
             ({"name": ""}, "Which schedule?"),
             ({"rules": "61 * * * *"}, "61"),
             ({"args": "[1"}, "args"),
-            ({"timezone": "Europe/Berlim"}, "did you mean 'Europe/Berlin'?"),
+            ({"timezone": "Europe/Berlim"}, "did you mean 'Europe/Berlin'"),
             ({"missed": "some"}, "must be one of"),
             ({"jitter": "soon"}, "must be"),
             ({"max_runs": "-1"}, "must be a whole number"),

@@ -17,7 +17,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery.schedules import ParseException, crontab, solar
 from celery.utils.time import delta_resolution
 
-from redis_queue.basics.options import did_you_mean
+from redis_queue.basics.options import nearest
 from redis_queue.basics.times import EPOCH, to_ms
 from redis_queue.errors import ConfigurationError, InvalidValueError, quoted
 
@@ -39,7 +39,9 @@ def check_timezone(name: Any) -> str:
     if not isinstance(name, str) or len(name) > MAX_ZONE:
         raise InvalidValueError(f"timezone={quoted(name)}: must be a name such as 'Europe/Berlin'")
     if name not in _zones():
-        raise InvalidValueError(f"timezone={quoted(name)}: unknown, {did_you_mean(name, sorted(_zones()))}")
+        near = " or ".join(map(repr, nearest(name, sorted(_zones()), most=3)))
+        hint = f"did you mean {near}?" if near else "must be a name such as 'Europe/Berlin'"
+        raise InvalidValueError(f"timezone={quoted(name)}: unknown, {hint}")
     return name
 
 

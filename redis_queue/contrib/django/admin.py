@@ -55,7 +55,7 @@ class _ArgumentField(forms.CharField):
         text = super().clean(value)
         try:
             return self.read(text) if text else None
-        except InvalidValueError as error:
+        except RedisQueueError as error:
             raise forms.ValidationError(str(error)) from error
 
 

@@ -515,7 +515,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"rules": timedelta(0)}, "0"),
     ({"rules": "now and then"}, "now and then"),
     ({"rules": lambda: 5}, "data"),
-    ({"timezone": "Europe/Berlim"}, "Europe/Berlin"),
+    ({"timezone": "qqq"}, "unknown, must be a name such as 'Europe/Berlin'"),
     ({"name": "x" * 201}, "200"),
     ({"name": "a\nb"}, "printable"),
     ({"args": (object(),)}, "args"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from datetime import timedelta
 from html import unescape
 from typing import Any
@@ -10,6 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from redis_queue.celery.schedules.calendar import _cronsim
 from redis_queue.celery.schedules.declaration import Declaration
 from redis_queue.celery.schedules.schedules import Schedules
 from redis_queue.errors import StoreUnavailableError
@@ -146,7 +148,7 @@ def test_a_schedule_is_added_and_edited_and_nothing_of_it_is_lost(browser: Any, 
         ("rules", "61 * * * *", "Bad minute"),
         ("rules", "every so often", "expected a span"),
         ("rules", "sunset at home", "latitude and longitude must be numbers"),
-        ("timezone", "Europe/Berlim", "did you mean &#x27;Europe/Berlin&#x27;?"),
+        ("timezone", "Europe/Berlim", "did you mean &#x27;Europe/Berlin&#x27; or"),
         ("args", '{"a": 1}', "must be a JSON array"),
         ("kwargs", "[1]", "must be a JSON object"),
         ("options", "{", "must be JSON"),
@@ -164,6 +166,15 @@ def test_errors_are_shown_in_the_form(browser: Any, schedules: Schedules, field:
     page = text(browser.post(f"{LIST}add/", {**FORM, field: value}))
     assert error in page
     assert [item.name for item in schedules.list()] == ["taken"]
+
+
+def test_a_form_is_kept_if_cronsim_is_missing(browser: Any, tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redis_queue.celery.schedules.calendar._cronsim", _cronsim.__wrapped__)
+    monkeypatch.setitem(sys.modules, "cronsim", None)
+    login(browser, "add")
+    page = text(browser.post(f"{LIST}add/", FORM))
+    assert "need cronsim" in page
+    assert FORM["rules"] in page
 
 
 def test_schedules_are_paused_resumed_and_run_now(browser: Any, schedules: Schedules) -> None:
