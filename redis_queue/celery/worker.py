@@ -103,12 +103,12 @@ def check_flows(app: Celery) -> None:
         return
     # First: without leases, acks_late is off, which the checks of tasks would report instead.
     if not has_leases(app) or delayed_of(app) is None:
-        raise ConfigurationError("flow control needs DurableTasks(app) with delays and leases")
+        raise ConfigurationError("flows and unique tasks need DurableTasks(app) with delays and leases")
     policy.check()
     unique.check()
     check_admission(app)
     if not Store.of(app).settings.atomic_fetch or lacking():
-        raise ConfigurationError(f"flow control needs atomic fetch: {versions()}, {NAMESPACE}atomic_fetch")
+        raise ConfigurationError(f"flows and unique tasks need atomic fetch: {versions()}, {NAMESPACE}atomic_fetch")
 
 
 def unknown_flow_queues(app: Celery) -> list[str]:

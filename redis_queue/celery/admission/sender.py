@@ -39,11 +39,11 @@ def flows_of(app: Celery) -> Flows:
 def check_admission(app: Celery) -> None:
     """Raise ConfigurationError if messages of *app* cannot belong to flows. Connects to no server."""
     if not isinstance(Store.of(app).client, redis.Redis):
-        raise ConfigurationError("flow control needs a store in one Redis: redis_queue_url must not be a Redis Cluster")
+        raise ConfigurationError("flows and unique tasks need one Redis: redis_queue_url must not be a Redis Cluster")
     with app.connection_for_write() as connection:
         found = connection.transport
         if found.driver_type not in BROKERS:
-            raise ConfigurationError(f"flow control needs a broker that is Redis or RabbitMQ, got {found.driver_name}")
+            raise ConfigurationError(f"flows and unique tasks need a Redis or RabbitMQ broker, got {found.driver_name}")
 
 
 def uses_admission(app: Celery) -> bool:

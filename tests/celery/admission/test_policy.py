@@ -116,18 +116,18 @@ class TestStart:
         flows = {"queue:mail": {"limit": 1}}
         for each in (flows, {"shop.sync": {"limit": 1}}):
             with pytest.raises(
-                ConfigurationError, match=r"^flow control needs DurableTasks\(app\) with delays and leases$"
+                ConfigurationError, match=r"^flows and unique tasks need DurableTasks\(app\) with delays and leases$"
             ):
                 check_flows(make_app(each, leases=False))
         check_flows(make_app(flows, broker="amqp://", redis_queue_url="redis://"))
         check_flows(make_app(flows, broker="redis://", redis_queue_url="redis:///1"))
-        with pytest.raises(ConfigurationError, match="broker that is Redis or RabbitMQ, got memory"):
+        with pytest.raises(ConfigurationError, match="Redis or RabbitMQ broker, got memory"):
             check_flows(make_app(flows, broker="memory://", redis_queue_url="redis://"))
         in_cluster = make_app(flows)
         Store.of(in_cluster).client = create_autospec(redis.RedisCluster, instance=True)
-        with pytest.raises(ConfigurationError, match="must not be a Redis Cluster"):
+        with pytest.raises(ConfigurationError, match="unique tasks need one Redis: redis_queue_url must not be"):
             check_flows(in_cluster)
-        with pytest.raises(ConfigurationError, match="needs atomic fetch"):
+        with pytest.raises(ConfigurationError, match="need atomic fetch"):
             check_flows(make_app(flows, redis_queue_atomic_fetch=False))
 
     def test_early_acknowledgement_of_a_task_contradicts_its_flow(self) -> None:
