@@ -11,12 +11,27 @@ from pathlib import Path
 
 from redis_queue.testing.server import DeathGuard
 from tests.docs.blocks import Block, matches
+from tests.support.celery.processes import CeleryProcess
 from tests.support.wait import wait_until
 
 TIMEOUT = 120
 """Time limit of a block in seconds. The first process in a new environment compiles all that it imports."""
 
 READY = ("ready.", "dashboard on", "Running on", "Starting development server")
+
+
+class ShopApp:
+    """Commands of Celery for the app in ``shop.py`` in *directory*."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def celery(self, *arguments: str) -> CeleryProcess:
+        return CeleryProcess("--workdir", str(self.directory), "-A", "shop", *arguments, environment={}, beat=False)
+
+    def worker(self, name: str = "one", concurrency: int = 4) -> CeleryProcess:
+        options = ("--pool", "threads", "--concurrency", str(concurrency), "--loglevel", "INFO", "-n", f"{name}@%h")
+        return self.celery("worker", *options, "--without-mingle", "--without-gossip")
 
 
 class Background:

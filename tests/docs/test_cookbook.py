@@ -22,9 +22,9 @@ from celery import _state
 from redis_queue import CancelOutcome
 from redis_queue.testing import Timeline
 from tests.docs.blocks import DOCS
+from tests.docs.reader import ShopApp
 from tests.docs.run_blocks import URL, runnable
 from tests.support.celery.brokers import close_results
-from tests.support.celery.processes import CeleryProcess
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -53,21 +53,13 @@ def ended(task, args, **_):
 """
 
 
-class Shop:
-    """The app of the page, and what its workers began and ended."""
+class Shop(ShopApp):
+    """The app of the page, and what its workers began and ended; each task waits for `go()` in between."""
 
     def __init__(self, module: ModuleType, client: redis.Redis, directory: Path) -> None:
+        super().__init__(directory)
         self.code: Any = module
         self.client = client
-        self.directory = directory
-
-    def celery(self, *arguments: str) -> CeleryProcess:
-        return CeleryProcess("--workdir", str(self.directory), "-A", "shop", *arguments, environment={})
-
-    def worker(self, name: str = "one", concurrency: int = 4) -> CeleryProcess:
-        """Return a worker, not started yet; each task waits for `go()` between its begin and its end."""
-        options = ("--pool", "threads", "--concurrency", str(concurrency), "--loglevel", "INFO", "-n", f"{name}@%h")
-        return self.celery("worker", *options, "--without-mingle", "--without-gossip")
 
     def go(self, count: int = 1) -> None:
         self.client.rpush("go", *["go"] * count)
@@ -77,9 +69,8 @@ class Shop:
         return [row.decode().strip() for row in found]
 
     def wait_for(self, key: str, count: int) -> list[str]:
-        return wait_until(
-            lambda: len(self.rows(key)) >= count and self.rows(key), timeout=40, description=f"{count} {key}"
-        )
+        wait_until(lambda: len(self.rows(key)) >= count, timeout=40, description=f"{count} {key}")
+        return self.rows(key)
 
 
 @pytest.fixture

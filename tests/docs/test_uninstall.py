@@ -13,7 +13,7 @@ import redis
 
 from redis_queue import RedisQueue
 from tests.docs.blocks import DOCS
-from tests.support.celery.processes import CeleryProcess
+from tests.docs.reader import ShopApp
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -60,32 +60,22 @@ for task in durable.list():
 """
 
 
-class Place:
+class Version(ShopApp):
     """A directory with one version of the shop."""
 
     def __init__(self, directory: Path, source: str) -> None:
+        super().__init__(directory)
         directory.mkdir()
         (directory / "shop.py").write_text(source)
-        self._directory = directory
-
-    def celery(self, *arguments: str) -> CeleryProcess:
-        workdir = ("--workdir", str(self._directory), "-A", "shop")
-        return CeleryProcess(*workdir, *arguments, environment={}, beat=False)
-
-    def worker(self, name: str) -> CeleryProcess:
-        options = ("--pool", "threads", "--concurrency", "2", "--loglevel", "INFO", "-n", f"{name}@%h")
-        return self.celery("worker", *options, "--without-mingle", "--without-gossip")
 
     def output_of(self, *arguments: str) -> str:
-        """Return the output of a command that succeeds."""
         with self.celery(*arguments) as process:
             assert process.wait() == 0, process.output
             return process.output
 
     def run(self, source: str) -> None:
-        """Run Python there."""
         variables = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}."}
-        subprocess.run([sys.executable, "-c", source], cwd=self._directory, env=variables, check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", source], cwd=self.directory, env=variables, check=True, timeout=60)
 
 
 def ran(client: redis.Redis) -> list[str]:
@@ -95,7 +85,7 @@ def ran(client: redis.Redis) -> list[str]:
 
 def test_removing_loses_no_task_and_leaves_no_key(server: RedisServer, tmp_path: Path) -> None:
     stock = STOCK.format(url=server.url)
-    before, after = Place(tmp_path / "with", stock + DURABLE), Place(tmp_path / "without", stock)
+    before, after = Version(tmp_path / "with", stock + DURABLE), Version(tmp_path / "without", stock)
     with server.client() as client:
         with before.worker("one").ready() as worker:
             before.run(SEND)
