@@ -174,7 +174,7 @@ bench-schedules: setup ## periodic tasks from the store against stock beat: late
 bench-publish: $(BENCH)/.ready ## sending tasks, one by one and in groups: Celery alone, with DurableTasks, potatoq; ARGS=--small for less
 	$(BENCH)/bin/python -m benchmarks.publish $(ARGS)
 
-bench-scaling: setup ## the cost of many entries in one Redis, and of tasks on 1, 2 and 4 Redis; ARGS=--shares for these alone
+bench-scaling: setup ## the cost of many entries in one Redis, and of tasks on 1, 2 and 4 Redis; ARGS=--shares or --regions for these alone
 	$(BIN)/python -m benchmarks.scaling $(ARGS)
 
 bench-leases: setup ## messages lost when consumers are killed: stock, with leases, with atomic fetch

@@ -131,6 +131,9 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
             "fair_worst_ratio": "the slowest small tenant is done after, ratio to perfect turns",
         },
     ),
+    "scaling": Benchmark("make bench-scaling", {}),
+    "shares": Benchmark("make bench-scaling ARGS='--shares --tasks 16000 --rounds 3'", {}),
+    "regions": Benchmark("make bench-scaling ARGS=--regions", {}),
     "schedules": Benchmark(
         "make bench-schedules ARGS=--small",
         {
@@ -157,10 +160,10 @@ def _page(name: str) -> str:
 def _table(found: dict[str, Any], texts: dict[str, str]) -> str:
     nested = [key for key, value in found.items() if isinstance(value, dict)]
     if not nested:
-        return table(("", "measured"), [(texts[key], _number(value)) for key, value in found.items()])
+        return table(("", "measured"), [(texts.get(key, key), _number(value)) for key, value in found.items()])
     columns = list(found[nested[0]])
     rows = [(texts.get(key, key), *(_number(found[key][column]) for column in columns)) for key in nested]
-    return table(("", *(texts[column] for column in columns)), rows)
+    return table(("", *(texts.get(column, column) for column in columns)), rows)
 
 
 def _number(value: float | None) -> str:
