@@ -26,7 +26,7 @@ from redis_queue.celery.intake import restore_requests
 from redis_queue.celery.leases.connections import prefer_safe_settings, prepare_connections
 from redis_queue.celery.leases.poison import count_starts
 from redis_queue.celery.message.task_entry import TaskEntry
-from redis_queue.celery.publish.batch import Batch, batch_groups
+from redis_queue.celery.publish.batch import Batch, batch_groups, subscribe_in_batches
 from redis_queue.celery.publish.capture import Capture
 from redis_queue.celery.publish.send import Sends, seconds_of
 from redis_queue.celery.schedules.declaration import Declaration, DeclareReport
@@ -146,6 +146,7 @@ class DurableTasks(StoredTasks):
         conf = self.app.conf
         retries = {"retry": conf.task_publish_retry, "retry_policy": conf.task_publish_retry_policy}
         batch = Batch(self.writer.store, retries)
+        subscribe_in_batches(self.app, lambda: self.sends.batch)
         with batch.ending():
             with self.sends.collect(batch):
                 yield batch

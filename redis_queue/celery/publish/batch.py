@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Final
 
 from celery import Signature, group, signals
+from celery.backends.redis import ResultConsumer
 from kombu.exceptions import KombuError, OperationalError
 
 from redis_queue.celery.entries import with_retries
+from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.settings import extension_of
 from redis_queue.errors import RedisQueueError, StoreError
 from redis_queue.store.chunks import CHUNK
-from redis_queue.store.redis_errors import UNKNOWN, RedisErrors, may_have_arrived, translate
+from redis_queue.store.redis_errors import UNKNOWN, RedisErrors, may_have_arrived, redact, translate
 
 if TYPE_CHECKING:
+    from celery import Celery
+
     from redis_queue.celery.publish.kinds import Like
     from redis_queue.celery.publish.lists import BrokerLists
 
@@ -64,6 +68,8 @@ class Batch:
         self._lists: BrokerLists | None = None
         self._rows: list[_Row] = []
         self._size = 0
+        self._channels: list[str] = []
+        self._subscriber: Any = None
 
     @property
     def takes_all(self) -> bool:
@@ -125,8 +131,34 @@ class Batch:
         """Send what is left. Raises PartlySentError if some were sent before, else OperationalError."""
         self.check()
         with self.ending():
+            if self._channels:
+                self._subscribe()
             self._send_rows()
             self._send_entries()
+
+    def subscribe_later(self, consumer: Any, subscribe: Callable[[str], Any], task_id: str) -> None:
+        """Let *subscribe*, which belongs to Celery's *consumer* of results, do all but the call of Redis."""
+        pubsub = consumer._pubsub
+        pubsub.subscribe = self._channels.append
+        try:
+            subscribe(task_id)
+        finally:
+            del pubsub.subscribe
+        self._subscriber = consumer
+
+    def _subscribe(self) -> None:
+        """Subscribe to the results of what is sent next. Raises OperationalError."""
+        consumer, channels, self._channels = self._subscriber, self._channels, []
+        # Celery 5.5 has no lock: each thread has its own consumer.
+        with getattr(consumer, "_locked", nullcontext)():
+            wanted = [channel for channel in channels if channel in consumer.subscribed_to]
+            if not wanted:
+                return
+            try:
+                with consumer.reconnect_on_error():
+                    consumer._pubsub.subscribe(*wanted)
+            except RedisErrors as error:
+                raise OperationalError(redact(str(error))) from error
 
     @contextmanager
     def ending(self) -> Iterator[None]:
@@ -143,6 +175,9 @@ class Batch:
     def _told(self, error: Exception) -> Exception:
         """Return the error to raise for the *error* that ends the batch."""
         self.entries, self._rows = [], []
+        if self._subscriber is not None:
+            # Whoever waits for them all the same has to subscribe.
+            self._subscriber.subscribed_to.difference_update(self._channels)
         if isinstance(error, PartlySentError):
             return error
         if not self.sent and not self._unknown:
@@ -194,6 +229,25 @@ class Batch:
             raise
         self.sent += self._unknown
         self._unknown = []
+
+
+def subscribe_in_batches(app: Celery, batch_of: Callable[[], Batch | None]) -> None:
+    """Subscribe to results of *app* in Redis when a batch is sent, in one command; *batch_of* returns that of a thread.
+
+    Celery sends one SUBSCRIBE for each result, which takes longer than to send the task.
+    """
+    consumer = getattr(app.backend, "result_consumer", None) if app.conf.result_backend else None
+    if not isinstance(consumer, ResultConsumer) or "_consume_from" in vars(consumer):
+        return
+
+    def consume(subscribe: Callable[[str], Any], task_id: str) -> None:
+        batch = batch_of()
+        if batch is None or consumer._pubsub is None:
+            subscribe(task_id)
+        else:
+            batch.subscribe_later(consumer, subscribe, task_id)
+
+    around(consumer, "_consume_from", consume)
 
 
 def batch_groups() -> None:

@@ -644,7 +644,7 @@ class TestOtherDestinations:
     def test_a_broker_of_another_kind_is_refused(self, server: RedisServer) -> None:
         with (
             app_of(server, broker_url="memory://", redis_queue_url=url_of(server)) as app,
-            pytest.raises(ConfigurationError, match="a broker that is Redis or RabbitMQ"),
+            pytest.raises(ConfigurationError, match="need a Redis or RabbitMQ broker"),
         ):
             send(app, "end", 7)
 

@@ -30,7 +30,9 @@ from kombu.messaging import Producer
 
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.message.headers import CALL, ETA, SENT
+from redis_queue.celery.publish.batch import PartlySentError
 from redis_queue.celery.publish.kinds import Kinds, short_repr
+from redis_queue.celery.publish.lists import BrokerLists
 from redis_queue.celery.publish.send import SentMessage
 from tests.support.celery.brokers import close_results, declared, exchange_of, running, stored_messages
 from tests.support.servers import RedisServer, client_options
@@ -628,13 +630,43 @@ def test_a_retry_of_the_running_task_goes_where_celery_sends_it(shop: Shop) -> N
         shop.compare(call)
 
 
-def test_results_are_awaited_as_by_celery(redis_server: RedisServer, client: redis.Redis) -> None:
+@pytest.fixture
+def awaited(redis_server: RedisServer, client: redis.Redis) -> Iterator[Shop]:
+    """The two apps, whose results are awaited."""
     del client
     shop = Shop(redis_server)
-    results = [shop.app.tasks[ADD].delay(number) for number in range(3)]
-    subscribed = shop.app.backend.result_consumer.subscribed_to
-    assert {shop.app.backend.get_key_for_task(result.id) for result in results} <= subscribed
+    yield shop
     shop.close()
+
+
+def channels(shop: Shop) -> set[str]:
+    """Return the ids of tasks to whose results anybody subscribes."""
+    return {channel.decode().removeprefix("celery-task-meta-") for channel in shop.databases[1].pubsub_channels()}
+
+
+def test_results_are_awaited_as_by_celery(awaited: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop, seen, push_many = awaited, [], BrokerLists.push_many
+    monkeypatch.setattr(BrokerLists, "push_many", lambda *given: (seen.append(channels(shop)), push_many(*given))[1])
+    task = shop.app.tasks[ADD]
+    results = [task.delay(number) for number in range(3)]
+    single = {result.id for result in results}
+    assert shop.app.backend.result_consumer.subscribed_to == {*map(shop.app.backend.get_key_for_task, single)}
+    count = lambda: shop.databases[1].info("commandstats")["cmdstat_subscribe"]["calls"]  # noqa: E731
+    before = count()
+    several = group([task.s(number) for number in range(600)], app=shop.app).apply_async()
+    ids = [result.id for result in several]
+    assert [single | {*ids[:500]}, single | {*ids}] == seen
+    assert channels(shop) == single | {*ids}
+    assert count() - before <= 3
+
+
+def test_a_batch_that_failed_is_awaited_by_who_asks(awaited: Shop) -> None:
+    task, consumer = awaited.app.tasks[ADD], awaited.app.backend.result_consumer
+    task.delay("first")
+    with pytest.raises(PartlySentError) as raised:
+        awaited.delayed.send_many([*(task.s(n).set(task_id=f"id-{n}") for n in range(600)), task.s(object())])
+    assert {f"id-{n}" for n in range(500)} == {*raised.value.sent} == {id_ for id_ in channels(awaited) if "id-" in id_}
+    assert awaited.app.backend.get_key_for_task("id-550") not in consumer.subscribed_to
 
 
 def test_lost_results_are_the_error_of_celery(server: RedisServer, shop: Shop) -> None:
