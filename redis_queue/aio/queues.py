@@ -84,7 +84,8 @@ _END: Final = object()
 def _made(kind: type[BaseQueue[Any]]) -> type[_Queue]:
     """Return the class for asyncio of the synchronous class *kind*."""
     members: dict[str, Any] = {"_kind": kind, "__doc__": kind.__doc__, "__module__": __name__}
-    for name, member in inspect.getmembers_static(kind):
+    for name in dir(kind):
+        member = inspect.getattr_static(kind, name)  # `getmembers_static` needs Python 3.11
         if name.startswith("_") or name in LEFT_OUT:
             continue
         if isinstance(member, staticmethod):
