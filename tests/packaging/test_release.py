@@ -18,6 +18,10 @@ from typing import Any
 
 import pytest
 
+from redis_queue import aio, web
+from redis_queue.celery import tracing
+from redis_queue.contrib import django, flask
+from redis_queue.testing import plugin
 from tests.packaging.environments import EMBEDDED, USES, UV, Environment, Environments, build
 from tests.support.parts import MissingPartError
 from tests.support.paths import ROOT, VENDOR, VENDORED
@@ -26,13 +30,7 @@ from tests.support.servers import RedisServer
 pytestmark = [pytest.mark.release, pytest.mark.timeout(600)]
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-MODULES = {
-    "django": "redis_queue.contrib.django",
-    "flask": "redis_queue.contrib.flask",
-    "testing": "redis_queue.testing.plugin",
-    "tracing": "redis_queue.celery.tracing.spans",
-    "web": "redis_queue.web",
-}
+MODULES = {"aio": aio, "django": django, "flask": flask, "testing": plugin, "tracing": tracing, "web": web}
 """The module of each extra without code in `USES`."""
 EXTRAS = sorted({*USES, *MODULES, "embedded"})
 SBOM = ROOT / "build" / "sbom.cdx.json"
@@ -111,7 +109,8 @@ def test_the_wheel_works(
     extra: str, resolution: str, fresh: Environment, environments: Environments, redis_server: RedisServer
 ) -> None:
     # uv counts as direct only what is asked for itself, not what a wheel asks for.
-    asked = ["--requirements", str(ROOT / "pyproject.toml"), *(["--extra", extra] if extra else [])]
+    # The lowest version is the first that has a wheel for this Python.
+    asked = ["--only-binary=:all:", "-r", str(ROOT / "pyproject.toml"), *(["--extra", extra] if extra else [])]
     environments.add(fresh, extra, "--resolution", resolution, *asked)
     use(fresh, extra, redis_server)
 
@@ -126,7 +125,9 @@ def test_the_source_distribution_works(fresh: Environment, distributions: Path, 
 def use(environment: Environment, extra: str, server: RedisServer) -> None:
     """Run the command line, the code of *extra*, and a message and a task from end to end; remove the environment."""
     url = f"redis+socket://{server.socket}"
-    code = USES.get(extra) or (EMBEDDED if extra == "embedded" else f"import {MODULES[extra]}; print('imported')")
+    code = USES.get(extra) or EMBEDDED
+    if extra in MODULES:
+        code = f"import {MODULES[extra].__name__}; print('imported')"
     calls: list[tuple[str, ...]] = [
         ("-m", "redis_queue", "--help"),
         ("-W", "error::ImportWarning", "-c", f"URL = {url!r}; {code}" if extra in USES else code),
