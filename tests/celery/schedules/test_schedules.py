@@ -482,10 +482,7 @@ def test_by_hand(durable: DurableTasks, schedules: Schedules, clock: ManualClock
     assert len(backfilled) == 6
     assert schedules.backfill("a", start, clock.after(3600)) == []
     assert schedules.find("a").runs == 8
-    assert (
-        sent(durable) == ["00:00", "10:00", "10:01", "10:00", "20:00", "30:00", "40:00", "50:00"]
-        or len(sent(durable)) == 8
-    )
+    assert sorted(sent(durable)) == ["00:00", "10:00", "10:00", "10:01", "20:00", "30:00", "40:00", "50:00"]
     assert schedules.next_runs("a", 2) == [clock.after(599), clock.after(1199)]
     with pytest.raises(InvalidValueError, match="more than 1,000"):
         schedules.backfill("a", clock.after(-86400 * 365), clock.after(0))
