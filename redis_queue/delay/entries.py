@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from redis_queue.basics.times import Seconds, duration_ms, from_ms, point_ms
 from redis_queue.delay.model import Conflict, Push
-from redis_queue.errors import EntryExistsError, InvalidDelayError, InvalidValueError
+from redis_queue.errors import EntryExistsError, InvalidDelayError, InvalidValueError, StoreError
 from redis_queue.model import CancelOutcome, Entry, Lease, Unread
 from redis_queue.store.base_queue import Shards
 from redis_queue.store.chunks import CHUNK, by_size, chunks, rows_of
@@ -19,6 +19,7 @@ from redis_queue.store.codec import UnreadableError
 from redis_queue.store.ids import check_id, id_bytes, id_text, is_id, new_ids
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.records import Records
+from redis_queue.store.redis_errors import UNKNOWN
 
 MAX_DESTINATION: Final = 512
 
@@ -196,11 +197,18 @@ class EntryWriter:
             names = iter(new_ids(sum(not isinstance(item, Push) or item.id is None for item in chunk)))
             rows = [self.row(item, names) for item in chunk]
             flags: list[int] = [PushFlag.KEPT] * len(rows)
+            stored = 0
             for shard, group in self._shards.grouped([row[0] for row in rows]):
                 positions = iter(group)
                 for part in by_size([rows[index] for index in group]):
                     more = [field for row in part for field in row]
-                    reply = bytes(self._shards.store(shard, "delay/push", on_conflict=on_conflict, more=more))
+                    try:
+                        reply = bytes(self._shards.store(shard, "delay/push", on_conflict=on_conflict, more=more))
+                    except StoreError as error:
+                        if not stored or UNKNOWN in str(error):
+                            raise
+                        raise type(error)(f"{error}{UNKNOWN}") from error.__cause__
+                    stored += len(part)
                     if reply.startswith(b"exists "):
                         id_ = id_text(reply[7:])
                         raise EntryExistsError(f"{self._shards.name}: an entry with id {id_!r} is already stored")

@@ -17,6 +17,7 @@ from kombu.exceptions import OperationalError
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.publish.batch import Batch, PartlySentError
 from redis_queue.celery.publish.lists import BrokerLists
+from redis_queue.store.base_queue import Shards
 from tests.support.celery.brokers import close_results
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
@@ -252,6 +253,23 @@ def test_entries_of_the_store_are_told_too(app: Celery, server: RedisServer, pro
     assert raised.value.unknown == ["listed"]
     with server.client() as client:
         assert client.llen("shop") == 2
+
+
+def test_entries_that_may_be_among_those_stored_are_told_as_unknown(
+    app: Celery, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, store, calls = app.tasks["shop.add"], Shards.store, iter(range(9))
+    calls_of = [task.s("x" * 700_000).set(task_id=f"id-{n}", countdown=60) for n in range(2)]
+
+    def refused_second(*given: Any, **options: Any) -> Any:
+        if next(calls) == 1:
+            refuse(server, "full")
+        return store(*given, **options)
+
+    monkeypatch.setattr(Shards, "store", refused_second)
+    with pytest.raises(PartlySentError, match="unknown") as raised:
+        DurableTasks.of(app).send_many(calls_of)
+    assert (raised.value.sent, raised.value.unknown) == ([], ["id-0", "id-1"])
 
 
 def test_a_group_with_a_receiver_is_sent_one_by_one(app: Celery, server: RedisServer) -> None:
