@@ -14,6 +14,7 @@ from kombu.exceptions import KombuError, OperationalError
 from redis_queue.celery.entries import with_retries
 from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.message.envelope import Due, Envelope
+from redis_queue.celery.publish.kinds import Like
 from redis_queue.celery.settings import extension_of
 from redis_queue.errors import RedisQueueError, StoreError
 from redis_queue.store.chunks import CHUNK
@@ -22,7 +23,7 @@ from redis_queue.store.redis_errors import UNKNOWN, RedisErrors, may_have_arrive
 if TYPE_CHECKING:
     from celery import Celery
 
-    from redis_queue.celery.publish.kinds import Like
+    from redis_queue.celery.publish.kinds import Call
     from redis_queue.celery.publish.lists import BrokerLists
 
 MAX_CHARACTERS: Final = 1 << 20
@@ -62,8 +63,9 @@ class Batch:
         #: Ids of those that were sent.
         self.sent: list[str] = []
         self._unknown: list[str] = []
-        #: The message before, if others may be like it.
-        self.last: Like | None = None
+        #: The call before and what sends others like it, if there may be others.
+        self.last: tuple[Call, Callable[[Call], Any]] | None = None
+        self._like: Like | None = None
         self._error: Exception | None = None
         self._lists: BrokerLists | None = None
         self._rows: list[_Row] = []
@@ -97,24 +99,24 @@ class Batch:
 
     def apply(self, task: Signature, args: Any = None, kwargs: Any = None, chord: Any = None, **options: Any) -> Any:
         """Return ``task.apply_async(...)``; the arguments must be those for the task before."""
-        last = self.last
+        like = self._like
         self.forget()
-        call = None if last is None or args or kwargs or chord else last.call(task)
-        if last is not None and call is not None:
+        call = None if like is None or args or kwargs or chord else like.call(task)
+        if like is not None and call is not None:
             taken = self.check()
-            result = last.send(call)
+            result = like.send(call)
             if result is not None:
-                self.last = last
+                self._like = like
                 self.count(taken, call.id)
                 return result
         result = task.apply_async(args, kwargs, chord=chord, **options)
         if self.last is not None:
-            self.last.task = task
+            self._like = Like(task, *self.last)
         return result
 
     def forget(self) -> None:
         """Let Celery make the next message."""
-        self.last = None
+        self.last = self._like = None
 
     def check(self) -> int:
         """Return the length; raise the error that ended the batch, if one did: a caller may have caught it."""

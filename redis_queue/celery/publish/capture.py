@@ -23,7 +23,7 @@ from redis_queue.celery.entries import with_retries
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.message.headers import SENT, Attempt, FlowHeader, sent_now, without_copied_headers
 from redis_queue.celery.message.producer import InterceptingProducer
-from redis_queue.celery.publish.kinds import CAPTURED, WRAPPED, Call, Kinds, Like
+from redis_queue.celery.publish.kinds import CAPTURED, WRAPPED, Call, Kinds
 from redis_queue.celery.publish.lists import BrokerLists, Seen, current
 from redis_queue.celery.publish.send import (
     LostKeyError,
@@ -88,7 +88,7 @@ class Capture:
             found = None if first is None else self._send_like(first, call)
             if found is not None:
                 if first is not None and self.sends.batch is not None:
-                    self.sends.batch.last = Like(call, partial(self._made, first))
+                    self.sends.batch.last = call, partial(self._made, first)
                 return found
             # With the same id: Redis may have got the message before its connection broke.
             return plain(*args, **({**options, "task_id": call.id} if call.id else options))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from json.encoder import encode_basestring_ascii
 from types import FunctionType, MethodType
@@ -283,33 +283,31 @@ class Kinds:
 
 
 class Like:
-    """A call of a batch; *send* sends others like it.
+    """Makes calls like *call*, which was made of the signature *task*, and sends them by *send*.
 
     They are made without Celery's work for each if their signatures differ in arguments and _OWN_OPTIONS alone.
     """
 
-    def __init__(self, call: Call, send: Callable[[Call], Any]) -> None:
+    def __init__(self, task: Signature, call: Call, send: Callable[[Call], Any]) -> None:
         self.send = send
+        self._task = task
         self._call = call
         self._type = call.options.get("task_type")
         self._left = CHUNK if _is_plain_task(self._type) else 0
-        #: The signature of the call.
-        self.task: Signature | None = None
 
     def call(self, task: Signature) -> Call | None:
         """Return the call that ``task.apply_async()`` makes; None if it may be of another kind, or after 500."""
-        known, args, kwargs, options = self.task, task.args, task.kwargs, task.options
+        known, args, kwargs, options = self._call, task.args, task.kwargs, task.options
         self._left -= 1
-        if known is None or self._left < 0 or task.task != known.task or task.type is not self._type:
+        if self._left < 0 or task.task != known.name or task.type is not self._type:
             return None
-        if type(args) is not tuple or type(kwargs) is not dict or not _are_alike(options, known.options):
+        if type(args) is not tuple or type(kwargs) is not dict or not _are_alike(options, self._task.options):
             return None
         if self._type.typing:
             self._type.__header__(*args, **kwargs)
-        own = {name: options.get(name) for name in _OWN_OPTIONS}
-        return replace(
-            self._call, args=args, kwargs=kwargs, options={**self._call.options, **own}, id=own["task_id"] or uuid()
-        )
+        own = {**known.options, **{name: options.get(name) for name in _OWN_OPTIONS}}
+        id_ = own["task_id"] or uuid()
+        return Call(known.name, args, kwargs, own, known.key, id_, known.root_id, known.parent_id)
 
 
 _OWN_OPTIONS: Final = ("task_id", "group_index", "reply_to")
