@@ -33,6 +33,7 @@ from redis_queue.celery.migrate.kombu_backlog import BacklogTask, KombuBacklog, 
 from redis_queue.celery.results import _request
 from redis_queue.celery.settings import NAMESPACE, Overdue
 from redis_queue.model import Entry
+from redis_queue.store.scripts import Scripts
 from tests.support.celery.brokers import declared, exchange_of
 from tests.support.celery.fetching import take_in
 from tests.support.celery.messages import envelopes, message
@@ -169,6 +170,7 @@ def backlog() -> KombuBacklog:
     """A backlog without a connection to its broker."""
     backlog = object.__new__(KombuBacklog)
     backlog._app, backlog._names, backlog._in_flight = APP, ListNames(), InFlightKeys.under("")
+    backlog._scripts = object.__new__(Scripts)
     return backlog
 
 
@@ -191,7 +193,9 @@ class TestMessageOfStockWorkers:
         self, backlog: KombuBacklog, tag: bytes, value: bytes, score: float | None
     ) -> None:
         replies: Any = {"HSCAN": (b"0", [tag, value]), "ZMSCORE": [score]}
-        backlog._send = lambda verb, *_: replies[verb]
+        scripts: Any = backlog._scripts
+        scripts.command = lambda verb, *_: replies[verb]
+        backlog._send = scripts.command
         for page in backlog._in_records():
             assert all(isinstance(found, BacklogTask | RemainingTask) for found in page)
 
