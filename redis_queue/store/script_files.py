@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from redis_queue.store.keys import TYPES
 
 if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
+    from importlib.abc import Traversable
 
 # Found when this module is loaded: what `files` itself imports must not be half loaded when a worker forks.
 _LUA: Final = files("redis_queue").joinpath("lua")
