@@ -78,10 +78,13 @@ def test_a_task_that_died_with_its_processes_has_failed(observed: Observed) -> N
         died, crashed = observed.send(DIE), observed.send(CRASH)
         # Two deliveries of the one that comes back, then its end as a dead letter.
         tallies = observed.wait_for(DIE, 1), observed.wait_for(CRASH, 3)
+        # Written after the counts; a worker that stops waits for a busy Redis no longer than a second.
+        kept = Failures(observed.client, PREFIX)
+        wait_until(lambda: kept.list()[0], description="the failure")
     assert [(of.executed, of.failed, of.retried) for of in tallies] == [(1, 1, 0), (3, 1, 2)]
     assert [run.outcome for run in observed.runs.get(crashed)] == ["retried", "retried"]
     # The dead letter can be redriven; it is not kept a second time to be retried.
-    assert [failure.id for failure in Failures(observed.client, PREFIX).list()[0]] == [died]
+    assert [failure.id for failure in kept.list()[0]] == [died]
     life = task_life(AppAccess(observed.app), crashed)
     assert (life.state, life.events[-1].what) == ("dead letter", "became a dead letter")
 
