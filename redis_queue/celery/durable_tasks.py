@@ -141,6 +141,7 @@ class DurableTasks(StoredTasks):
         if not self.delays:
             raise ConfigurationError("batch() needs DurableTasks(app) with delays")
         if self.sends.batch is not None:
+            self.sends.batch.forget()
             yield self.sends.batch
             return
         conf = self.app.conf
@@ -161,7 +162,6 @@ class DurableTasks(StoredTasks):
         default = {} if countdown is None else {"countdown": seconds_of(countdown)}
         results: builtins.list[Any] = []
         with self.batch() as batch:
-            batch.forget()
             for signature in signatures:
                 timed = signature.options.get("countdown") or signature.options.get("eta")
                 try:

@@ -14,7 +14,7 @@ from kombu.exceptions import KombuError, OperationalError
 from redis_queue.celery.entries import with_retries
 from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.message.envelope import Due, Envelope
-from redis_queue.celery.publish.kinds import Like
+from redis_queue.celery.publish.kinds import Call, Like
 from redis_queue.celery.settings import extension_of
 from redis_queue.errors import RedisQueueError, StoreError
 from redis_queue.store.chunks import CHUNK
@@ -23,7 +23,6 @@ from redis_queue.store.redis_errors import UNKNOWN, RedisErrors, may_have_arrive
 if TYPE_CHECKING:
     from celery import Celery
 
-    from redis_queue.celery.publish.kinds import Call
     from redis_queue.celery.publish.lists import BrokerLists
 
 MAX_CHARACTERS: Final = 1 << 20
@@ -110,8 +109,8 @@ class Batch:
                 self.count(taken, call.id)
                 return result
         result = task.apply_async(args, kwargs, chord=chord, **options)
-        if self.last is not None:
-            self._like = Like(task, *self.last)
+        # In place of that of the last task in *task*, if it is a group.
+        self._like = None if self.last is None else Like(task, *self.last)
         return result
 
     def forget(self) -> None:
@@ -268,7 +267,6 @@ def batch_groups() -> None:
         if durable is None or not durable.delays or _tells_of_each(app):
             return original(self, tasks, producer, app, *args, **options)
         with durable.batch() as batch:
-            batch.forget()
             members = ((_Member(batch, task) if type(task) is Signature else task, *rest) for task, *rest in tasks)
             return list(original(self, members, producer, app, *args, **options))
 

@@ -293,7 +293,8 @@ class Like:
         self._task = task
         self._call = call
         self._type = call.options.get("task_type")
-        self._left = CHUNK if _is_plain_task(self._type) else 0
+        # A group, or a task that calls another one, makes calls that are not its own.
+        self._left = CHUNK if task.task == call.name and _is_plain_task(self._type) else 0
 
     def call(self, task: Signature) -> Call | None:
         """Return the call that ``task.apply_async()`` makes; None if it may be of another kind, or after 500."""

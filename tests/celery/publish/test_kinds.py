@@ -264,6 +264,18 @@ def test_a_group_puts_the_messages_of_celery_into_their_lists(
         shop.compare(lambda app: send_group(app, order, **options))
 
 
+def test_a_task_is_not_sent_like_one_that_another_signature_sent(shop: Shop) -> None:
+    def call(app: Celery) -> Any:
+        add = app.tasks[ADD]
+        by_add = lambda _, args=None, kwargs=None, **given: add.apply_async(args, kwargs, **given, priority=3)  # noqa: E731
+        calling = app.task(name="calls", shared=False, apply_async=by_add)(_each)
+        several = [group([add.s(1)], app=app).set(task_id="group"), add.s(2), calling.s(3), add.s(4)]
+        results = shop.delayed.send_many(several) if app is shop.app else [one.apply_async() for one in several]
+        return GroupResult("all", [found for result in results for found in _each(result)])
+
+    assert all(shop.compare(call) for _ in range(3))
+
+
 def stored(app: Celery, id_: str) -> Any:
     """Remove and return the stored message of a task, without what differs in any two messages."""
     (envelope,) = stored_messages(app)
@@ -630,22 +642,14 @@ def test_a_retry_of_the_running_task_goes_where_celery_sends_it(shop: Shop) -> N
         shop.compare(call)
 
 
-@pytest.fixture
-def awaited(redis_server: RedisServer, client: redis.Redis) -> Iterator[Shop]:
-    """The two apps, whose results are awaited."""
-    del client
-    shop = Shop(redis_server)
-    yield shop
-    shop.close()
-
-
 def channels(shop: Shop) -> set[str]:
     """Return the ids of tasks to whose results anybody subscribes."""
     return {channel.decode().removeprefix("celery-task-meta-") for channel in shop.databases[1].pubsub_channels()}
 
 
-def test_results_are_awaited_as_by_celery(awaited: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    shop, seen, push_many = awaited, [], BrokerLists.push_many
+@pytest.mark.parametrize("shop", ["results"], indirect=True)
+def test_results_are_awaited_as_by_celery(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, push_many = [], BrokerLists.push_many
     monkeypatch.setattr(BrokerLists, "push_many", lambda *given: (seen.append(channels(shop)), push_many(*given))[1])
     task = shop.app.tasks[ADD]
     results = [task.delay(number) for number in range(3)]
@@ -660,13 +664,14 @@ def test_results_are_awaited_as_by_celery(awaited: Shop, monkeypatch: pytest.Mon
     assert count() - before <= 3
 
 
-def test_a_batch_that_failed_is_awaited_by_who_asks(awaited: Shop) -> None:
-    task, consumer = awaited.app.tasks[ADD], awaited.app.backend.result_consumer
+@pytest.mark.parametrize("shop", ["results"], indirect=True)
+def test_a_batch_that_failed_is_awaited_by_who_asks(shop: Shop) -> None:
+    task, consumer = shop.app.tasks[ADD], shop.app.backend.result_consumer
     task.delay("first")
     with pytest.raises(PartlySentError) as raised:
-        awaited.delayed.send_many([*(task.s(n).set(task_id=f"id-{n}") for n in range(600)), task.s(object())])
-    assert {f"id-{n}" for n in range(500)} == {*raised.value.sent} == {id_ for id_ in channels(awaited) if "id-" in id_}
-    assert awaited.app.backend.get_key_for_task("id-550") not in consumer.subscribed_to
+        shop.delayed.send_many([*(task.s(n).set(task_id=f"id-{n}") for n in range(600)), task.s(object())])
+    assert {f"id-{n}" for n in range(500)} == {*raised.value.sent} == {id_ for id_ in channels(shop) if "id-" in id_}
+    assert shop.app.backend.get_key_for_task("id-550") not in consumer.subscribed_to
 
 
 def test_lost_results_are_the_error_of_celery(server: RedisServer, shop: Shop) -> None:
