@@ -24,12 +24,14 @@ def nearest(name: str, known: Iterable[str], *, most: int = 1, similarity: float
     return difflib.get_close_matches(name, list(known), n=most, cutoff=similarity)
 
 
-def did_you_mean(name: str, known: Iterable[str], *, show: Callable[[str], str] = repr) -> str:
-    """Return ``did you mean 'this'?``, or ``known are …`` if none of *known* resembles *name*."""
+def did_you_mean(
+    name: str, known: Iterable[str], *, show: Callable[[str], str] = repr, most: int = 1, otherwise: str = ""
+) -> str:
+    """Return ``did you mean 'this'?`` for up to *most* names, or *otherwise*, by default ``known are …``."""
     names = list(known)
-    if near := nearest(name, names):
-        return f"did you mean {show(near[0])}?"
-    return f"known are {', '.join(map(show, names[:MAX_NAMES]))}"
+    if near := nearest(name, names, most=most):
+        return f"did you mean {' or '.join(map(show, near))}?"
+    return otherwise or f"known are {', '.join(map(show, names[:MAX_NAMES]))}"
 
 
 def some_of(names: Sequence[str], most: int, noun: str = "") -> str:

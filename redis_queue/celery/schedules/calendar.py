@@ -17,7 +17,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery.schedules import ParseException, crontab, solar
 from celery.utils.time import delta_resolution
 
-from redis_queue.basics.options import nearest
+from redis_queue.basics.options import did_you_mean
 from redis_queue.basics.times import EPOCH, to_ms
 from redis_queue.errors import ConfigurationError, InvalidValueError, quoted
 
@@ -36,11 +36,11 @@ LAST_MS: Final = 250_000_000_000_000
 
 def check_timezone(name: Any) -> str:
     """Return *name* if this host has a time zone of that name. Raises InvalidValueError."""
+    expected = "must be a name such as 'Europe/Berlin'"
     if not isinstance(name, str) or len(name) > MAX_ZONE:
-        raise InvalidValueError(f"timezone={quoted(name)}: must be a name such as 'Europe/Berlin'")
+        raise InvalidValueError(f"timezone={quoted(name)}: {expected}")
     if name not in _zones():
-        near = " or ".join(map(repr, nearest(name, sorted(_zones()), most=3)))
-        hint = f"did you mean {near}?" if near else "must be a name such as 'Europe/Berlin'"
+        hint = did_you_mean(name, sorted(_zones()), most=3, otherwise=expected)
         raise InvalidValueError(f"timezone={quoted(name)}: unknown, {hint}")
     return name
 
