@@ -194,8 +194,7 @@ class TestMessageOfStockWorkers:
     ) -> None:
         replies: Any = {"HSCAN": (b"0", [tag, value]), "ZMSCORE": [score]}
         scripts: Any = backlog._scripts
-        scripts.command = lambda verb, *_: replies[verb]
-        backlog._send = scripts.command
+        scripts.command = backlog._send = lambda verb, *_: replies[verb]
         for page in backlog._in_records():
             assert all(isinstance(found, BacklogTask | RemainingTask) for found in page)
 

@@ -136,19 +136,24 @@ def refuse(server: RedisServer, how: str) -> None:
             client.replicaof("127.0.0.1", 1)
 
 
+def refuse_second(server: RedisServer, patch: pytest.MonkeyPatch, owner: Any, name: str, how: str) -> None:
+    """Let the server refuse the second call of a method, and all later ones."""
+    original, calls = getattr(owner, name), iter(range(NUMBER))
+
+    def refused(*given: Any, **options: Any) -> Any:
+        if next(calls) == 1:
+            refuse(server, how)
+        return original(*given, **options)
+
+    patch.setattr(owner, name, refused)
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("how", ["full", "read-only"])
 def test_what_redis_refuses_was_not_sent(
     app: Celery, server: RedisServer, monkeypatch: pytest.MonkeyPatch, way: Any, how: str
 ) -> None:
-    push_many, pushes = BrokerLists.push_many, iter(range(NUMBER))
-
-    def refused_second(self: BrokerLists, rows: Any) -> Any:
-        if next(pushes) == 1:
-            refuse(server, how)
-        return push_many(self, rows)
-
-    monkeypatch.setattr(BrokerLists, "push_many", refused_second)
+    refuse_second(server, monkeypatch, BrokerLists, "push_many", how)
     with pytest.raises(PartlySentError, match="500 messages were sent, and no more") as raised:
         way(app, calls_of(app))
     assert (raised.value.sent, raised.value.unknown) == ([f"id-{n}" for n in range(500)], [])
@@ -258,17 +263,10 @@ def test_entries_of_the_store_are_told_too(app: Celery, server: RedisServer, pro
 def test_entries_that_may_be_among_those_stored_are_told_as_unknown(
     app: Celery, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task, store, calls = app.tasks["shop.add"], Shards.store, iter(range(9))
-    calls_of = [task.s("x" * 700_000).set(task_id=f"id-{n}", countdown=60) for n in range(2)]
-
-    def refused_second(*given: Any, **options: Any) -> Any:
-        if next(calls) == 1:
-            refuse(server, "full")
-        return store(*given, **options)
-
-    monkeypatch.setattr(Shards, "store", refused_second)
+    refuse_second(server, monkeypatch, Shards, "store", "full")
+    call = app.tasks["shop.add"].s("x" * 700_000)
     with pytest.raises(PartlySentError, match="unknown") as raised:
-        DurableTasks.of(app).send_many(calls_of)
+        by_send_many(app, [call.clone(task_id=f"id-{n}", countdown=60) for n in range(2)])
     assert (raised.value.sent, raised.value.unknown) == ([], ["id-0", "id-1"])
 
 

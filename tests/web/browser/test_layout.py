@@ -78,8 +78,7 @@ class TestPhone:
         # Without the queue that cannot be read, which some pages name first.
         filled.delete(Keys("redis_queue", "queue", "broken").dead)
         # On a busy machine, the page of incidents first says that it looks for them.
-        first = new_tab(**PHONE).open(path).wait_for_selector(FIRST)
-        assert first.bounding_box()["y"] < 400
+        assert new_tab(**PHONE).open(path).wait_for_selector(FIRST).bounding_box()["y"] < 400
 
     def test_rows_are_cards_whose_values_have_names(self, path: str, new_tab: NewTab) -> None:
         page = new_tab(**PHONE).open(path)
