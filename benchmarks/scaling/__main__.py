@@ -1,9 +1,8 @@
 """The cost of many waiting entries in one Redis, and a projection to more: ``python -m benchmarks.scaling``.
 
 Fills a private Redis step by step with delayed tasks that have a 200-byte argument, and measures at each step the bytes
-for each entry and the time of single operations. From this it calculates and
-simulates the cost of 100 million entries. ``--shares`` measures tasks on 1, 2 and 4 Redis, ``--regions`` a Redis with a
-long round trip. The last line is JSON.
+for each entry and the time of single operations. From this it calculates and simulates the cost of 100 million entries.
+``--shares`` measures tasks on 1, 2 and 4 Redis, ``--regions`` a Redis with a long round trip. The last line is JSON.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ class EntryWriter:
             names = iter(new_ids(sum(not isinstance(item, Push) or item.id is None for item in chunk)))
             rows = [self.row(item, names) for item in chunk]
             flags: list[int] = [PushFlag.KEPT] * len(rows)
-            stored = 0
+            stored = False
             for shard, group in self._shards.grouped([row[0] for row in rows]):
                 positions = iter(group)
                 for part in by_size([rows[index] for index in group]):
@@ -208,7 +208,7 @@ class EntryWriter:
                         if not stored or UNKNOWN in str(error):
                             raise
                         raise type(error)(f"{error}{UNKNOWN}") from error.__cause__
-                    stored += len(part)
+                    stored = True
                     if reply.startswith(b"exists "):
                         id_ = id_text(reply[7:])
                         raise EntryExistsError(f"{self._shards.name}: an entry with id {id_!r} is already stored")
