@@ -11,8 +11,8 @@ LOCKED := requirements
 INSTALL := pyproject.toml scripts/environment $(LOCKED)/bootstrap.txt
 # Groups of tests that only `make test-all` runs, but for two: thorough ones are for `make test-release`, and release for `make release-check`.
 GROUPS := matrix or browser or installs
-# Tests on each of the other servers; for a release, all: make test-servers STORE_TESTS="tests/queue tests/delay tests/store tests/lua"
-STORE_TESTS := tests/store/test_schema.py tests/celery/message/test_schema.py tests/queue/test_queue.py tests/delay/test_delay_queue.py tests/store/test_full.py tests/celery/test_full_redis.py
+# Tests on each of the other servers; for a release, all: make test-servers STORE_TESTS="tests/proof/test_model.py tests/queue tests/delay tests/store tests/lua"
+STORE_TESTS := tests/proof/test_model.py tests/store/test_schema.py tests/celery/message/test_schema.py tests/queue/test_queue.py tests/delay/test_delay_queue.py tests/store/test_full.py tests/celery/test_full_redis.py
 # Tests on the oldest versions; for a release, all: make test-oldest OLDEST_TESTS="tests/queue tests/delay tests/celery tests/contrib tests/testing"
 OLDEST_TESTS := tests/queue/test_queue.py tests/contrib/django/test_outbox.py tests/celery/publish/test_capture.py tests/celery/dispatch/test_dispatcher.py \
 	tests/celery/monitor/test_reports.py tests/celery/monitor/test_own_requests.py
