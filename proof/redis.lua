@@ -1,4 +1,4 @@
--- A model of Redis for LuaJIT: the commands of redis_queue on strings, hashes, lists, sets and sorted sets, and its scripts.
+-- A model of Redis for LuaJIT: the commands of redis_queue, and its scripts.
 --
 -- It is as simple as it can be: a sorted set is sorted when it is read, and the time is what the caller says it is. It
 -- is trusted only as far as tests/proof/test_model.py compares it with servers, command by command.
@@ -11,7 +11,9 @@ local concat, sort, insert, remove = table.concat, table.sort, table.insert, tab
 
 local OK = {ok = 'OK'}
 local WRITES, NEEDS_MEMORY = {}, {}
-for name in string.gmatch('HDEL ZREM LTRIM LREM RPOP LPOP DEL UNLINK EXPIRE PEXPIRE PERSIST ZREMRANGEBYSCORE SREM', '%S+') do
+for name in string.gmatch(
+  'HDEL ZREM LTRIM LREM RPOP LPOP DEL UNLINK EXPIRE PEXPIRE PERSIST ZREMRANGEBYSCORE SREM', '%S+'
+) do
   WRITES[name] = true
 end
 for name in string.gmatch(
@@ -28,8 +30,8 @@ local function text_of(value)
 end
 local function integer(value, why)
   local number = match(value or '', '^%-?%d+$') and tonumber(value)
-  if not number or (value ~= '0' and find(value, '^%-?0')) then fail(why or 'ERR value is not an integer or out of range') end
-  return number
+  if number and (value == '0' or not find(value, '^%-?0')) then return number end
+  fail(why or 'ERR value is not an integer or out of range')
 end
 local function float(value, why)
   local number = find(value, '^[-+.%dienfINFEX]+$') and tonumber(value)
@@ -79,7 +81,8 @@ local LIBRARIES = {
 -- grows when a state is kept; full: whether the memory is used up; told: takes a channel and a message that is
 -- published, listeners: a channel, and both return how many listen.
 return function()
-  local server = {keys = {}, now = 0, run = 1, full = false, told = function() return 0 end, listeners = function() return 0 end}
+  local function nobody() return 0 end
+  local server = {keys = {}, now = 0, run = 1, full = false, told = nobody, listeners = nobody}
   local has_written = true
 
   local function open(name, kind)

@@ -1,0 +1,117 @@
+"""Visit all interleavings of the real scripts: ``python -m proof.explore``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+from proof.model import FOLDER, lua
+from redis_queue.store.keys import Key, KeyGroup, Keys
+from redis_queue.store.script_files import Script, all_scripts
+
+WIDTH: Final = 5_000
+"""Most states of a depth that are visited breadth first: a state takes about 4 kB."""
+
+Tell = Callable[[int, int], None]
+"""Takes a depth and the number of its states, or 0 and the number of states that are left."""
+
+MODELS: Final[dict[str, Sequence[KeyGroup]]] = {
+    "queue": [Keys("p", "queue", "q")],
+}
+"""Each model, by the name of its file, with its keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explored:
+    """What one model showed; *wrong* is a broken promise, and *path* the steps to it."""
+
+    states: int
+    transitions: int
+    depth: int
+    finished: bool
+    wrong: str | None
+    path: list[str]
+
+
+class Explorer:
+    """The clients of one model, on a model of Redis."""
+
+    def __init__(self, model: str) -> None:
+        runtime = lua()
+        server = runtime.execute((FOLDER / "redis.lua").read_bytes())()
+        table = runtime.table_from
+
+        def compiled(script: Script) -> Any:
+            return table(
+                {
+                    b"run": server[b"compile"](script.source.encode(), b"=" + script.name.encode()),
+                    b"keys": table([name.encode() for name in script.keys]),
+                    b"arguments": table([name.encode() for name in script.arguments]),
+                    b"source": script.source.encode(),
+                }
+            )
+
+        scripts = table({script.name.encode(): compiled(script) for script in all_scripts()})
+        names = {
+            name.encode(): getattr(group, name)
+            for group in MODELS[model]
+            for name, key in type(group).declarations().items()
+            if isinstance(key, Key)
+        }
+        explore = runtime.execute((FOLDER / "explore" / "explore.lua").read_bytes())
+        make = runtime.execute((FOLDER / "explore" / f"{model}.lua").read_bytes())
+        self._table = table
+        self._explorer = explore(server, scripts, table(names), make)
+
+    def explore(self, transitions: int, tell: Tell = lambda _depth, _states: None, width: int = WIDTH) -> Explored:
+        """Visit all states, or as many as *transitions* reach."""
+        found = self._explorer[b"explore"](transitions, width, tell)
+        wrong, path = found or (None, None)
+        counts = (int(self._explorer[name]) for name in (b"states", b"transitions", b"depth"))
+        steps = [] if path is None else [step.decode() for step in path.values()]
+        return Explored(*counts, bool(self._explorer[b"finished"]), wrong and wrong.decode(), steps)
+
+    def follow(self, path: Sequence[str]) -> str | None:
+        """Take the steps *path*, and finish what is left; return what is wrong. Raises LookupError for a wrong step."""
+        wrong = self._explorer[b"follow"](self._table([step.encode() for step in path]))
+        if wrong and wrong.startswith(b"no such step"):
+            raise LookupError(wrong.decode())
+        return wrong and wrong.decode()
+
+    def shortened(self, path: list[str]) -> list[str]:
+        """Return *path* without the steps that its end does not need."""
+        for at in reversed(range(len(path))):
+            shorter = path[:at] + path[at + 1 :]
+            try:
+                if self.follow(shorter):
+                    return self.shortened(shorter)
+            except LookupError:
+                continue
+        return path
+
+    def wander(self, length: int, choose: Callable[[int], int]) -> tuple[list[tuple[Any, ...]], list[str]]:
+        """Take *length* steps, of n possible ones that with the number that *choose* returns for n, from 1.
+
+        Returns the calls: source of the script or name of a command, keys, arguments, reply, ms of the server's clock;
+        and the steps.
+        """
+        made, path = self._explorer[b"wander"](length, choose)
+        return [_call(row) for row in made.values()], [step.decode() for step in path.values()]
+
+
+def _call(row: Any) -> tuple[Any, ...]:
+    keys, arguments, reply, script, now = row.values()
+    source = script if isinstance(script, bytes) else script[b"source"]
+    return source, list(keys.values()), list(arguments.values()), reply, int(now)
+
+
+@cache
+def _explorer(model: str) -> Explorer:
+    return Explorer(model)
+
+
+def follow(model: str, *path: str) -> str | None:
+    """Return what is wrong at the end of *path* in *model*; None if nothing is."""
+    return _explorer(model).follow(path)

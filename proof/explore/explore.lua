@@ -1,0 +1,376 @@
+-- Visit every state that a few clients of redis_queue can reach, breadth first, and check each.
+--
+-- A client calls the real scripts, one call at a time. Every call may also lose its reply, and be repeated; be delayed,
+-- and be repeated before or after it arrives; or end with the death of its client. Between any two calls, time may pass
+-- and the clock of the server may be set. How often is limited, so that there is an end.
+--
+-- Two states are one if the keys, the clients' knowledge, what is under way and the limits are equal. Only their hashes
+-- of 53 bits are kept: of 10^7 states, one may be taken for another with a chance of one in 200.
+
+local bit, ffi = require('bit'), require('ffi')
+local concat, sort, format, gsub, find = table.concat, table.sort, string.format, string.gsub, string.find
+
+local function hash_of(text)
+  local bytes, one, two = ffi.cast('const uint8_t *', text), 0x2545F491, 0x811C9DC5
+  for i = 0, #text - 1 do
+    one = bit.tobit(bit.bxor(one, bytes[i]) * 0x9E35)
+    one = bit.bxor(one, bit.rshift(one, 13))
+    two = bit.tobit(bit.bxor(bit.rol(two, 5), bytes[i]) * 0x6F4B)
+  end
+  return bit.band(one, 0x1FFFFF) * 4294967296 + bit.band(bit.bxor(two, bit.rol(one, 16)), 0x7FFFFFFF)
+end
+local WIDTH = 2 ^ 53
+
+-- Returns a table of texts, numbers, flags and such tables as one text.
+local function text_of(value)
+  if type(value) ~= 'table' then return tostring(value) end
+  local names, parts = {}, {}
+  for name in next, value do
+    if type(name) == 'string' then names[#names + 1] = name end
+  end
+  sort(names)
+  for i = 1, #value do parts[i] = text_of(value[i]) end
+  for _, name in ipairs(names) do
+    if type(value[name]) ~= 'function' then parts[#parts + 1] = name .. '=' .. text_of(value[name]) end
+  end
+  return '{' .. concat(parts, ',') .. '}'
+end
+
+local function copied(values)
+  local copy = {}
+  for name, value in next, values do copy[name] = value end
+  return copy
+end
+
+-- What models share.
+local kit = {}
+-- Returns a copy of a table with changes; false removes a field.
+function kit.changed(values, change)
+  local copy = copied(values)
+  for name, value in next, change do copy[name] = value or nil end
+  return copy
+end
+-- A client after one of its calls, which it numbers downwards.
+function kit.counted(client, change)
+  local copy = kit.changed(client, change or {})
+  copy.calls = client.calls - 1
+  return copy
+end
+-- The arguments of a numbered call, and others.
+function kit.numbered(client, change)
+  local named = copied(change or {})
+  named.sequence, named.slot = 100 - client.calls, 'slot:' .. client.name .. client.life
+  return named
+end
+-- A text that no other call of any client has.
+function kit.fresh(client, letter) return letter .. client.name .. client.life .. client.calls end
+-- Returns the flag of the i-th of several.
+function kit.flag(flags, i) return string.sub(flags, i, i) end
+-- Returns the fields of a table in order.
+function kit.sorted(values)
+  local names = {}
+  for name in next, values do names[#names + 1] = name end
+  sort(names)
+  return names
+end
+-- Whether a client holds something, as far as it knows: its lease has not ended, and it is not giving it up.
+function kit.holds(client, name, now)
+  local held = client.held[name]
+  return held and held.ends > now and not (client.pending and client.pending.gives_up)
+end
+
+-- Returns an explorer. scripts: name -> {run = compiled, keys = names, arguments = names}; names: name of a key -> key;
+-- make: takes the kit and the names, and returns a model: what clients do and what is promised, see queue.lua.
+return function(server, scripts, names, make)
+  local model = make(kit, names)
+  local explorer = {states = 0, transitions = 0, depth = 0, drained = 0}
+  local limits, START = model.limits, 1700000000000
+
+  -- A call: label, script or command, and its keys and arguments; ran: takes what is known of all, the reply and the
+  -- state, and returns what is known after it ran; got: takes the client's knowledge, the reply and the state, and
+  -- returns its new knowledge, and what is wrong, if anything; once: it is never repeated; gives_up: whatever the reply,
+  -- the caller holds nothing.
+  local function call(label, name, named, more, ran, got)
+    local script, keys, arguments = scripts[name], {}, {}
+    if not script then return {label = label, command = name, keys = keys, arguments = more, ran = ran, got = got} end
+    for i, key in ipairs(script.keys) do keys[i] = named[key] or names[key] or error(name .. ': no key ' .. key) end
+    for i, argument in ipairs(script.arguments) do
+      local value = named[argument]
+      if value == nil then
+        if argument ~= 'now' then error(name .. ': no argument ' .. argument) end
+        value = 0
+      end
+      arguments[i] = type(value) == 'number' and format('%.0f', value) or value
+    end
+    for _, value in ipairs(more or {}) do
+      arguments[#arguments + 1] = type(value) == 'number' and format('%.0f', value) or value
+    end
+    return {label = label, script = script, keys = keys, arguments = arguments, ran = ran, got = got}
+  end
+
+  -- The hash of a key: counters are left out, and tokens are without the number of the claim.
+  local function key_hash(name, object)
+    if not object.hash then
+      local parts = {name}
+      if object.kind == 'string' then
+        parts[2] = object.data
+      elseif object.kind == 'list' then
+        for i = 1, object.size do parts[i + 1] = object.data[i] end
+      else
+        local order = {}
+        for member in next, object.data do order[#order + 1] = member end
+        sort(order)
+        for _, member in ipairs(order) do
+          if not (name == names.meta and model.counters[member]) then
+            parts[#parts + 1], parts[#parts + 2] = member, object.data[member]
+          end
+        end
+      end
+      local text = concat(parts, '\1')
+      if find(text, '%-n') then text = gsub(text, '%d+%-n', 'n') end
+      object.hash = hash_of(text)
+    end
+    return object.hash
+  end
+  local function state_hash(state)
+    local sum = 0
+    for name, object in next, state.keys do
+      if not (name == names.meta and object.size == 0) then sum = (sum + key_hash(name, object)) % WIDTH end
+    end
+    local rest = {state.now, state.faults, state.ticks, text_of(state.known)}
+    for i, client in ipairs(state.clients) do
+      if not client.text then client.text = gsub(text_of(client), '%d+%-n', 'n') end
+      rest[4 + i] = client.text
+    end
+    local late = {}
+    for i, one in ipairs(state.late) do late[i] = one.client .. one.label .. concat(one.arguments, ',') end
+    sort(late)
+    return (sum + hash_of(concat(rest, '\1') .. concat(late, '\2'))) % WIDTH
+  end
+
+  -- Runs a call on the keys of a state, a fresh copy; returns the reply.
+  local function run(state, one)
+    server.keys, server.now = state.keys, state.now * 1000
+    explorer.transitions = explorer.transitions + 1
+    local reply
+    if one.script then
+      reply = server.script(one.script.run, one.keys, one.arguments)
+    else
+      reply = server.command(one.command, unpack(one.arguments))
+    end
+    state.keys = server.keys
+    if one.ran and not (type(reply) == 'table' and reply.err) then state.known = one.ran(state.known, reply, state) end
+    state.heard = {one, reply, state.now}
+    return reply
+  end
+  local function following(state)
+    return {
+      keys = copied(state.keys), clients = copied(state.clients), late = state.late, known = state.known,
+      now = state.now, faults = state.faults, ticks = state.ticks, heard = state.heard,
+    }
+  end
+  local function receive(state, number, one, reply)
+    local before = state.clients[number]
+    local client, wrong
+    if type(reply) == 'table' and reply.err then
+      -- The caller gets an error, and knows nothing.
+      client = model.failed(before, one)
+      if reply.err ~= 'unknown' and reply.err ~= 'LATE_CALL' then wrong = one.label .. ': ' .. reply.err end
+    else
+      client, wrong = one.got(before, reply, state)
+    end
+    client = copied(client)
+    client.pending, client.text = nil, nil
+    state.clients[number] = client
+    if wrong then state.wrong = wrong end
+  end
+  local function with(client, change)
+    local copy = copied(client)
+    copy.text = nil
+    for name, value in next, change do copy[name] = value end
+    return copy
+  end
+
+  -- Calls visit(state, label) with each state that follows.
+  local function expand(state, visit)
+    local faulty = state.faults > 0
+    for number, client in ipairs(state.clients) do
+      local name = client.name .. ' '
+      local pending = client.pending
+      local calls = pending and {not pending.once and pending or nil} or model.calls(client, call, state)
+      for _, one in ipairs(calls) do
+        local label = name .. (pending and 'again ' or '') .. one.label
+        server.run = server.run + 1
+        local after = following(state)
+        local reply = run(after, one)
+        if faulty then
+          local lost = following(after)
+          lost.clients[number] = with(client, {pending = one})
+          lost.faults = state.faults - 1
+          visit(lost, label .. ', reply lost')
+          local died = following(lost)
+          died.clients[number] = copied(model.restarted(client))
+          visit(died, label .. ', died')
+        end
+        receive(after, number, one, reply)
+        visit(after, label)
+        if faulty and not pending and #state.late < limits.late then
+          local delayed = following(state)
+          delayed.faults = state.faults - 1
+          delayed.late = copied(state.late)
+          delayed.late[#delayed.late + 1] = setmetatable({client = name}, {__index = one})
+          delayed.clients[number] = with(client, {pending = one})
+          visit(delayed, label .. ', delayed')
+        end
+      end
+      if pending then
+        local gave_up = following(state)
+        receive(gave_up, number, pending, {err = 'unknown'})
+        visit(gave_up, name .. 'gives up')
+      end
+    end
+    for place, one in ipairs(state.late) do
+      server.run = server.run + 1
+      local after = following(state)
+      after.late = {}
+      for i, other in ipairs(state.late) do
+        if i ~= place then after.late[#after.late + 1] = other end
+      end
+      run(after, one)
+      visit(after, one.client .. 'late ' .. one.label)
+    end
+    if state.ticks > 0 then
+      for _, ms in ipairs(limits.steps) do
+        local after = following(state)
+        after.now, after.ticks = state.now + ms, state.ticks - 1
+        visit(after, ms < 0 and format('clock %d ms', ms) or format('%d ms later', ms))
+      end
+    end
+  end
+
+  local function checked(state)
+    if state.wrong then return state.wrong end
+    server.keys, server.now = state.keys, state.now * 1000
+    return model.check(state, server.commands)
+  end
+  -- Ends all that is under way, without faults, and finishes what waits: returns what stays unfinished.
+  local function drain(state)
+    server.run = server.run + 1
+    state = following(state)
+    explorer.drained = explorer.drained + 1
+    for number, client in ipairs(state.clients) do
+      if client.pending then receive(state, number, client.pending, run(state, client.pending)) end
+    end
+    for _, one in ipairs(state.late) do run(state, one) end
+    state.late = {}
+    return model.drain(state, function(one) return run(state, one) end, call, server.commands)
+  end
+
+  local function start()
+    local clients = {}
+    for i, client in ipairs(model.clients) do clients[i] = copied(client) end
+    return {
+      keys = copied(model.keys or {}), clients = clients, late = {}, known = model.known, now = START,
+      faults = limits.faults, ticks = limits.ticks,
+    }
+  end
+
+  -- Explores until all states are visited or most transitions were made: breadth first while a depth has no more than
+  -- width states, which are kept, and depth first from there. tell is called for each depth with the number of states in
+  -- it, and for each of the kept states that is done then. Returns what is wrong and the labels of a path there, the
+  -- shortest one in the first part, or nothing.
+  function explorer.explore(most, width, tell)
+    local first = start()
+    local seen, parents, labels = {[state_hash(first)] = true}, {0}, {''}
+    local found, found_at
+    explorer.states = 1
+    -- Calls keep with each new state and its number.
+    local function visit(state, id, keep)
+      local grown = false
+      expand(state, function(after, label)
+        grown = true
+        if found then return end
+        local hash = state_hash(after)
+        if seen[hash] then return end
+        seen[hash], explorer.states = true, explorer.states + 1
+        parents[explorer.states], labels[explorer.states] = id, label
+        found, found_at = checked(after), explorer.states
+        if not found then keep(after, explorer.states) end
+      end)
+      if not found and (not grown or state.faults + state.ticks == 0) then
+        found, found_at = drain(state), id
+      end
+      return found or explorer.transitions >= most
+    end
+    local front, ids = {first}, {1}
+    while #front > 0 and #front <= width do
+      local next_front, next_ids = {}, {}
+      for at = 1, #front do
+        local ends = visit(front[at], ids[at], function(after, id)
+          next_front[#next_front + 1], next_ids[#next_ids + 1] = after, id
+        end)
+        front[at] = false
+        if ends then break end
+      end
+      front, ids = next_front, next_ids
+      if found or explorer.transitions >= most then break end
+      explorer.depth = explorer.depth + 1
+      tell(explorer.depth, #front)
+    end
+    while not found and explorer.transitions < most and #front > 0 do
+      -- The last ones first: each is dropped with all that follows.
+      local state, id = table.remove(front), table.remove(ids)
+      local stack, numbers = {state}, {id}
+      repeat
+        local top, number = table.remove(stack), table.remove(numbers)
+        local ends = visit(top, number, function(after, new_id)
+          stack[#stack + 1], numbers[#numbers + 1] = after, new_id
+        end)
+      until ends or #stack == 0
+      tell(0, #front)
+    end
+    explorer.finished = #front == 0 and not found
+    if not found then return end
+    local path, id = {}, found_at
+    while id > 1 do
+      table.insert(path, 1, labels[id])
+      id = parents[id]
+    end
+    return found, path
+  end
+
+  -- Follows labels from the start; returns what is wrong after the last one, and an error for an unknown label.
+  function explorer.follow(path)
+    local state = start()
+    for _, wanted in ipairs(path) do
+      local found
+      expand(state, function(after, label)
+        if label == wanted and not found then found = after end
+      end)
+      if not found then return 'no such step: ' .. wanted end
+      state = found
+      local wrong = checked(state)
+      if wrong then return wrong end
+    end
+    return drain(state)
+  end
+
+  -- Takes up to length steps that random, which takes a number n and returns one of 1 to n, chooses. Returns the calls
+  -- on the way: keys, arguments, reply, script and time of each, and the labels.
+  function explorer.wander(length, random)
+    local state, made, path = start(), {}, {}
+    for _ = 1, length do
+      local choices = {}
+      state.heard = nil
+      expand(state, function(after, label) choices[#choices + 1] = {after, label} end)
+      if #choices == 0 then break end
+      state, path[#path + 1] = unpack(choices[random(#choices)])
+      if state.heard then
+        local one, reply, now = unpack(state.heard)
+        made[#made + 1] = {one.keys, one.arguments, reply, one.script or one.command, now}
+      end
+    end
+    return made, path
+  end
+  return explorer
+end

@@ -1,0 +1,171 @@
+-- RedisQueue: a producer and two consumers, which also sweep.
+--
+-- What is promised: a message that was stored is in one place until it is done, and then in none; a call that is
+-- repeated tells what it did; nobody else holds a message before its lease ends; and all is done in the end.
+
+local LEASE = 1000
+
+return function(kit, names)
+  local changed, counted, numbered = kit.changed, kit.counted, kit.numbered
+  local function record(id) return '- 0 ' .. #id .. '\n' .. id end
+
+  local model = {
+    counters = {put = true, acked = true, claims = true, redelivered = true, put_back = true, dead = true},
+    limits = {faults = 2, ticks = 2, late = 1, steps = {LEASE + 1, -90000}},
+    known = {put = {}, done = {}},
+    clients = {
+      {name = 'A', life = 0, calls = 3, put = {'m1', 'm2'}, held = {}},
+      {name = 'B', life = 0, calls = 4, put = {}, held = {}},
+      {name = 'C', life = 0, calls = 4, put = {}, held = {}},
+    },
+  }
+
+  function model.restarted(client)
+    return {name = client.name, life = client.life + 1, calls = client.calls - 1, put = {}, held = {}}
+  end
+  -- After an error, what the call did is unknown.
+  function model.failed(client, one)
+    return counted(client, {put = {unpack(client.put, 2)}, held = one.gives_up and {} or client.held})
+  end
+
+  local function done_by(known, held, flags)
+    local done
+    for i = 1, #held, 2 do
+      if kit.flag(flags, (i + 1) / 2) == '1' then
+        done = done or changed(known.done, {})
+        done[held[i]] = done[held[i]] or held[i + 1]
+      end
+    end
+    return done and changed(known, {done = done}) or known
+  end
+  -- Whether flags tell the truth of what was acked.
+  local function lies(state, held, flags)
+    for i = 1, #held, 2 do
+      local is_done = state.known.done[held[i]] == held[i + 1]
+      if is_done ~= (kit.flag(flags, (i + 1) / 2) == '1') then
+        return held[i] .. ': the ack of ' .. held[i + 1] .. ' was told wrong: ' .. flags
+      end
+    end
+  end
+  local function all_held(client)
+    local held = {}
+    for _, id in ipairs(kit.sorted(client.held)) do held[#held + 1], held[#held + 2] = id, client.held[id].token end
+    return held
+  end
+
+  function model.calls(client, call, state)
+    local calls = {}
+    if client.calls == 0 then return calls end
+    -- Who gives messages up holds them no longer, whatever the reply.
+    local function add(...) calls[#calls + 1] = call(...) end
+    local function gives_up() calls[#calls].gives_up = true end
+    local id = client.put[1]
+    if id then
+      local rest, mine = {unpack(client.put, 2)}, kit.fresh(client, '')
+      for _, delay in ipairs({0, LEASE}) do
+        add('puts ' .. id .. (delay > 0 and ' delayed' or ''), 'queue/put', numbered(client, {max_length = 0}),
+          {id, delay, record(id)},
+          function(known, reply)
+            if reply[2] ~= '1' or known.put[id] then return known end
+            return changed(known, {put = changed(known.put, {[id] = mine})})
+          end,
+          function(before, reply, after)
+            local wrong = (reply[2] == '1') ~= (after.known.put[id] == mine)
+            return counted(before, {put = rest}), wrong and id .. ': the put was told wrong: ' .. reply[2] or nil
+          end)
+      end
+      return calls
+    end
+
+    local held = all_held(client)
+    for _, acks in ipairs(#held > 0 and {false, true} or {false}) do
+      add(acks and 'acks and gets' or 'gets', 'queue/get',
+        numbered(client, {lease = LEASE, limit = 1, nonce = kit.fresh(client, 'n')}), acks and held or {},
+        function(known, reply) return acks and done_by(known, held, reply[4]) or known end,
+        function(before, reply, after)
+          local now_held, wrong = changed(acks and {} or before.held, {}), acks and lies(after, held, reply[4]) or nil
+          for i = 5, #reply, 3 do now_held[reply[i]] = {token = reply[1], ends = reply[2]} end
+          return counted(before, {held = now_held}), wrong
+        end)
+      if acks then gives_up() end
+    end
+    if #held > 0 then
+      add('acks', 'records/ack', numbered(client), held, function(known, flags) return done_by(known, held, flags) end,
+        function(before, flags, after) return counted(before, {held = {}}), lies(after, held, flags) end)
+      gives_up()
+      for _, delay in ipairs({0, LEASE}) do
+        add(delay > 0 and 'gives back for later' or 'gives back', 'records/nack',
+          numbered(client, {delay = delay, reason = '', max_deliveries = 0, counted = '1', listed = '1'}), held, nil,
+          function(before) return counted(before, {held = {}}) end)
+        gives_up()
+      end
+      add('extends', 'records/extend', {lease = LEASE}, held, nil, function(before, reply)
+        local still = {}
+        for i = 1, #held, 2 do
+          if kit.flag(reply[2], (i + 1) / 2) == '1' then
+            still[held[i]] = {token = held[i + 1], ends = reply[1]}
+          end
+        end
+        return counted(before, {held = still})
+      end)
+    end
+    add('puts back', 'records/put_back', {limit = 10, max_deliveries = 0, listed = '1'}, {}, nil,
+      function(before) return counted(before) end)
+    add('promotes', 'queue/promote', {limit = 10}, {}, nil, function(before) return counted(before) end)
+    return calls
+  end
+
+  local function places(C, id)
+    local count = C.ZSCORE(names.waiting, id) and 1 or 0
+    if C.ZSCORE(names.in_flight, id) then count = count + 1 end
+    if C.ZSCORE(names.dead, id) then count = count + 1 end
+    for _, other in ipairs(C.LRANGE(names.ready, '0', '-1')) do
+      if other == id then count = count + 1 end
+    end
+    return count
+  end
+
+  function model.check(state, C)
+    local stored = 0
+    for id in next, state.known.put do
+      local is_done = state.known.done[id]
+      if not is_done then stored = stored + 1 end
+      local count, has_record = places(C, id), C.HEXISTS(names.records, id) == 1
+      if count ~= (is_done and 0 or 1) then return id .. ': is in ' .. count .. ' places' end
+      if is_done and has_record then return id .. ': is done, and stays' end
+      if not is_done and not has_record then return id .. ': was lost' end
+      local holders = 0
+      for _, client in ipairs(state.clients) do
+        if kit.holds(client, id, state.now) then holders = holders + 1 end
+      end
+      if holders > 1 then return id .. ': has two holders' end
+    end
+    if C.HLEN(names.records) ~= stored then return 'a record that nobody stored' end
+    if C.LLEN(names.quarantine) > 0 then return 'a message went to quarantine' end
+    if C.LLEN(names.ready) > 0 and C.LLEN(names.wake) == 0 then return 'messages are ready, and nobody is woken' end
+  end
+
+  function model.drain(state, run, call, C)
+    local got = function() end
+    for round = 1, 6 do
+      state.now = state.now + (round == 1 and 300000 or LEASE + 1)
+      run(call('', 'records/put_back', {limit = 10, max_deliveries = 0, listed = '1'}, {}, nil, got))
+      run(call('', 'queue/promote', {limit = 10}, {}, nil, got))
+      local reply = run(call('', 'queue/get', {
+        lease = LEASE, limit = 10, nonce = 'nZ', sequence = 2 * round, slot = 'slot:Z',
+      }, {}, nil, got))
+      local held = {}
+      for i = 5, #reply, 3 do held[#held + 1], held[#held + 2] = reply[i], reply[1] end
+      if #held > 0 then
+        run(call('', 'records/ack', {sequence = 2 * round + 1, slot = 'slot:Z'}, held, function(known, flags)
+          return done_by(known, held, flags)
+        end, got))
+      end
+    end
+    for id in next, state.known.put do
+      if not state.known.done[id] then return id .. ': is never done' end
+    end
+  end
+
+  return model
+end
