@@ -11,14 +11,15 @@ from proof.model import FOLDER, lua
 from redis_queue.store.keys import Key, KeyGroup, Keys
 from redis_queue.store.script_files import Script, all_scripts
 
-WIDTH: Final = 5_000
-"""Most states of a depth that are visited breadth first: a state takes about 4 kB."""
+WIDTH: Final = 50_000
+"""Most states of a depth that are kept: one takes about 4 kB."""
 
 Tell = Callable[[int, int], None]
-"""Takes a depth and the number of its states, or 0 and the number of states that are left."""
+"""Takes a depth and the number of its states."""
 
 MODELS: Final[dict[str, Sequence[KeyGroup]]] = {
     "queue": [Keys("p", "queue", "q")],
+    "delay": [Keys("p", "delay", "q", 0)],
 }
 """Each model, by the name of its file, with its keys."""
 

@@ -15,14 +15,11 @@ from proof.explore import MODELS, Explored, Explorer
 
 def explored(name: str, transitions: int, quiet: bool) -> tuple[str, Explored, float]:
     """Explore one model, in a process of its own."""
-    started, told_at = time.monotonic(), 0.0
-    explorer = Explorer(name)
+    started, explorer = time.monotonic(), Explorer(name)
 
     def tell(depth: int, states: int) -> None:
-        nonlocal told_at
-        if not quiet and (depth or time.monotonic() > told_at + 5):
-            told_at = time.monotonic()
-            sys.stderr.write(f"{name}: {f'depth {depth}, {states} states' if depth else f'{states} states left'}\n")
+        if not quiet:
+            sys.stderr.write(f"{name}: depth {depth}, {states:,} states\n")
 
     found = explorer.explore(transitions, tell)
     if found.wrong:
@@ -63,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             extent = "all of them" if found.finished else "not all"
             sys.stdout.write(
                 f"{name:12}{found.states:12,} states ({extent}) {found.transitions:12,} transitions, "
-                f"{found.depth} deep in breadth, {seconds:.0f} s: {found.wrong or 'nothing is broken'}\n"
+                f"depth {found.depth}, {seconds:.0f} s: {found.wrong or 'nothing is broken'}\n"
             )
             if found.wrong:
                 sys.stdout.write(as_test(name, found))

@@ -5,23 +5,32 @@
 -- and the clock of the server may be set. How often is limited, so that there is an end.
 --
 -- Two states are one if the keys, the clients' knowledge, what is under way and the limits are equal. Only their hashes
--- of 53 bits are kept: of 10^7 states, one may be taken for another with a chance of one in 200.
+-- of 51 bits are kept: among 10^7 states, one is taken for another with a chance of one in 45.
 
 local bit, ffi = require('bit'), require('ffi')
 local concat, sort, format, gsub, find = table.concat, table.sort, string.format, string.gsub, string.find
 
 local function hash_of(text)
-  local bytes, one, two = ffi.cast('const uint8_t *', text), 0x2545F491, 0x811C9DC5
-  for i = 0, #text - 1 do
-    one = bit.tobit(bit.bxor(one, bytes[i]) * 0x9E35)
-    one = bit.bxor(one, bit.rshift(one, 13))
+  local size, one, two = #text, 0x2545F491, 0x811C9DC5
+  local words, bytes = ffi.cast('const int32_t *', text), ffi.cast('const uint8_t *', text)
+  for i = 0, bit.rshift(size, 2) - 1 do
+    one = bit.bxor(one, words[i]) * 0x9E35
+    one = bit.bxor(bit.tobit(one), bit.rshift(bit.tobit(one), 13))
+    two = bit.bxor(bit.rol(two, 5), words[i]) * 0x6F4B
+    two = bit.bxor(bit.tobit(two), bit.rshift(bit.tobit(two), 15))
+  end
+  for i = size - size % 4, size - 1 do
+    one = bit.tobit(bit.bxor(bit.rol(one, 7), bytes[i]) * 0x9E35)
     two = bit.tobit(bit.bxor(bit.rol(two, 5), bytes[i]) * 0x6F4B)
   end
-  return bit.band(one, 0x1FFFFF) * 4294967296 + bit.band(bit.bxor(two, bit.rol(one, 16)), 0x7FFFFFFF)
+  one, two = bit.bxor(one, bit.rshift(one, 15)), bit.bxor(two, bit.rol(one, 16), size)
+  return bit.band(one, 0x7FFFF) * 4294967296 + bit.tobit(two) % 4294967296
 end
-local WIDTH = 2 ^ 53
+-- Of the hashes and of their sums, so that two of them are added without a rounding.
+local WIDTH = 2 ^ 51
 
--- Returns a table of texts, numbers, flags and such tables as one text.
+-- Returns a table of texts, numbers, flags and such tables as one text. A call is its label and its arguments.
+local NOT_SHOWN = {hash = true, script = true, keys = true, command = true}
 local function text_of(value)
   if type(value) ~= 'table' then return tostring(value) end
   local names, parts = {}, {}
@@ -31,7 +40,7 @@ local function text_of(value)
   sort(names)
   for i = 1, #value do parts[i] = text_of(value[i]) end
   for _, name in ipairs(names) do
-    if type(value[name]) ~= 'function' then parts[#parts + 1] = name .. '=' .. text_of(value[name]) end
+    if type(value[name]) ~= 'function' and not NOT_SHOWN[name] then parts[#parts + 1] = name .. '=' .. text_of(value[name]) end
   end
   return '{' .. concat(parts, ',') .. '}'
 end
@@ -47,6 +56,7 @@ local kit = {}
 -- Returns a copy of a table with changes; false removes a field.
 function kit.changed(values, change)
   local copy = copied(values)
+  copy.hash = nil
   for name, value in next, change do copy[name] = value or nil end
   return copy
 end
@@ -132,20 +142,25 @@ return function(server, scripts, names, make)
     end
     return object.hash
   end
+  local hashes = setmetatable({}, {__mode = 'k', __index = function(known, values)
+    known[values] = hash_of(gsub(text_of(values), '%d+%-n', 'n'))
+    return known[values]
+  end})
   local function state_hash(state)
     local sum = 0
     for name, object in next, state.keys do
       if not (name == names.meta and object.size == 0) then sum = (sum + key_hash(name, object)) % WIDTH end
     end
-    local rest = {state.now, state.faults, state.ticks, text_of(state.known)}
     for i, client in ipairs(state.clients) do
-      if not client.text then client.text = gsub(text_of(client), '%d+%-n', 'n') end
-      rest[4 + i] = client.text
+      if not client.hash then client.hash = hash_of(i .. gsub(text_of(client), '%d+%-n', 'n')) end
+      sum = (sum + client.hash) % WIDTH
     end
     local late = {}
     for i, one in ipairs(state.late) do late[i] = one.client .. one.label .. concat(one.arguments, ',') end
     sort(late)
-    return (sum + hash_of(concat(rest, '\1') .. concat(late, '\2'))) % WIDTH
+    late[#late + 1] = state.now .. state.faults .. state.ticks
+    sum = (sum + hashes[state.known]) % WIDTH
+    return (sum + hash_of(concat(late, '\2'))) % WIDTH
   end
 
   -- Runs a call on the keys of a state, a fresh copy; returns the reply.
@@ -180,64 +195,72 @@ return function(server, scripts, names, make)
       client, wrong = one.got(before, reply, state)
     end
     client = copied(client)
-    client.pending, client.text = nil, nil
+    client.pending, client.hash = nil, nil
     state.clients[number] = client
     if wrong then state.wrong = wrong end
   end
   local function with(client, change)
     local copy = copied(client)
-    copy.text = nil
+    copy.hash = nil
     for name, value in next, change do copy[name] = value end
     return copy
   end
 
-  -- Calls visit(state, label) with each state that follows.
-  local function expand(state, visit)
-    local faulty = state.faults > 0
+  -- Makes a call in each way: it succeeds, its reply is lost, its client dies, or it is delayed.
+  local function attempt(state, number, one, label, visit)
+    local client = state.clients[number]
+    server.run = server.run + 1
+    local after = following(state)
+    local reply = run(after, one)
+    if state.faults > 0 then
+      local lost = following(after)
+      lost.clients[number] = with(client, {pending = one})
+      lost.faults = state.faults - 1
+      visit(lost, label .. ', reply lost')
+      local died = following(lost)
+      died.clients[number] = copied(model.restarted(client))
+      visit(died, label .. ', died')
+    end
+    receive(after, number, one, reply)
+    visit(after, label)
+    if state.faults > 0 and not client.pending and #state.late < limits.late then
+      local delayed = following(state)
+      delayed.faults = state.faults - 1
+      delayed.late = copied(state.late)
+      delayed.late[#delayed.late + 1] = setmetatable({client = client.name .. ' '}, {__index = one})
+      delayed.clients[number] = with(client, {pending = one})
+      visit(delayed, label .. ', delayed')
+    end
+  end
+  -- Calls visit(state, label) with each state that follows, or only with the one of the label that is wanted.
+  local function expand(state, visit, wanted)
     for number, client in ipairs(state.clients) do
       local name = client.name .. ' '
       local pending = client.pending
       local calls = pending and {not pending.once and pending or nil} or model.calls(client, call, state)
       for _, one in ipairs(calls) do
         local label = name .. (pending and 'again ' or '') .. one.label
-        server.run = server.run + 1
-        local after = following(state)
-        local reply = run(after, one)
-        if faulty then
-          local lost = following(after)
-          lost.clients[number] = with(client, {pending = one})
-          lost.faults = state.faults - 1
-          visit(lost, label .. ', reply lost')
-          local died = following(lost)
-          died.clients[number] = copied(model.restarted(client))
-          visit(died, label .. ', died')
-        end
-        receive(after, number, one, reply)
-        visit(after, label)
-        if faulty and not pending and #state.late < limits.late then
-          local delayed = following(state)
-          delayed.faults = state.faults - 1
-          delayed.late = copied(state.late)
-          delayed.late[#delayed.late + 1] = setmetatable({client = name}, {__index = one})
-          delayed.clients[number] = with(client, {pending = one})
-          visit(delayed, label .. ', delayed')
-        end
+        if not wanted or string.sub(wanted, 1, #label) == label then attempt(state, number, one, label, visit) end
       end
-      if pending then
+      local label = name .. 'gives up'
+      if pending and (not wanted or wanted == label) then
         local gave_up = following(state)
         receive(gave_up, number, pending, {err = 'unknown'})
-        visit(gave_up, name .. 'gives up')
+        visit(gave_up, label)
       end
     end
     for place, one in ipairs(state.late) do
-      server.run = server.run + 1
-      local after = following(state)
-      after.late = {}
-      for i, other in ipairs(state.late) do
-        if i ~= place then after.late[#after.late + 1] = other end
+      local label = one.client .. 'late ' .. one.label
+      if not wanted or wanted == label then
+        server.run = server.run + 1
+        local after = following(state)
+        after.late = {}
+        for i, other in ipairs(state.late) do
+          if i ~= place then after.late[#after.late + 1] = other end
+        end
+        run(after, one)
+        visit(after, label)
       end
-      run(after, one)
-      visit(after, one.client .. 'late ' .. one.label)
     end
     if state.ticks > 0 then
       for _, ms in ipairs(limits.steps) do
@@ -257,13 +280,15 @@ return function(server, scripts, names, make)
   local function drain(state)
     server.run = server.run + 1
     state = following(state)
-    explorer.drained = explorer.drained + 1
+    local before = explorer.transitions
     for number, client in ipairs(state.clients) do
       if client.pending then receive(state, number, client.pending, run(state, client.pending)) end
     end
     for _, one in ipairs(state.late) do run(state, one) end
     state.late = {}
-    return model.drain(state, function(one) return run(state, one) end, call, server.commands)
+    local wrong = model.drain(state, function(one) return run(state, one) end, call, server.commands)
+    explorer.drained, explorer.transitions = explorer.drained + 1, before
+    return wrong
   end
 
   local function start()
@@ -275,61 +300,62 @@ return function(server, scripts, names, make)
     }
   end
 
-  -- Explores until all states are visited or most transitions were made: breadth first while a depth has no more than
-  -- width states, which are kept, and depth first from there. tell is called for each depth with the number of states in
-  -- it, and for each of the kept states that is done then. Returns what is wrong and the labels of a path there, the
-  -- shortest one in the first part, or nothing.
+  -- Returns the state after one step, or nothing.
+  local function step(state, wanted)
+    local found
+    expand(state, function(after, label)
+      if label == wanted and not found then found = after end
+    end, wanted)
+    return found
+  end
+
+  -- Explores breadth first until all states are visited or most transitions were made. Up to width states of a depth are
+  -- kept for the next one; the others are made again, from those that were kept. tell is called for each depth, with the
+  -- number of its states. Returns what is wrong and the labels of the shortest path there, or nothing.
   function explorer.explore(most, width, tell)
     local first = start()
-    local seen, parents, labels = {[state_hash(first)] = true}, {0}, {''}
-    local found, found_at
+    local seen, parents, labels, kept, chain = {[state_hash(first)] = true}, {0}, {''}, {first}, {}
     explorer.states = 1
-    -- Calls keep with each new state and its number.
-    local function visit(state, id, keep)
-      local grown = false
-      expand(state, function(after, label)
-        grown = true
-        if found then return end
-        local hash = state_hash(after)
-        if seen[hash] then return end
-        seen[hash], explorer.states = true, explorer.states + 1
-        parents[explorer.states], labels[explorer.states] = id, label
-        found, found_at = checked(after), explorer.states
-        if not found then keep(after, explorer.states) end
-      end)
-      if not found and (not grown or state.faults + state.ticks == 0) then
-        found, found_at = drain(state), id
-      end
-      return found or explorer.transitions >= most
+    -- The states of one parent follow each other, so most of a path is that of the state before.
+    local function made(id, above)
+      local last = chain[above]
+      if kept[id] then return kept[id] end
+      if last and last[1] == id then return last[2] end
+      local before = explorer.transitions
+      local state = step(made(parents[id], above + 1), labels[id])
+      explorer.transitions = before
+      chain[above] = {id, state}
+      return state
     end
-    local front, ids = {first}, {1}
-    while #front > 0 and #front <= width do
-      local next_front, next_ids = {}, {}
-      for at = 1, #front do
-        local ends = visit(front[at], ids[at], function(after, id)
-          next_front[#next_front + 1], next_ids[#next_ids + 1] = after, id
+    local front, found, found_at = {1}, nil, nil
+    while #front > 0 do
+      local next_front, next_kept = {}, {}
+      for _, id in ipairs(front) do
+        local state, grown = made(id, 1), false
+        expand(state, function(after, label)
+          grown = true
+          local hash = not found and state_hash(after)
+          if found or seen[hash] then return end
+          local number = explorer.states + 1
+          seen[hash], explorer.states = true, number
+          parents[number], labels[number] = id, label
+          next_front[#next_front + 1] = number
+          if #next_front <= width then next_kept[number] = after elseif next(next_kept) then next_kept = {} end
+          found, found_at = checked(after), number
         end)
-        front[at] = false
-        if ends then break end
+        if not found and (not grown or state.faults + state.ticks == 0) then
+          found, found_at = drain(state), id
+        end
+        if found or explorer.transitions >= most then break end
       end
-      front, ids = next_front, next_ids
       if found or explorer.transitions >= most then break end
+      -- Beyond the width, the kept states are those of the last depth that had fewer.
+      if #next_front <= width then kept, chain = next_kept, {} end
+      front = next_front
       explorer.depth = explorer.depth + 1
       tell(explorer.depth, #front)
     end
-    while not found and explorer.transitions < most and #front > 0 do
-      -- The last ones first: each is dropped with all that follows.
-      local state, id = table.remove(front), table.remove(ids)
-      local stack, numbers = {state}, {id}
-      repeat
-        local top, number = table.remove(stack), table.remove(numbers)
-        local ends = visit(top, number, function(after, new_id)
-          stack[#stack + 1], numbers[#numbers + 1] = after, new_id
-        end)
-      until ends or #stack == 0
-      tell(0, #front)
-    end
-    explorer.finished = #front == 0 and not found
+    explorer.finished = #front == 0
     if not found then return end
     local path, id = {}, found_at
     while id > 1 do
@@ -343,10 +369,7 @@ return function(server, scripts, names, make)
   function explorer.follow(path)
     local state = start()
     for _, wanted in ipairs(path) do
-      local found
-      expand(state, function(after, label)
-        if label == wanted and not found then found = after end
-      end)
+      local found = step(state, wanted)
       if not found then return 'no such step: ' .. wanted end
       state = found
       local wrong = checked(state)
