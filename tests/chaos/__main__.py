@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
-from tests.chaos.edits import Mutant, caught
+from tests.chaos.edits import MUTANTS, Mutant, caught
 from tests.chaos.guarantees import Guarantee, guarantees
-from tests.chaos.mutants import MUTANTS
 from tests.chaos.runs import SEEDS, run
 
 COLUMNS: Final = {

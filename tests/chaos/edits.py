@@ -6,7 +6,7 @@ import contextlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,13 +25,6 @@ class Edit(NamedTuple):
     new: str
 
 
-class Fault(NamedTuple):
-    """Edits of the code; pytest's *keyword* selects the tests that find them."""
-
-    edits: tuple[Edit, ...]
-    keyword: str
-
-
 class Mutant(NamedTuple):
     """One fault, and the tests that find it; without tests, a run of *scenario* must find it."""
 
@@ -42,32 +35,36 @@ class Mutant(NamedTuple):
     messages: int = 0
 
 
-def py(file: str, old: str, new: str, keyword: str = "") -> Fault:
-    """Return a fault of a module."""
-    return Fault((Edit(file, old, new),), keyword)
+def read_mutants(text: str) -> list[Mutant]:
+    """Return the mutants in *text*, whose form is described at the top of mutants.txt."""
+    faults: list[list[str]] = []
+    finder = ""
+    for row in text.splitlines():
+        if row.startswith("== "):
+            finder = row[3:]
+        elif row[:2] in ("  ", "- ", "+ "):
+            faults[-1].append(row)
+        elif row and not row.startswith("#"):
+            faults.append([finder, row])
+    return [_read_mutant(*fault) for fault in faults]
 
 
-def lua(name: str, old: str, new: str, keyword: str = "", *, also: Fault | None = None) -> Fault:
-    """Return a fault of the script *name*, with the edits of another one."""
-    return Fault((Edit(f"lua/{name}.lua", old, new), *(also.edits if also else ())), keyword)
+def _read_mutant(finder: str, title: str, *rows: str) -> Mutant:
+    name, _, keyword = title.partition(" | ")
+    edits: list[list[str]] = []
+    for row in rows:
+        if row.startswith("  "):
+            edits.append([row[2:], "", ""])
+        else:
+            edits[-1]["-+".index(row[0]) + 1] += row[2:].replace(r"\n", "\n")
+    made = tuple(Edit(*edit) for edit in edits)
+    if finder.startswith("run "):
+        scenario, _, messages = finder.removeprefix("run ").rpartition(" ")
+        return Mutant(name, made, scenario=scenario, messages=int(messages))
+    return Mutant(name, made, f"{finder} -k {keyword}" if keyword else finder)
 
 
-def found_by_tests(faults: Mapping[str, Mapping[str, Fault]]) -> list[Mutant]:
-    """Return the mutants with these *faults*, by the files of the tests that find them, and by name."""
-    return [
-        Mutant(name, fault.edits, f"{files} -k {fault.keyword}" if fault.keyword else files)
-        for files, named in faults.items()
-        for name, fault in named.items()
-    ]
-
-
-def found_by_runs(faults: Mapping[tuple[str, int], Mapping[str, Fault]]) -> list[Mutant]:
-    """Return the mutants with these *faults*, by the scenario that finds them and its messages, and by name."""
-    return [
-        Mutant(name, fault.edits, scenario=scenario, messages=messages)
-        for (scenario, messages), named in faults.items()
-        for name, fault in named.items()
-    ]
+MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.txt").read_text())
 
 
 def caught(mutant: Mutant, *, seeds: tuple[int, ...] = SEEDS) -> list[str]:

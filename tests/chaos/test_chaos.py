@@ -7,9 +7,8 @@ import re
 
 import pytest
 
-from tests.chaos.edits import Mutant, caught, mutated
+from tests.chaos.edits import MUTANTS, Mutant, caught, mutated
 from tests.chaos.guarantees import Guarantee, guarantees
-from tests.chaos.mutants import MUTANTS
 from tests.chaos.runs import SEEDS, run
 from tests.chaos.scenarios import SCENARIOS
 from tests.support.marks import thorough
