@@ -66,7 +66,6 @@ class Crew:
         return any(self.workload.crew[position] == PRODUCER for position in self._positions.values())
 
     def start(self) -> None:
-        """Start all processes."""
         if self.workload.has_truce:
             truce(self.duty.folder).touch()
         for position in range(len(self.workload.crew)):

@@ -85,7 +85,6 @@ class Queues(Workload):
         return not (stats.ready or stats.delayed or stats.in_flight or later.waiting or later.in_flight)
 
     def left(self) -> Iterator[str]:
-        """Yield the labels in the queues."""
         for keys in (WORK, LATER):
             records: Any = self._client.hvals(keys.records)
             for record in records:

@@ -62,7 +62,6 @@ class Story:
     state: Event | None = None
 
     def add(self, event: Event) -> None:
-        """Add an event of the schedule."""
         if event.op == "run":
             self.runs[event.due].append(event)
         elif event.op == "skip":

@@ -138,7 +138,6 @@ class Story:
 
     @classmethod
     def of(cls, events: Sequence[Event]) -> Story:
-        """Read *events*."""
         found = cls(twice=moved_twice(events))
         found.add_deaths(event for event in events if event.op == "die")
         calls: dict[str, Call] = {}

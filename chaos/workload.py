@@ -100,7 +100,6 @@ class Workload(ABC):
         """Return the step that a process of *role* repeats; called in that process."""
 
     def look(self) -> Iterable[str]:
-        """Yield the current faults."""
         return ()
 
     @abstractmethod

@@ -123,7 +123,6 @@ def redis_server() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="session")
 def redis_url(redis_server: RedisServer) -> str:
-    """The URL of the shared server."""
     return redis_server.url
 
 
@@ -233,7 +232,6 @@ def sentinel_client(sentinel: SentinelSet) -> Iterator[redis.Redis]:
 
 @pytest.fixture(scope="session")
 def rabbitmq_url() -> Iterator[str]:
-    """The URL of a running RabbitMQ."""
     with rabbitmq() as url:
         yield url
 

@@ -485,7 +485,6 @@ class Nameless:
     """A serializer without a name, which makes it invalid."""
 
     def dumps(self, body: Any, /) -> bytes:
-        """Return nothing."""
         return b""
 
     def loads(self, data: bytes, /) -> Any:
@@ -769,14 +768,12 @@ def test_a_queue_works_within_a_running_event_loop(client: redis.Redis) -> None:
 class TestForeignLeases:
     @pytest.fixture
     def live(self, client: redis.Redis) -> RedisQueue:
-        """A queue with two messages."""
         queue = RedisQueue("live", client)
         queue.put_many(["a", "b"])
         return queue
 
     @pytest.fixture
     def message(self, live: RedisQueue) -> Message:
-        """The first message, claimed."""
         return must(live.get(block=False))
 
     def test_a_second_ack_is_false(self, live: RedisQueue, message: Message) -> None:

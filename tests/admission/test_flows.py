@@ -23,7 +23,6 @@ PREFIX = "redis_queue"
 
 @pytest.fixture
 def flows(client: redis.Redis) -> Flows:
-    """Three flows."""
     found = Flows(client, PREFIX)
     found.declare(
         {

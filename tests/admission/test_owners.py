@@ -21,7 +21,6 @@ MINUTE = 60_000
 
 @pytest.fixture
 def owners(client: redis.Redis) -> Owners:
-    """The owners of an empty Redis."""
     return Owners(client, PREFIX)
 
 

@@ -44,7 +44,6 @@ def environment(redis_server: RedisServer, client: redis.Redis) -> dict[str, str
 
 
 def run(app: Celery, *arguments: str) -> Result:
-    """Run a command in this process."""
     return CliRunner().invoke(cli.group, arguments, obj=SimpleNamespace(app=app), catch_exceptions=False)
 
 

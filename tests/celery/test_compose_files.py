@@ -37,19 +37,16 @@ SECONDS = 60.0
 
 
 def apps(module: str) -> list[Celery]:
-    """Return the apps of a module of examples/compose."""
     found = importlib.import_module(f"examples.compose.{module}")
     return list(found.APPS.values()) if module == "shares" else [found.app]
 
 
 def task(app: Celery, name: str) -> Any:
-    """Return a task of the shop."""
     app.loader.import_default_modules()
     return app.tasks[f"shop.{name}"]
 
 
 def get(result: Any) -> Any:
-    """Return the value of a result."""
     return result.get(timeout=SECONDS, disable_sync_subtasks=False)
 
 
@@ -210,7 +207,6 @@ def wait_for(composition: Composition, ids: list[str]) -> None:
 
 
 def connect(composition: Composition, name: str) -> redis.Redis:
-    """Return a client of a Redis or a Sentinel."""
     return redis.Redis(port=composition.port(name), host=HOST, socket_timeout=5, decode_responses=True)
 
 
@@ -225,7 +221,6 @@ def servers(composition: Composition, kind: str = "redis-") -> list[str]:
 
 
 def primaries(composition: Composition) -> list[str]:
-    """Return the servers that are primaries."""
     return [name for name in servers(composition) if ask(composition, name, "ROLE")[0] == "master"]
 
 

@@ -25,14 +25,12 @@ ADVICE = "let consumers and workers make room, or raise its maxmemory"
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """A server to fill."""
     with RedisServer("--maxmemory-policy", "noeviction") as server:
         yield server
 
 
 @pytest.fixture
 def client(server: RedisServer) -> Iterator[redis.Redis]:
-    """A client of the server."""
     with server.client() as client:
         yield client
 

@@ -132,7 +132,6 @@ ETA_OF_TEST = datetime(2027, 1, 15, 12, tzinfo=timezone(timedelta(hours=1)))
 
 @pytest.fixture
 def broker(redis_url: str, client: redis.Redis) -> Iterator[Broker]:
-    """A Redis that is both broker and store."""
     with Broker(f"redis+socket://{redis_url.removeprefix('unix://').partition('?')[0]}") as broker:
         yield broker
 
@@ -163,7 +162,6 @@ def make(broker: Broker, redis_url: str) -> Iterator[Callable[..., Celery]]:
 
 @pytest.fixture
 def app(make: Callable[..., Celery]) -> Celery:
-    """An app with DurableTasks."""
     app = make()
     DurableTasks(app, leases=False)
     return app

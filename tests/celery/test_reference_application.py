@@ -44,7 +44,6 @@ class Installation:
         return CeleryProcess("-A", self.module, *arguments, environment=environment)
 
     def queue(self, name: str) -> str:
-        """Return the name of the Celery queue *name* on this broker."""
         return f"{self.prefix}-{name}" if self.prefix else name
 
     @property

@@ -154,7 +154,6 @@ class Login(UsernamePasswordCredentialProvider):
 
 
 def options(client: Any, *names: str) -> list[Any]:
-    """Return some connection options of a client."""
     return [client.connection_pool.connection_kwargs.get(name) for name in names]
 
 

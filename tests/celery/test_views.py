@@ -46,8 +46,6 @@ def order_view(app: Celery) -> Application:
 
 
 class ThreadingServer(ThreadingMixIn, WSGIServer):
-    """A server with one thread for each request."""
-
     request_queue_size = 64
 
 

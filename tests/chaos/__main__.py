@@ -44,7 +44,6 @@ AT_ONCE: Final = 2
 
 
 def main() -> int:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["short", "long", "mutants"], help="all scenarios, or faults in the code")
     parser.add_argument("scenarios", nargs="*", help="which scenarios or mutants (default: all)")

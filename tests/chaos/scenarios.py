@@ -225,19 +225,16 @@ def schedules() -> Iterator[Site]:
 
 @scenario
 def flow_rabbitmq() -> Iterator[Site]:
-    """Like `flow`, on RabbitMQ."""
     yield from _flows_on_rabbitmq(Flows)
 
 
 @scenario
 def flow_fair_rabbitmq() -> Iterator[Site]:
-    """Like `flow_fair`, on RabbitMQ."""
     yield from _flows_on_rabbitmq(FairFlows)
 
 
 @scenario
 def unique_rabbitmq() -> Iterator[Site]:
-    """Like `unique`, on RabbitMQ."""
     yield from _flows_on_rabbitmq(Uniques)
 
 

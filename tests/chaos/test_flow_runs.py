@@ -20,7 +20,6 @@ numbers = itertools.count(1)
 
 
 def labels(kind: str, key: str, fate: str = "") -> list[str]:
-    """Return labels of tasks with *key* and *fate*."""
     found = (f"{kind}{number}" for number in range(MEASURED + 1, 3000))
     return [label for label in found if (Plan.of(label).key, Plan.of(label).fate) == (key, fate)]
 

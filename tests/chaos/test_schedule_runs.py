@@ -21,7 +21,6 @@ SKIP = ScheduleEvent("skipped", FIRST, due=FIRST + EVERY, until=FIRST + 2 * EVER
 
 
 def run(number: int, call: str = "one", name: str = "s1") -> list[Event]:
-    """Return the events of a run of the due time *number*."""
     due = datetime.fromtimestamp((FIRST + number * EVERY) / 1000, timezone.utc)
     return ran(SimpleNamespace(schedule=name, scheduled_for=due.isoformat(), **{CALL: call}))
 

@@ -77,7 +77,6 @@ def move(label: str) -> list[Event]:
 
 
 def broken(*parts: Iterable[Event]) -> list[str]:
-    """Return the broken promises of a history."""
     found = check([event for events in parts for event in events], [])
     return [violation.promise for violation in found.violations]
 

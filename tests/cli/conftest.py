@@ -229,8 +229,6 @@ def note(store: ScheduleStore, name: str, events: Sequence[Event], due: int, **s
 
 @pytest.fixture
 def run(redis_url: str) -> Run:
-    """Run `redis-queue …` in this process."""
-
     def run(*arguments: str, **options: Any) -> Result:
         environment = {"REDIS_QUEUE_URL": redis_url, "COLUMNS": "80"}
         return runner().invoke(group, arguments, env=environment, catch_exceptions=False, **options)

@@ -31,7 +31,6 @@ NEEDS_APP = ("dispatch", "adopt", "release-all")
 
 
 def redis_queue(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `redis-queue …` in a separate process."""
     return subprocess.run(
         [sys.executable, "-m", "redis_queue", *arguments],
         cwd=ROOT,

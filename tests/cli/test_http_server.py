@@ -55,7 +55,6 @@ class Site:
         return socket.create_connection((HOST, self.port), timeout=20, source_address=(source, 0))
 
     def connections(self) -> int:
-        """Return the number of open connections."""
         return sum(isinstance(one, Connection) for one in list(self.server._map.values()))
 
 

@@ -26,8 +26,6 @@ PUT = ("schedules", "put", "hourly", "--rules", "0 * * * *", "--task", "shop.rep
 
 @pytest.fixture(autouse=True)
 def known_task(app: Celery) -> None:
-    """The app has a task."""
-
     @app.task(name="shop.report", shared=False)
     def report() -> None:
         """Do nothing."""

@@ -120,8 +120,6 @@ class Terminal:
     """Stands for sys with a terminal as stdin."""
 
     class stdin:  # noqa: N801 - as in sys
-        """A terminal."""
-
         isatty = staticmethod(lambda: True)
 
     stderr = stdout = sys.stderr

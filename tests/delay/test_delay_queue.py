@@ -35,7 +35,6 @@ def timed(request: pytest.FixtureRequest, make: Callable[..., DelayQueue]) -> De
 
 
 def ids(entries: list[Entry]) -> list[str]:
-    """Return the ids of *entries*."""
     return [entry.id for entry in entries]
 
 

@@ -31,7 +31,6 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """Return the blocks of *page*, in order."""
     text = page.read_text("utf-8")
     return [
         Block(
@@ -46,7 +45,6 @@ def blocks(page: Path) -> list[Block]:
 
 
 def pages() -> list[Path]:
-    """Return the paths of all pages."""
     return sorted(DOCS.rglob("*.md"))
 
 

@@ -133,7 +133,6 @@ class Reader:
             self._said = self.run(["python", "-c", text] if block.language == "python" else ["/bin/sh", "-ec", text])
 
     def run(self, command: list[str]) -> str:
-        """Run *command* and return its output."""
         done = subprocess.run(
             command, cwd=self._directory, env=self._environment, capture_output=True, text=True, timeout=TIMEOUT
         )

@@ -27,7 +27,6 @@ WITHOUT_API = {"validation"}
 
 
 def page(name: str) -> str:
-    """Return a page of the reference."""
     return (DOCS / "reference" / f"{name}.md").read_text("utf-8")
 
 

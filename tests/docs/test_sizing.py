@@ -51,7 +51,6 @@ def app(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery
 
 
 def used(client: redis.Redis) -> int:
-    """Return the bytes of all keys."""
     return sum(int(client.memory_usage(key, samples=0) or 0) for key in client.scan_iter(count=1000))
 
 

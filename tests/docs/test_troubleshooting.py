@@ -50,7 +50,6 @@ def values(node: ast.expr, function: ast.AST) -> Iterator[str]:
 
 
 def assigned(name: str, function: ast.AST) -> Iterator[ast.expr]:
-    """Yield what *function* assigns to *name*."""
     for node in ast.walk(function):
         for target in node.targets if isinstance(node, ast.Assign) else ():
             if isinstance(target, ast.Name) and target.id == name:
@@ -61,7 +60,6 @@ def assigned(name: str, function: ast.AST) -> Iterator[ast.expr]:
 
 
 def actions(call: ast.Call, function: ast.AST, place: str) -> Iterator[str]:
-    """Yield the actions of a call of a logger."""
     extra = next((keyword.value for keyword in call.keywords if keyword.arg == "extra"), None)
     before = [node for node in assigned(getattr(extra, "id", ""), function) if node.lineno <= call.lineno]
     extra = max(before, key=lambda node: node.lineno, default=extra)

@@ -38,7 +38,6 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(url: str, *arguments: str) -> Result:
-    """Run the command in this process."""
     return CliRunner().invoke(group, ["doctor", "--url", url, *arguments])
 
 
@@ -194,13 +193,11 @@ def test_another_prefix(stage: Stage, sound: RedisServer) -> None:
 class TestThroughCelery:
     @pytest.fixture
     def app(self, sound: RedisServer, client: redis.Redis) -> Any:
-        """An app with its store on the sound server."""
         app = Celery("tests", broker=f"redis+socket://{sound.socket}", set_as_current=False)
         yield app
         app.close()
 
     def run(self, app: Celery, *arguments: str) -> Result:
-        """Run the command in this process."""
         return CliRunner().invoke(cli.group, ["doctor", *arguments], obj=SimpleNamespace(app=app))
 
     def test_it_checks_the_store_of_the_app(self, stage: Stage, app: Celery) -> None:

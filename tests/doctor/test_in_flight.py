@@ -56,7 +56,6 @@ def take(app: Celery, count: int = 1) -> list[tuple[str, str]]:
 
 
 def found(app: Celery | None, client: redis.Redis, check: str = "in flight", *, ask: bool = False) -> list[Finding]:
-    """Return the findings of a check."""
     return problems(access_to(client, "redis_queue") if app is None else AppAccess(app), check, ask=ask)
 
 

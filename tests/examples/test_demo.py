@@ -40,7 +40,6 @@ class Demo:
         self._env = {**os.environ, **foreign, MARK: self._mark, "REDIS_URL": url, "TMPDIR": str(folder)}
 
     def run(self, *options: str) -> subprocess.CompletedProcess[str]:
-        """Run it until it ends."""
         command = self._command(options)
         return subprocess.run(command, check=False, cwd=ROOT, env=self._env, capture_output=True, text=True)
 

@@ -27,7 +27,6 @@ ENDS = "lease_ends"
 
 @pytest.fixture
 def board() -> Iterator[SharedTime]:
-    """A board in a temporary file."""
     with tempfile.TemporaryFile() as file:
         yield SharedTime(file.fileno())
 
@@ -38,7 +37,6 @@ def renewer(client: redis.Redis, lease: float = 60.0, signature: int = 7) -> Ren
 
 
 def now_of(client: redis.Redis) -> float:
-    """Return the time of the server."""
     seconds, microseconds = client.time()
     return float(seconds) + float(microseconds) / 1e6
 

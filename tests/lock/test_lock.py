@@ -41,7 +41,6 @@ def acquired(held: HeldLock | None) -> HeldLock:
 
 
 def call(lock: Lock, script: str, **arguments: Any) -> Any:
-    """Call one script of *lock*."""
     return getattr(lock, f"_{script}")(**arguments)
 
 

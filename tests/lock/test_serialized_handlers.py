@@ -31,7 +31,6 @@ def queue(client: redis.Redis) -> RedisQueue:
 
 @pytest.fixture
 def dead() -> RedisQueue:
-    """A queue whose Redis is unreachable."""
     return RedisQueue("work", redis.Redis(unix_socket_path="/nonexistent"))
 
 
@@ -74,7 +73,6 @@ def do_nothing(message: Any) -> None:
 
 
 def nack_of(handle: Any, argument: str) -> Nack:
-    """Return the Nack that *handle* raises."""
     with pytest.raises(Nack) as caught:
         handle(argument)
     return caught.value

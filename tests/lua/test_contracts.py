@@ -52,7 +52,6 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def text(name: str) -> Text:
-    """The parsed script."""
     return Text(name)
 
 

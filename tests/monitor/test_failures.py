@@ -57,7 +57,6 @@ def keep(failures: Failures, *found: Failure, most: int = 1000, days: float = 7,
 
 
 def ids(failures: Failures) -> list[str]:
-    """Return the ids that are listed, the last one first."""
     return [row.id for row in failures.list()[0]]
 
 

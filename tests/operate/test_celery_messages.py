@@ -52,8 +52,6 @@ Send = Callable[..., str]
 
 @pytest.fixture
 def send(app: Celery) -> Send:
-    """Send a task to "mail"."""
-
     def send(number: int, task: str = "shop.mail", **options: Any) -> str:
         options = {"queue": "mail", "task_id": f"task-{number}", **options}
         return str(app.send_task(task, [number], {"name": f"n{number}"}, **options).id)

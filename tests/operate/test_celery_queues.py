@@ -67,7 +67,6 @@ def task() -> None:
 
 
 def report(client: redis.Redis, name: str, *queues: str, **fields: Any) -> None:
-    """Report a worker that consumes *queues*."""
     began = from_ms(0)
     Reports(client, "redis_queue").write(WorkerRow(name, began, began, queues=queues, **fields))
 
@@ -321,7 +320,6 @@ class TestWaitingForPlace:
 class TestOnRabbitMQ:
     @pytest.fixture
     def broker(self, rabbitmq_url: str) -> Iterator[Broker]:
-        """A RabbitMQ broker."""
         with Broker(rabbitmq_url) as broker:
             yield broker
 

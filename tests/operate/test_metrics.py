@@ -360,7 +360,6 @@ def test_keys_that_cannot_be_counted_leave_out_this_metric_only(
 
 @pytest.fixture
 def flows(client: redis.Redis) -> Flows:
-    """Two flows."""
     found = Flows(client, "redis_queue")
     found.declare({"queue:mail": Flow(limit=10, fair="{tenant}"), "shop.sync": Flow(limit=2, key="{shop}")})
     return found
@@ -384,7 +383,6 @@ def send(client: redis.Redis, key: str, age: float = 0.0, *, task: str = "", que
 
 
 def of_flows(client: redis.Redis) -> dict[tuple[str, str], float]:
-    """Return the metrics of flows by name and flow."""
     return {
         (name.removeprefix("redis_queue_flow_"), *labels): value  # type: ignore[misc]
         for (name, *labels), value in scrape(Collector(Inspector(client))).items()

@@ -28,12 +28,10 @@ def exported() -> dict[str, Any]:
 
 
 def samples() -> set[str]:
-    """Return the sample names."""
     return {f"{name}{suffix}" for name, metric in exported().items() for suffix in SUFFIXES[metric.type]}
 
 
 def metrics_in(expression: str) -> set[str]:
-    """Return the metric names in an expression."""
     return set(re.findall(r"\bredis_queue_\w+", expression))
 
 

@@ -44,7 +44,6 @@ KEYS = ScheduleKeys(Keys("redis_queue", "delay", "scheduled", 0))
 
 @pytest.fixture
 def app(redis_server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
-    """An app with one task."""
     url = f"redis+socket://{redis_server.socket}"
     with Celery("shop", broker=url, backend=url, set_as_current=False) as app:
 
@@ -57,7 +56,6 @@ def app(redis_server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
 
 @pytest.fixture
 def schedules(app: Celery, client: redis.Redis, clock: Clock) -> Schedules:
-    """The schedules of the app, by a manual clock."""
     durable = DurableTasks(app, leases=False)
     durable.queue = DelayQueue("scheduled", client, clock=clock)
     return durable.schedules
@@ -74,14 +72,11 @@ def access(app: Celery, schedules: Schedules, client: redis.Redis, clock: Clock)
 
 @pytest.fixture
 def dispatched(schedules: Schedules, client: redis.Redis, clock: Clock) -> None:
-    """A dispatcher is alive."""
     row = DispatcherRow("me", when(0), True, "1", 1, 0, "")
     DelayQueue("scheduled", client, clock=clock).dispatch_log.note(Dispatched(), dispatcher=row)
 
 
 def note(schedules: Schedules, name: str, *events: Event, **state: Any) -> None:
-    """Add events to a schedule, and change its state."""
-
     def make(stored: Any) -> Change:
         look = state.pop("look", stored.look)
         return Change(name, stored.state_text, replace(stored.state, **state), look=look, events=events)

@@ -32,7 +32,6 @@ def distributions(shared: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(distributions: Path) -> Path:
-    """The path of the built wheel."""
     (found,) = distributions.glob("*.whl")
     return found
 

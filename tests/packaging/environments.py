@@ -45,13 +45,10 @@ with OwnServer() as server:
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment in *folder*."""
-
     folder: Path
 
     @property
     def scripts(self) -> Path:
-        """The folder of its programs."""
         return self.folder / "bin"
 
     def variables(self, *, machine: bool = True, **more: str) -> dict[str, str]:
@@ -65,7 +62,6 @@ class Environment:
     def run(
         self, *arguments: str, cwd: Path, machine: bool = True, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run its Python with *arguments*."""
         return subprocess.run(
             [str(self.scripts / "python"), *arguments],
             cwd=cwd,

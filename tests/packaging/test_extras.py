@@ -133,7 +133,6 @@ def test_tracing_records_spans_if_a_provider_is_set(
 
 
 def output_of(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the output of a command that succeeded."""
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
     return done.stdout

@@ -97,7 +97,6 @@ def test_a_tagged_commit_has_the_version_of_its_tag(wheel: Path) -> None:
 
 @pytest.fixture
 def fresh(python: str, tmp_path: Path) -> Environment:
-    """An empty environment of the *python* of the test."""
     run(UV, "venv", "--quiet", "--python", interpreter(python), str(tmp_path / "venv"))
     return Environment(tmp_path / "venv")
 

@@ -31,7 +31,6 @@ PROFILES: Final = {
 
 
 def profile() -> settings:
-    """Return the profile that the environment selects."""
     return PROFILES[os.environ.get(PROFILE_VARIABLE, "default")]
 
 

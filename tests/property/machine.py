@@ -117,7 +117,6 @@ class Machine(RuleBasedStateMachine):
     @rule(lease=leases, length=st.sampled_from((1, LEASE_MS, 3 * LEASE_MS)), loss=losses)
     @precondition(lambda self: self.in_flight())
     def extend(self, lease: int, length: int, loss: Loss) -> None:
-        """Extend any lease."""
         (item,), held = self.pick([lease])
         shard, _ = self.part(item.id)
         self.both(lambda: [self.queue.extend(item, length / 1000)], lambda: shard.extend(held, length), loss)
@@ -131,7 +130,6 @@ class Machine(RuleBasedStateMachine):
     @rule(several=st.none() | st.lists(names, max_size=3), rate=st.sampled_from((None, 1000.0, 0.3)), loss=losses)
     @precondition(lambda self: any(shard.dead for shard, _ in self.parts))
     def redrive(self, several: list[int] | None, rate: float | None, loss: Loss) -> None:
-        """Redrive dead letters."""
         ids = None if several is None else [self.known(name) for name in several]
         gap = 1000 / rate if rate else 0.0
         self.both(lambda: self.queue.redrive(ids, rate=rate), lambda: self.model.redrive(ids, gap), loss)
@@ -234,7 +232,6 @@ class Machine(RuleBasedStateMachine):
             self.clients[1].put_back()
 
     def meanwhile_model(self, what: str) -> None:
-        """Do the same in the model."""
         if what == "consume":
             self.consume_model()
         elif what == "expire":
@@ -246,11 +243,9 @@ class Machine(RuleBasedStateMachine):
         raise NotImplementedError
 
     def consume_model(self) -> None:
-        """Do the same in the model."""
         raise NotImplementedError
 
     def known(self, name: int) -> str:
-        """Return an id."""
         return self.alphabet[name % len(self.alphabet)]
 
     def elsewhere(self) -> dict[str, list[bytes]]:
@@ -286,19 +281,15 @@ class Machine(RuleBasedStateMachine):
         return next(name for name in (id_, *self.alphabet) if name not in lost)
 
     def readable_ids(self) -> list[str]:
-        """Return the ids with readable records."""
         return sorted(id_ for shard, _ in self.parts for id_ in shard.records if not shard.flaw(id_))
 
     def placed(self) -> list[str]:
-        """Return the ids in all states."""
         return [id_ for shard, _ in self.parts for id_ in shard.placed]
 
     def placed_ids(self) -> list[str]:
-        """Return the ids in all states, sorted."""
         return sorted(self.placed())
 
     def in_flight(self) -> bool:
-        """Return whether anything is in flight."""
         return any(shard.in_flight for shard, _ in self.parts)
 
     def expired(self) -> bool:

@@ -156,11 +156,9 @@ class DelayModel:
         self.wire = wire
 
     def shard(self, id_: str) -> DelayShard:
-        """Return the shard of an id."""
         return self.shards[self.number(id_)]
 
     def number(self, id_: str) -> int:
-        """Return the number of the shard of an id."""
         return zlib.crc32(id_.encode()) % len(self.shards)
 
     def push(self, entries: Sequence[Pushed], on_conflict: str) -> list[str]:
@@ -170,7 +168,6 @@ class DelayModel:
         return [entry.id for entry in entries]
 
     def cancel(self, ids: Sequence[str]) -> list[CancelOutcome]:
-        """Cancel entries."""
         return self._each(ids, lambda shard, group: shard.cancel([ids[index] for index in group]))
 
     def claim(self, turn: int, limit: int, older_than: int) -> list[Taken]:
@@ -183,13 +180,11 @@ class DelayModel:
         return taken
 
     def pop(self, turn: int, limit: int, older_than: int) -> list[Taken]:
-        """Claim and ack."""
         taken = self.claim(turn, limit, older_than)
         kept = self.ack([(one.row.id, one.claim.number) for one in taken])
         return [one for one, mine in zip(taken, kept, strict=True) if mine]
 
     def ack(self, held: Sequence[Held]) -> list[bool]:
-        """Ack leases."""
         return self._each([id_ for id_, _ in held], lambda shard, group: shard.ack([held[index] for index in group]))
 
     def release(self, held: Sequence[Held], *, delay: int, reason: str, dead: bool, counted: bool) -> list[bool]:
@@ -209,7 +204,6 @@ class DelayModel:
         return limit - left
 
     def put_back(self, limit: int) -> tuple[int, int]:
-        """Put back expired leases."""
         returned = died = 0
         for shard in self.shards:
             if (left := limit - returned - died) > 0:

@@ -68,7 +68,6 @@ class FlowModel:
     free_at: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def send(self, group: Group, message: str, *, first: bool = False) -> None:
-        """Put *message* into its group."""
         row = self.waiting.setdefault(group, deque())
         row.appendleft(message) if first else row.append(message)
 

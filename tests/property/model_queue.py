@@ -123,10 +123,8 @@ class QueueModel(ShardModel):
         self.wire.send(lambda: setattr(self, "wake", self.wake + 1))
 
     def destroy(self) -> None:
-        """Delete the queue."""
         self.wire.send(self.clear)
 
     def clear(self) -> None:
-        """Reset the model."""
         super().clear()
         self.paused = False

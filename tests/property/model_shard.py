@@ -71,7 +71,6 @@ class Record(NamedTuple):
 
 
 def make_record(put_at: int, body: Any, headers: dict[str, Any], destination: str | None = None) -> Record:
-    """Return the record that the library writes for *body*."""
     kind, data = ("bytes", body) if isinstance(body, bytes) else ("json", _json(body))
     head = _json(headers) if headers else b""
     target = b"" if destination is None else destination.encode()
@@ -135,8 +134,6 @@ class Claim:
 
 
 class ShardModel:
-    """A model of one queue, or of one shard of a DelayQueue."""
-
     def __init__(self, wire: Wire, clock: Callable[[], int], settings: Settings, *, listed: bool) -> None:
         self.wire, self.clock, self.settings, self.listed = wire, clock, settings, listed
         self.clear()
@@ -171,7 +168,6 @@ class ShardModel:
 
     @property
     def placed(self) -> list[str]:
-        """The ids in all states."""
         return [*self.ready, *self.waiting, *self.in_flight, *self.dead]
 
     @property
@@ -196,8 +192,6 @@ class ShardModel:
         return self.leases.get(id_, (0, None))[1] == number
 
     def ack(self, held: Sequence[Held]) -> list[bool]:
-        """Ack leases."""
-
         def effect() -> list[bool]:
             flags = []
             for id_, number in held:

@@ -114,13 +114,11 @@ class DelayMachine(Machine):
     @rule(limit=limits, age=ages, loss=losses)
     @precondition(lambda self: self.model.waiting())
     def claim_some(self, limit: int, age: int, loss: Loss) -> None:
-        """Claim several entries."""
         self.claim(lambda queue: queue.claim(limit, older_than=age / 1000), limit, age, loss)
 
     @rule()
     @precondition(lambda self: self.due())
     def claim_one(self) -> None:
-        """Claim one due entry."""
         self.claim(lambda queue: queue.claim(), 1, 0, NO_LOSS)
 
     @rule()
@@ -136,7 +134,6 @@ class DelayMachine(Machine):
     @rule(limit=limits, age=ages, loss=losses)
     @precondition(lambda self: self.due() and self.seldom())
     def pop(self, limit: int, age: int, loss: Loss) -> None:
-        """Pop several entries."""
         turn = self.turn()
         self.compare(
             lambda: self.queue.pop(limit, older_than=age / 1000), lambda: self.model.pop(turn, limit, age), loss
@@ -145,7 +142,6 @@ class DelayMachine(Machine):
     @rule(limit=works, loss=losses)
     @precondition(lambda self: self.due())
     def move_due(self, limit: int, loss: Loss) -> None:
-        """Move entries to their destinations."""
         self.both(lambda: self.queue.move_due(limit), lambda: self.model.move_due(limit), loss)
 
     # --- upkeep ---
@@ -243,7 +239,6 @@ class DelayMachine(Machine):
             self.server.set(name, "no list")
 
     def push_all(self, entries: list[Pushed], on_conflict: OnConflict, loss: Loss) -> None:
-        """Push on both sides."""
         items = [
             Push(
                 entry.payload,
@@ -291,7 +286,6 @@ class DelayMachine(Machine):
         return self.turns[key]
 
     def entry(self, name: int, at: tuple[int, int | None]) -> Pushed:
-        """Return a new entry."""
         delay, offset = at
         due = None if offset is None else self.clock.now + offset
         return Pushed(self.storable(self.known(name)), self.body(), delay, due)
@@ -301,16 +295,13 @@ class DelayMachine(Machine):
         return not self.model.shard(id_).flaw(id_)
 
     def due(self) -> list[str]:
-        """Return the due ids."""
         return [id_ for due, id_ in self.model.waiting() if due <= self.clock.now]
 
     def part(self, id_: str) -> tuple[DelayShard, Keys]:
-        """Return the model and the keys of the shard of an id."""
         number = self.model.number(id_)
         return self.model.shards[number], self.parts[number][1]
 
     def elsewhere(self) -> dict[str, list[bytes]]:
-        """Return the destinations."""
         return {**self.model.destinations, **{name: [b"no list"] for name in self.model.broken}}
 
     def consume_real(self) -> None:
@@ -318,7 +309,6 @@ class DelayMachine(Machine):
         self.clients[1].pop(2)
 
     def consume_model(self) -> None:
-        """Do the same in the model."""
         self.model.pop(self.turn(1), 2, 0)
 
 

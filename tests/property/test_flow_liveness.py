@@ -53,7 +53,6 @@ class House:
         return {"flow": flow, "declared_now": "", "set": "", "flag": flag, "paused": "", "forget": 0, **changes}
 
     def send(self, group: Group, count: int) -> None:
-        """Send *count* messages."""
         for _ in range(count):
             self._serial += 1
             message = f"-{self._serial}"
@@ -79,7 +78,6 @@ class House:
             self._run("admission/reconsider", limit=200, places=0, more=[queue])
 
     def take(self, queues: list[str], limit: int, settled: list[str]) -> FlowReply:
-        """Let a worker of *queues* settle and take."""
         self._serial += 1
         tag = f"t{self._serial}-"
         for each in settled:
@@ -99,7 +97,6 @@ class House:
         assert not self._run("admission/settle", now=self.model.now, more=[tag])
 
     def restore(self, tag: str) -> None:
-        """Return a message to its group."""
         group, message = self.model.end(tag)
         record = self.client.hget(OF_BROKER["unacked"].decode(), tag)
         call = {**group._asdict(), "message": message}

@@ -74,7 +74,6 @@ class QueueMachine(Machine):
     @rule()
     @precondition(lambda self: self.model.ready)
     def get(self) -> None:
-        """Claim one message."""
         self.claim(lambda: [message for message in [self.queue.get(block=False)] if message], 1, NO_LOSS)
 
     @rule(limit=limits)
@@ -87,7 +86,6 @@ class QueueMachine(Machine):
     @rule(lease=leases, loss=losses)
     @precondition(Machine.in_flight)
     def check(self, lease: int, loss: Loss) -> None:
-        """Check any lease."""
         (message,), held = self.pick([lease])
         self.both(lambda: [self.queue.still_mine(message)], lambda: self.model.extend(held, 0), loss)
 
@@ -187,7 +185,6 @@ class QueueMachine(Machine):
         other.ack_many(other.get_many(2))
 
     def consume_model(self) -> None:
-        """Do the same in the model."""
         if found := self.model.get(2):
             self.model.ack([(row.id, claim.number) for row, claim in found])
 

@@ -54,7 +54,6 @@ def queue(client: redis.Redis, clock: Clock) -> RedisQueue:
 
 
 def run_batch(queue: RedisQueue, time: Time, handler: Callable[[Message], object]) -> Consumer:
-    """Claim and handle one batch."""
     consumer = time.consumer = Consumer(queue, handler, batch=20, max_runtime=MAX_RUNTIME)
     consumer._handle(consumer._claim())
     return consumer

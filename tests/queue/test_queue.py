@@ -39,7 +39,6 @@ def make(client: redis.Redis, clock: Clock) -> Callable[..., RedisQueue]:
 
 @pytest.fixture
 def queue(make: Callable[..., RedisQueue]) -> RedisQueue:
-    """A queue on the manual clock."""
     return make()
 
 
@@ -150,7 +149,6 @@ class TestSerializer:
         name = "shout"
 
         def dumps(self, body: Any, /) -> bytes:
-            """Return *body* in capitals."""
             return str(body).upper().encode()
 
         def loads(self, data: bytes, /) -> Any:
@@ -444,7 +442,6 @@ class TestLooking:
 
 
 def blocked(client: redis.Redis) -> int:
-    """Return the number of clients that are blocked in Redis."""
     return int(client.info("clients")["blocked_clients"])
 
 

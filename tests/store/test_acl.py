@@ -38,7 +38,6 @@ Limit = Callable[[str], redis.Redis]
 
 
 def queues(client: redis.Redis) -> tuple[RedisQueue, DelayQueue]:
-    """Return the two queues of *client*."""
     return RedisQueue("work", client), DelayQueue("later", client)
 
 

@@ -32,7 +32,6 @@ def make(request: pytest.FixtureRequest, client: redis.Redis, clock: Clock) -> C
 
 @pytest.fixture
 def queue(make: Callable[..., AnyQueue]) -> AnyQueue:
-    """A queue on the manual clock."""
     return make(max_deliveries=3)
 
 
@@ -44,7 +43,6 @@ def add(queue: AnyQueue, *bodies: Any, delay: float = 0, headers: dict[str, Any]
 
 
 def claim(queue: AnyQueue, limit: int = 500) -> list[Any]:
-    """Claim up to *limit* items."""
     return queue.claim(limit) if isinstance(queue, DelayQueue) else queue.get_many(limit)
 
 

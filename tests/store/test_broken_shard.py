@@ -42,7 +42,6 @@ def break_shard(client: redis.Redis) -> Callable[[str], None]:
 
 
 def shards_of(timed: DelayQueue, entries: Iterable[Entry]) -> set[int]:
-    """Return the indexes of the shards of *entries*."""
     return {list(timed._shards).index(timed._shards.of(entry.id)) for entry in entries}
 
 

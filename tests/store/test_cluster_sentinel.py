@@ -28,7 +28,6 @@ Client = redis.Redis | redis.RedisCluster
 
 
 def blocked(server: RedisServer) -> int:
-    """Return the number of blocked clients of *server*."""
     with server.client() as client:
         return int(client.info("clients")["blocked_clients"])
 
@@ -183,7 +182,6 @@ class TestCluster:
 
 
 def is_primary(server: RedisServer) -> bool:
-    """Return whether *server* runs and is a primary."""
     return server.answering and replication_of(server)["role"] == "master"
 
 

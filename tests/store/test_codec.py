@@ -161,13 +161,11 @@ class Reversed:
     name = "reversed"
 
     def dumps(self, body: Any, /) -> bytes:
-        """Return *body* reversed."""
         if not isinstance(body, str):
             raise RuntimeError("no text")
         return body[::-1].encode()
 
     def loads(self, data: bytes, /) -> Any:
-        """Return the original text."""
         if data == b"bomb":
             raise MemoryError
         return data.decode()[::-1]

@@ -53,7 +53,6 @@ class TestWrongType:
         return kind
 
     def keys_of(self, stage: Stage, verb: Verb) -> dict[str, bytes]:
-        """Return the keys of the script of *verb*, by name."""
         shard = stage.queue._records if verb.which == "queue" else stage.timed._shards[0]
         place = {"purge": shard.keys.ready, "purge dead": shard.keys.dead}
         where = next((place[name] for name, known in VERBS.items() if known is verb and name in place), b"")

@@ -122,7 +122,6 @@ def schedule(stage: Stage, *, sends: bool = False) -> Any:
 
 
 def lock(stage: Stage) -> Lock:
-    """Return a lock in the Redis of *stage*."""
     return Lock("door", stage.queue.client)
 
 

@@ -26,7 +26,6 @@ tags = st.tuples(prefixes, kinds, names)
 
 
 def make(tag: tuple[str, tuple[Kind, int | None], str]) -> Keys:
-    """Return the keys of the queue of *tag*."""
     prefix, (kind, shard), name = tag
     return Keys(prefix, kind, name, shard)
 

@@ -71,7 +71,6 @@ class TestUnreachable:
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[RedisServer]:
-    """A TCP server with a password."""
     with RedisServer(tcp=True, password=PASSWORD) as server:
         yield server
 

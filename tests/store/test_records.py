@@ -70,7 +70,6 @@ damaged = pytest.mark.parametrize("damage", ALL)
 
 
 def damage_record(client: redis.Redis, keys: Keys, id_: str, record: bytes | None) -> None:
-    """Replace the record of *id_* by *record*."""
     if record is None:
         client.hdel(keys.records, id_)
     else:

@@ -85,7 +85,6 @@ def check(client: redis.Redis, entering: AbstractContextManager[None], state: St
 
 @pytest.fixture(scope="module")
 def one_node_cluster() -> Iterator[RedisServer]:
-    """A cluster of one node."""
     with RedisServer("--cluster-enabled", "yes", tcp=True) as one_node_cluster, one_node_cluster.client() as client:
         client.execute_command("CLUSTER ADDSLOTS", *range(SLOTS))
         wait_until(lambda: cluster_state(client) == "ok", description="the cluster to be ok")

@@ -25,7 +25,6 @@ COUNT = 300
 
 @pytest.fixture
 def client(cluster: RedisCluster) -> Iterator[redis.RedisCluster]:
-    """A client made by `connect()`."""
     queue = RedisQueue("orders", cluster.url)
     assert isinstance(queue.client, redis.RedisCluster)
     with queue.client:

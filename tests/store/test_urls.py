@@ -22,7 +22,6 @@ relaxed = settings(deadline=None)
 
 
 def options_of(url: str, **options: Any) -> dict[str, Any]:
-    """Return the connection options of a client for *url*."""
     client = connect(url, check=False, **options)
     assert isinstance(client, redis.Redis)
     found: dict[str, Any] = client.connection_pool.connection_kwargs
@@ -30,7 +29,6 @@ def options_of(url: str, **options: Any) -> dict[str, Any]:
 
 
 def values(found: dict[str, Any], *names: str) -> list[Any]:
-    """Return the values of *names* in *found*."""
     return [found.get(name) for name in names]
 
 

@@ -37,7 +37,6 @@ from tests.support.wait import must
 
 
 def is_redis_6(client: redis.Redis) -> bool:
-    """Return whether the server of *client* is Redis 6."""
     return str(client.info("server")["redis_version"]).startswith("6.")
 
 
@@ -225,7 +224,6 @@ def watch_owners(owners: Owners) -> None:
 
 
 def watch_schedules(schedules: ScheduleStore) -> None:
-    """Read schedules."""
     schedules.get(schedules.names())
     schedules.events("nightly")
     schedules.states(10)

@@ -32,10 +32,8 @@ def stop(access: Access, task: RunningTask, *, soft: bool = False) -> Result:
 
 
 def shut_down(access: Access, worker: str) -> None:
-    """Shut a worker down."""
     act(access, "worker", "shutdown", scope={"name": worker})
 
 
 def resize(access: Access, worker: str, size: int) -> None:
-    """Change the size of the pool of a worker."""
     act(access, "worker", "resize", scope={"name": worker}, arguments={"size": size})

@@ -18,7 +18,6 @@ class Clock:
         return self.now
 
     def forward(self, seconds: float) -> None:
-        """Move the clock forward."""
         self.now += round(seconds * 1000)
 
 

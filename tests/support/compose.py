@@ -119,11 +119,9 @@ class Composition(Running):
 
     @property
     def apps(self) -> list[str]:
-        """The services of the app."""
         return [name for name in self._specs if self._is_app(name)]
 
     def environment(self, name: str) -> dict[str, str]:
-        """Return the environment of a service, for this machine."""
         given = {key: self._local(str(value)) for key, value in self._specs[name].get("environment", {}).items()}
         if self._is_app(name):
             # Those of the image say where it has its packages.

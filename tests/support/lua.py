@@ -39,5 +39,4 @@ class Text:
         self.kinds = script.kinds
 
     def included(self) -> list[str]:
-        """Return the includes in order."""
         return [name for line in re.findall(r"-- include (.+)", self.file) for name in line.split(", ")]

@@ -71,7 +71,6 @@ def require(name: str) -> str:
 
 
 def missing(names: Sequence[str]) -> list[str]:
-    """Return the *names* of missing packages."""
     return [name for name in names if PARTS[name].find() is None]
 
 

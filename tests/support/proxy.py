@@ -55,7 +55,6 @@ class FaultProxy(Running):
 
     @property
     def mode(self) -> Mode:
-        """The current mode."""
         return self._faults.mode
 
     @mode.setter
@@ -78,7 +77,6 @@ class FaultProxy(Running):
 
     @property
     def open_connections(self) -> int:
-        """Number of open connections."""
         return len(self._relays)
 
     @property

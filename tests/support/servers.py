@@ -73,7 +73,6 @@ class PrivateServer(Running):
 
     @property
     def process(self) -> ServerProcess:
-        """The process of the running server."""
         if self._process is None:
             raise RuntimeError(NOT_RUNNING)
         return self._process
@@ -110,7 +109,6 @@ class PrivateServer(Running):
         raise NotImplementedError
 
     def _launch(self) -> ServerProcess:
-        """Start the server in its directory."""
         raise NotImplementedError
 
 
@@ -148,7 +146,6 @@ class RedisServer(PrivateServer):
 
     @property
     def socket(self) -> Path:
-        """Path of the unix socket."""
         return socket_of(self.directory)
 
     @property
@@ -290,7 +287,6 @@ def make_certificates(directory: Path) -> Certificates:
 
 
 def replication_of(server: RedisServer) -> dict[str, Any]:
-    """Return `INFO replication` of *server*."""
     with server.client() as client:
         state: dict[str, Any] = client.info("replication")
     return state

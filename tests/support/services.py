@@ -78,7 +78,6 @@ class RabbitServer(PrivateServer):
 
     @property
     def url(self) -> str:
-        """The URL for kombu."""
         return f"amqp://guest:guest@{HOST}:{self.port}//"
 
     def _prepare(self) -> None:

@@ -73,7 +73,6 @@ class TestRedisServer:
 
 @pytest.fixture
 def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
-    """A proxy in front of the shared server."""
     with FaultProxy(redis_server.address) as proxy:
         yield proxy
     assert not [thread for thread in threading.enumerate() if thread.name == "fault-proxy"]

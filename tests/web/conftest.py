@@ -37,7 +37,6 @@ def compiled_templates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 @pytest.fixture
 def app(app: Celery, client: redis.Redis) -> Celery:
-    """The app, with its DurableTasks."""
     delayed_of(app, client)
     return app
 
@@ -64,13 +63,11 @@ def open_dashboard(filled: redis.Redis, app: Celery) -> Open:
 
 @pytest.fixture
 def reader(open_dashboard: Open) -> Browser:
-    """A browser on a read-only dashboard."""
     return open_dashboard()
 
 
 @pytest.fixture
 def writer(open_dashboard: Open) -> Browser:
-    """A browser on a dashboard with write access."""
     return open_dashboard(allow_write=True)
 
 

@@ -45,7 +45,6 @@ def charts(page: Page) -> dict[str, dict[str, Any]]:
 
 
 def values(chart: dict[str, Any]) -> dict[str, list[float | None]]:
-    """Return the values of each series of a chart by its name."""
     return {series["name"]: series["values"] for series in chart["series"]}
 
 

@@ -24,7 +24,6 @@ ORDER = ("key", "order:7")
 
 @pytest.fixture
 def owners(filled: redis.Redis) -> Owners:
-    """The owners of the filled Redis."""
     return Owners(filled, "redis_queue")
 
 

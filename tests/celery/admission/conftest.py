@@ -20,14 +20,12 @@ from tests.support.servers import RedisServer
 
 @pytest.fixture
 def client(server: RedisServer) -> Iterator[redis.Redis]:
-    """A client of it."""
     with server.client() as client:
         yield client
 
 
 @pytest.fixture
 def proxy(server: RedisServer) -> Iterator[FaultProxy]:
-    """A proxy in front of it."""
     with FaultProxy(server.address) as proxy:
         yield proxy
 
@@ -48,14 +46,12 @@ def app(server: RedisServer) -> Iterator[Celery]:
 
 @pytest.fixture
 def taker(server: RedisServer) -> Iterator[Taker]:
-    """A consumer of their queue."""
     with taking(server) as taker:
         yield taker
 
 
 @pytest.fixture
 def connection(server: RedisServer) -> Iterator[Any]:
-    """A connection of kombu."""
     with connected(server) as connection:
         yield connection
 

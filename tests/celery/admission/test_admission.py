@@ -28,13 +28,11 @@ from tests.support.wait import must, wait_until
 
 @pytest.fixture
 def app(server: RedisServer) -> Iterator[Celery]:
-    """An app with a flow in its code."""
     with flow_app(server) as app:
         yield app
 
 
 def send(app: Celery, *calls: tuple[Any, ...], task: str = "work", **options: Any) -> None:
-    """Send a task for each of *calls*."""
     for args in calls:
         app.tasks[task].apply_async(args, **options)
 

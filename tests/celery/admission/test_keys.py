@@ -33,7 +33,6 @@ KEYED = {"work": {"key": "{key}", "limit": 10}}
 
 
 def send(app: Celery, *keys: str, task: str = "work") -> None:
-    """Send a message of each key."""
     for number, key in enumerate(keys):
         app.tasks[task].delay(key, number)
 

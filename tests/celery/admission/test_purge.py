@@ -123,7 +123,6 @@ def check(client: redis.Redis) -> dict[bytes, int]:
 
 
 def of_queue(client: redis.Redis, queue: str = QUEUE) -> list[bytes]:
-    """Return the groups of *queue*."""
     return [group for group in check(client) if group.split(b"\0")[1] == queue.encode()]
 
 

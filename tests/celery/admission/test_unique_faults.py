@@ -449,7 +449,6 @@ class TestSecondCopy:
 
 
 def token_in(entry: Entry) -> str:
-    """Return the token of the message in *entry*."""
     return str(Envelope.unpack(entry.payload, entry.id, entry.headers).headers["redis_queue_unique"][1])
 
 

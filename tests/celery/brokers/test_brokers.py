@@ -466,7 +466,6 @@ class TestOverdue:
 
 
 def late(app: Celery) -> Push:
-    """Return a stored message."""
     envelope = Envelope(
         body=b"[[], {}, {}]",
         content_type="application/json",

@@ -84,8 +84,6 @@ class DurableRedis(RedisContainer):  # type: ignore[misc]
 
 
 class ReferenceWorker(CeleryWorkerContainer):  # type: ignore[misc]
-    """`celery -A tasks worker --beat`."""
-
     @classmethod
     def command(cls, *args: str, **_: Any) -> list[str]:
         quick = ("--concurrency", "2", "--without-mingle", "--without-gossip")
@@ -99,7 +97,6 @@ class ReferenceWorker(CeleryWorkerContainer):  # type: ignore[misc]
 
 
 def _engine() -> docker.DockerClient | None:
-    """Return the Docker engine of this host, or None."""
     # Checked first: the docker client leaves a socket open if no engine listens.
     if "DOCKER_HOST" not in os.environ and not Path("/var/run/docker.sock").exists():
         return None

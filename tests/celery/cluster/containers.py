@@ -50,7 +50,6 @@ class ProcessContainer:
 
     @property
     def status(self) -> str:
-        """`running` or `exited`."""
         return "running" if self._process is not None and self._process.poll() is None else "exited"
 
     @property

@@ -39,7 +39,6 @@ class Orders:
 
     @property
     def executed(self) -> list[dict[str, Any]]:
-        """The executed reminders, in order."""
         return [json.loads(row) for row in self._redis.lrange(f"{PREFIX}:orders:executed", 0, -1)]
 
     def assert_each_ran_once(self, ids: list[str]) -> None:

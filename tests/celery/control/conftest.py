@@ -10,5 +10,4 @@ from tests.support.celery.fleet import Fleet
 
 @pytest.fixture
 def delayed(fleet: Fleet) -> DurableTasks:
-    """The client of the app."""
     return fleet.delayed()

@@ -29,7 +29,6 @@ from tests.support.wait import must, wait_until
 
 
 def stamped(delayed: DurableTasks, **stamps: Any) -> Any:
-    """Delay a note with stamped headers."""
     signature = delayed.app.signature(NOTE)
     signature.stamp(**stamps)
     return signature.apply_async(countdown=60)

@@ -41,7 +41,6 @@ def periodic_tasks(app: Celery) -> set[str]:
 
 @pytest.fixture
 def app(redis_url: str) -> Celery:
-    """An app with a store."""
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.redis_queue_url = redis_url
     return app

@@ -33,7 +33,6 @@ def app(broker: Broker) -> Celery:
 
 
 def call(number: int = 0, **options: Any) -> dict[str, Any]:
-    """Return the payload of a task call."""
     return {"task": "shop.remind", "args": [number], "kwargs": {}, "options": options}
 
 

@@ -35,7 +35,6 @@ def proxy(broker: Broker) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def app(broker: Broker, proxy: FaultProxy) -> Celery:
-    """An app that uses its broker through the proxy."""
     return broker.app(broker_url=broker.url_at(proxy.port))
 
 

@@ -39,7 +39,6 @@ def counts(returned: int = 0, dead: int = 0, promoted: int = 0) -> dict[str, int
 
 
 def claim(queue: RedisQueue | DelayQueue, number: int) -> None:
-    """Put *number* messages into *queue* and claim them."""
     if isinstance(queue, RedisQueue):
         queue.put_many(range(number))
         assert len(queue.get_many(number)) == number

@@ -35,7 +35,6 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
 
 
 def leader(client: redis.Redis) -> bytes | None:
-    """Return the name of the leader."""
     found = client.get("{redis_queue:delay:scheduled:0}:leader")
     assert found is None or isinstance(found, bytes)
     return found

@@ -33,7 +33,6 @@ from tests.support.wait import must, wait_until
 
 @pytest.fixture
 def client(server: RedisServer) -> Iterator[redis.Redis]:
-    """A client of it."""
     with server.client() as client:
         yield client
 

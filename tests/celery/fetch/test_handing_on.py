@@ -218,7 +218,6 @@ class Loop:
         self.timers: list[tuple[float, Callable[..., Any], tuple[Any, ...]]] = []
 
     def call_later(self, delay: float, function: Callable[..., Any], *args: Any) -> None:
-        """Add a timer."""
         self.timers.append((delay, function, args))
 
     def fire(self) -> None:
@@ -236,14 +235,12 @@ class Channel:
         self.settled = 0
 
     def settle(self) -> None:
-        """Settle."""
         self.settled += 1
         self.settles_at = math.inf
 
 
 @pytest.fixture
 def loop() -> Loop:
-    """A loop."""
     return Loop()
 
 
@@ -257,7 +254,6 @@ def poller(loop: Loop) -> Iterator[FetchingPoller]:
 
 
 def add(poller: FetchingPoller, settles_at: float) -> Channel:
-    """Add a channel."""
     channel = Channel(settles_at)
     poller._channels.add(channel)
     return channel

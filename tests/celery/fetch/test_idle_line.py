@@ -40,7 +40,6 @@ class Idle:
         return added
 
     def turn_all(self) -> None:
-        """Let all turn."""
         for taker in self.takers:
             taker.turn()
 
@@ -56,7 +55,6 @@ class Idle:
         return [taker for number, taker in takers.items() if number in told]
 
     def listener(self, client: redis.Redis) -> Taker:
-        """Return the one that listens."""
         (key,) = client.keys(LISTENER)
         channel = must(client.get(key))
         open_ones = (taker for taker in self.takers if taker.channel._fetch is not None)
@@ -65,7 +63,6 @@ class Idle:
 
 @pytest.fixture
 def idle(redis_server: RedisServer, client: redis.Redis) -> Iterator[Idle]:
-    """Consumers on an empty Redis."""
     assert client.dbsize() == 0
     with ExitStack() as stack:
         yield Idle(redis_server, stack)

@@ -34,7 +34,6 @@ def filled(connection: Any, count: int) -> Taker:
 
 @pytest.fixture
 def proxied(redis_server: RedisServer, client: redis.Redis) -> Iterator[FaultProxy]:
-    """A proxy in front of an empty Redis."""
     assert client.dbsize() == 0
     with FaultProxy(str(redis_server.socket)) as proxy:
         yield proxy

@@ -28,7 +28,6 @@ MODULES = (channel, message, poller, connection, qos, step, store_channel, consu
 
 
 def lease_step() -> step.LeaseStep:
-    """Return the step of a worker."""
     app = Celery("tests", broker="redis://localhost:1", set_as_current=False)
     app.conf.redis_queue_url = "redis://localhost:1"
     controller = SimpleNamespace(_process_task=None)

@@ -48,7 +48,6 @@ def leasing(request: pytest.FixtureRequest) -> Iterator[Leasing]:
 
 @pytest.fixture
 def one_redis() -> Iterator[Leasing]:
-    """Store and broker in one Redis."""
     with RedisServer() as store, store.client() as client:
         yield Leasing(store, client)
 
@@ -275,7 +274,6 @@ def intake(app: Celery, handled: list[Any], leases: Any = None) -> Callable[[Any
 class TestTaskAtItsLimit:
     @pytest.fixture
     def connection(self, one_redis: Leasing) -> Iterator[Connection]:
-        """A connection to the broker."""
         with Connection(one_redis.broker_url) as connection:
             yield connection
 

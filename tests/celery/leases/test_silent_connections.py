@@ -54,14 +54,12 @@ def connection(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[A
 
 @pytest.fixture
 def leases(connection: Any) -> Iterator[WorkerLeases]:
-    """WorkerLeases on that connection."""
     made = leases_of(connection)
     yield made
     made.close()
 
 
 def app_at(url: str, **options: Any) -> Celery:
-    """Return an app with leases on this broker."""
     app = Celery("tests", broker=url, set_as_current=False)
     app.conf.broker_transport_options = {"visibility_timeout": TIMEOUT, **options}
     DurableTasks(app, delays=False)
@@ -86,7 +84,6 @@ def wait_for_renewal(client: redis.Redis, since: float) -> float:
 
 
 def process_of(leases: WorkerLeases) -> psutil.Process:
-    """Return the keeper process."""
     assert leases._keeper._process is not None
     return psutil.Process(leases._keeper._process.pid)
 

@@ -67,13 +67,11 @@ def leasing(request: pytest.FixtureRequest) -> Iterator[Leasing]:
 
 
 def single_lease(held: dict[bytes, float]) -> tuple[bytes, float]:
-    """Return the single message in flight."""
     ((tag, since),) = held.items()
     return tag, since
 
 
 def commands_of(monitor: Any) -> Iterator[str]:
-    """Yield the commands that a server receives."""
     while True:
         yield monitor.next_command()["command"]
 

@@ -81,7 +81,6 @@ payloads = damaged_bytes(packed) | packed | st.binary(max_size=60) | as_json(ele
 
 
 def protocol_1(body: bytes) -> Envelope:
-    """Return a message of protocol 1."""
     return message(headers={}, body=body)
 
 
@@ -122,7 +121,6 @@ def test_a_stored_call_is_read_or_refused(payload: Any) -> None:
 
 @pytest.fixture(scope="module")
 def virtual() -> Iterator[Broker]:
-    """A broker in memory."""
     with Connection("memory://") as connection:
         yield Broker(APP, connection)
 

@@ -53,7 +53,6 @@ def test_stored_tasks_are_listed_and_sent(broker: Broker, redis_url: str, client
 
 
 def _id(message: Any) -> str:
-    """Return the id of a message of either protocol."""
     return str(message.headers.get("id") or json.loads(message.body)["id"])
 
 

@@ -41,7 +41,6 @@ def app(broker: Broker, redis_server: RedisServer) -> Celery:
 
 @pytest.fixture
 def stored(app: Celery) -> DelayQueue:
-    """The store of the app's delayed tasks."""
     return StoredTasks.of(app).queue
 
 

@@ -20,7 +20,6 @@ from redis_queue.monitor.rows import MAX_ARGUMENTS
 
 
 def request(task: Any = "shop.mail", id_: Any = "id1", started: float | None = None, **changes: Any) -> Any:
-    """Return a request of Celery."""
     info = {"exchange": "", "routing_key": "mail"} | changes.pop("info", {})
     headers = {"task": task, "id": id_, "delivery_info": info, **changes}
     return SimpleNamespace(_request_dict=headers, time_start=started, _message=SimpleNamespace())

@@ -39,7 +39,6 @@ def message(body: Any = b"[[], {}, {}]", headers: Any = None, **fields: Any) -> 
 
 
 def request(found: Any = None, *, time_start: float | None = None, **headers: Any) -> Any:
-    """Return a request of Celery."""
     found = found or message()
     return SimpleNamespace(message=found, _request_dict={**found.headers, **headers}, time_start=time_start)
 

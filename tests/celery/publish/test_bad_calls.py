@@ -48,7 +48,6 @@ on_redis = pytest.mark.parametrize("broker", ["redis"], indirect=True)
 
 
 def stored(app: Celery) -> list[str]:
-    """Return the stored ids."""
     return [entry.id for entry in StoredTasks.of(app).list()]
 
 

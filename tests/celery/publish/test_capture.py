@@ -97,7 +97,6 @@ def tasks(app: Celery) -> list[str]:
 
 
 def default_of(app: Celery) -> str:
-    """Return the app's default queue."""
     name: str = app.conf.task_default_queue
     return name
 

@@ -68,7 +68,6 @@ class Shop:
         self.delayed = DurableTasks(self.app, leases=False)
 
     def close(self) -> None:
-        """Close all connections."""
         for app, database in zip(self.apps, self.databases, strict=True):
             close_results(app)
             app.close()
@@ -476,7 +475,6 @@ def by_settings(app: Celery, patch: pytest.MonkeyPatch) -> None:
 
 
 def by_task(app: Celery, patch: pytest.MonkeyPatch) -> None:
-    """Change attributes of a task."""
     patch.setattr(app.tasks[ADD], "ignore_result", True)
 
 
@@ -497,7 +495,6 @@ def by_queue(app: Celery, patch: pytest.MonkeyPatch) -> None:
 
 
 def by_route(app: Celery, patch: pytest.MonkeyPatch) -> None:
-    """Route each call by its arguments."""
     del patch
     router: Any = app.amqp.router
     router.routes = [*router.routes, lambda _name, args, *_, **__: {"queue": "routed" if args[0] % 2 else "shop"}]

@@ -24,7 +24,6 @@ class Lossy:
         self.behind.schedules.put("tick", 3600, TICK, pause_after_failures=2)
 
     def lose_reply(self) -> None:
-        """Lose the reply to the next change."""
         self.proxy.drop_next_reply(matching=load("schedules/change").sha.encode())
 
     @property

@@ -40,7 +40,6 @@ def rota() -> Iterator[Rota]:
 
 
 def entries(*names: str, every: float = 0.2, **options: Any) -> dict[str, Any]:
-    """Return a ``beat_schedule``."""
     return {name: {"task": TICK, "schedule": every, "options": options} for name in names}
 
 
@@ -110,7 +109,6 @@ class TestReferenceApplication:
 
 
 def _schedules(server: RedisServer) -> Schedules:
-    """Return the schedules of the reference application."""
     app = Celery("tasks", broker=f"redis+socket://{server.socket}", set_as_current=False)
     app.conf.redis_queue_url = server.url
     return DurableTasks(app, leases=False).schedules

@@ -115,7 +115,6 @@ def beat(app: Celery, redis_url: str) -> Celery:
 
 
 def redbeat_entries(app: Celery, rules: list[Any]) -> dict[str, Any]:
-    """Store *rules* as entries of redbeat, and return these."""
     found = {}
     for number, rule in enumerate(rules):
         rule.app = app
@@ -126,7 +125,6 @@ def redbeat_entries(app: Celery, rules: list[Any]) -> dict[str, Any]:
 
 
 def named(sources: Iterable[SourceSchedule]) -> dict[str, SourceSchedule]:
-    """Return *sources* by name."""
     return {source.name: source for source in sources}
 
 

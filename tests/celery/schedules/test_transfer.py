@@ -259,7 +259,6 @@ def test_a_name_of_another_app_and_a_name_given_twice_are_refused(schedules: Sch
 
 
 def fill(schedules: Schedules, clock: ManualClock) -> None:
-    """Store schedules of all kinds."""
     schedules.put("interval", 600, "shop.build", args=(datetime(2026, 1, 1, tzinfo=UTC),), missed="all", queue="slow")
     schedules.put("rules", ["*/5 * * * *", "every 1d12h", {"solar": ["sunset", 51.5, -0.1]}], "shop.build", jitter=3)
     schedules.put("and", crontab(day_of_month="1-7", day_of_week="mon"), "shop.build", countdown=5, expires="next")

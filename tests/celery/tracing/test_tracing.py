@@ -40,7 +40,6 @@ PARENT = re.compile(r"00-([0-9a-f]{32}-[0-9a-f]{16})-0[13]")
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
-    """The spans of this process."""
     with recording(monkeypatch) as recorder:
         yield recorder
 
@@ -185,7 +184,6 @@ def test_run_is_linked_to_its_schedule(
 
 @pytest.fixture
 def app(redis_server: RedisServer, broker: Broker) -> Celery:
-    """An app with DurableTasks."""
     app = app_of(redis_server, broker)
     DurableTasks(app, leases=False)
     return app

@@ -48,7 +48,6 @@ def tables(client: redis.Redis, database: str) -> Iterator[Any]:
 
 @pytest.fixture
 def outbox(tables: Any) -> Any:
-    """The outbox, with empty tables."""
     from redis_queue.contrib.django import outbox
 
     del tables

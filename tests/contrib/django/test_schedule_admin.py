@@ -65,7 +65,6 @@ def text(page: Any) -> str:
 
 
 def told(page: Any) -> str:
-    """Return the messages on a page."""
     found = re.findall(r'<li class="(?:success|warning|error)">(.*?)</li>', text(page), re.DOTALL)
     return "; ".join(map(unescape, found))
 
@@ -77,7 +76,6 @@ def act(browser: Any, action: str, *names: str, **more: str) -> str:
 
 
 def audit(schedules: Schedules) -> list[tuple[str, str, str]]:
-    """Return the lines of the audit."""
     client = schedules._stored.store.client
     return [(line.user, line.verb, line.queue) for line in Audit(client, "redis_queue").last()]
 

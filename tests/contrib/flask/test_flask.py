@@ -92,7 +92,6 @@ def test_users_with_write_permission_can_cancel(app: Flask) -> None:
 
 
 def dashboard(redis_url: str, **options: Any) -> Flask:
-    """Return a minimal application with a dashboard."""
     app = Flask("other")
     app.config.update(SECRET_KEY="dev", REDIS_QUEUE_URL=redis_url)
     celery = Celery("other", broker="redis://localhost", set_as_current=False)

@@ -68,7 +68,6 @@ async def again(self: Any) -> int:
 
 @app.task(name="failing", shared=False)  # type: ignore[untyped-decorator]
 async def failing() -> None:
-    """Fail."""
     await asyncio.sleep(0)
     raise KeyError("no such customer")
 
@@ -85,7 +84,6 @@ async def sleepy() -> str:
 
 @app.task(name="sends", shared=False)  # type: ignore[untyped-decorator]
 async def sends() -> Any:
-    """Send a task and wait for it."""
     return await durable.aresult(await durable.asend("where"), timeout=20)
 
 

@@ -53,7 +53,6 @@ class Broker:
                 connection.default_channel.exchange_delete(name)
 
     def name(self, label: str = "queue") -> str:
-        """Return a unique name for a queue or exchange."""
         name = f"test-{label}-{uuid.uuid4()}"
         self._names.append(name)
         return name
@@ -84,14 +83,12 @@ class Broker:
         }
 
     def app(self, **settings: Any) -> Celery:
-        """Return a new app on this broker."""
         app = Celery("tests", set_as_current=False)
         app.conf.update(self.settings(**settings))
         self._apps.append(app)
         return app
 
     def bind(self, queue: str, exchange: str, routing_key: str) -> None:
-        """Create *queue* and bind it to the direct *exchange* with *routing_key*."""
         with connect(self.url) as connection:
             channel = connection.default_channel
             channel.exchange_declare(exchange, "direct", durable=True, auto_delete=False)
@@ -130,7 +127,6 @@ class ManualClock:
         self._now += round(seconds * 1000)
 
     def after(self, seconds: float) -> datetime:
-        """Return the time *seconds* from now."""
         return datetime.fromtimestamp(self._now / 1000 + seconds, timezone.utc)
 
 
@@ -145,20 +141,17 @@ def close_results(app: Celery) -> None:
 
 
 def stored_messages(app: Celery) -> list[Envelope]:
-    """Return the stored messages of *app*, by due time."""
     entries = StoredTasks.of(app).queue.list(limit=500)
     return [Envelope.unpack(entry.payload, entry.id, entry.headers) for entry in entries]
 
 
 def send_due(delayed: DurableTasks, name: str = "shop.remind", **options: Any) -> str:
-    """Store a delayed task and make it due."""
     result = delayed.app.send_task(name, countdown=60, **options)
     assert delayed.run_now(result.id)
     return str(result.id)
 
 
 def dispatch(app: Celery) -> Dispatched:
-    """Dispatch due entries."""
     with contextlib.closing(Dispatcher(app, StoredTasks.of(app).queue)) as dispatcher:
         return dispatcher.run()
 

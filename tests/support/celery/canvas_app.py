@@ -46,14 +46,12 @@ def tell(self: Task, *_: Any) -> dict[str, Any]:
 
 
 def retry(self: Task, times: int, countdown: float) -> list[Any]:
-    """Retry *times* times, then return."""
     if self.request.retries < times:
         raise self.retry(countdown=countdown)
     return [self.request.retries, self.request.id, CALL in vars(self.request)]
 
 
 def autoretry(self: Task, times: int) -> int:
-    """Fail *times* times, then return."""
     if self.request.retries < times:
         raise TooSoonError
     return int(self.request.retries)
@@ -64,7 +62,6 @@ def fail(_: Task) -> None:
 
 
 def append(_: Task, value: Any, path: str) -> None:
-    """Append a line to a file."""
     with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123 - appending
         file.write(f"{value}\n")
 
@@ -75,7 +72,6 @@ def send(self: Task, countdown: float) -> str:
 
 
 def make(settings: dict[str, Any]) -> Celery:
-    """Return the app with its tasks."""
     app = Celery("canvas", set_as_current=False)
     app.conf.update(settings)
     DurableTasks(app, leases=False)

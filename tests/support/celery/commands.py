@@ -14,7 +14,6 @@ def command(*arguments: str) -> list[str]:
 
 
 def start_command(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """Start the command with its output piped."""
     return subprocess.Popen(
         command(*arguments),
         cwd=ROOT,

@@ -50,7 +50,6 @@ def note(self: Any, due: float = 0.0) -> str:
 
 @app.task(bind=True, name=STUBBORN, shared=False, max_retries=5)  # type: ignore[untyped-decorator]
 def stubborn(self: Any, times: int, countdown: float) -> int:
-    """Retry *times* times, then return."""
     if self.request.retries < times:
         raise self.retry(countdown=countdown)
     note.run()

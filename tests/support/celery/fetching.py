@@ -106,7 +106,6 @@ class Taker:
 
 @contextmanager
 def connected(server: RedisServer, **options: Any) -> Iterator[Any]:
-    """Connect kombu to *server*."""
     with Connection(f"redis+socket://{server.socket}", transport_options=options) as connection:
         yield connection
 
@@ -123,7 +122,6 @@ def publish_all(connection: Any, count: int) -> None:
 
 
 def fetch_of(taker: Taker) -> Fetch:
-    """Return the Fetch of *taker*."""
     found: Fetch | None = taker.channel._fetch
     assert found is not None
     return found
@@ -157,8 +155,6 @@ DEFAULT: Final = InFlightKeys.under("")
 
 
 class MemoryCounters:
-    """In-memory counters."""
-
     def __init__(self) -> None:
         self.amounts: Counter[str] = Counter()
 
@@ -167,7 +163,6 @@ class MemoryCounters:
 
 
 def leases_of(connection: Any, on_lost: Callable[[str, float], None] = lambda *_: None) -> WorkerLeases:
-    """Return the leases of a worker with one process on *connection*."""
     keys = AdmissionKeys(InFlightKeys.of(connection.default_channel), FlowKeys("redis_queue"))
     return WorkerLeases(connection, on_lost, Admission(keys, lambda: 1))
 
@@ -224,6 +219,5 @@ class FakeLeases:
         self.settlement.settle_all(self.settle_alone)
 
     def put_aside(self, tag: str, item: bytes) -> None:
-        """Record an unreadable item."""
         self.aside.append(item)
         self.drop(tag)

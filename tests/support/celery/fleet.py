@@ -129,6 +129,5 @@ def fleet_on_one_redis() -> Iterator[Fleet]:
 
 
 def send(delayed: DurableTasks, countdown: float, **options: Any) -> Any:
-    """Delay one `note` task and return its result."""
     due = time.time() + countdown
     return delayed.app.send_task(NOTE, kwargs={"due": due}, countdown=countdown, **options)

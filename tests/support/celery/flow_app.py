@@ -43,7 +43,6 @@ _clients: dict[int, redis.Redis] = {}
 
 
 def client() -> redis.Redis:
-    """Return the client of this process."""
     if os.getpid() not in _clients:
         _clients[os.getpid()] = redis.Redis.from_url(REFEREE.replace("redis+socket", "unix"))
     return _clients[os.getpid()]
@@ -82,7 +81,6 @@ def again(self: Any, times: int, countdown: float = 0.0, *, hold: bool = False) 
 
 @app.task(name=FAIL, shared=False)  # type: ignore[untyped-decorator]
 def fail() -> None:
-    """Fail."""
     raise ValueError("on purpose")
 
 

@@ -30,7 +30,6 @@ IN_FLIGHT = ["unacked", "unacked_index", f"{KEYS.taken}unacked", f"{KEYS.taken}u
 
 
 def url_of(server: RedisServer) -> str:
-    """Return the URL of *server* as a broker."""
     return f"redis+socket://{server.socket}"
 
 
@@ -73,7 +72,6 @@ def counts(client: redis.Redis) -> dict[str, Any]:
 
 
 def texts(rows: dict[bytes, bytes]) -> dict[str, int]:
-    """Return names and numbers."""
     return {name.decode().replace("\0", "/"): int(value) for name, value in rows.items()}
 
 
@@ -117,12 +115,10 @@ class Fleet:
 
     @property
     def flow(self) -> str:
-        """The name of the flow of the queue."""
         return f"queue:{self.queue}"
 
     @property
     def url(self) -> str:
-        """The URL of the broker."""
         return self.broker or url_of(self.server)
 
     @property
@@ -220,7 +216,6 @@ def peak(events: list[tuple[str, str, str, int]], *, of_key: bool = False) -> in
 
 
 def kill(worker: CeleryProcess) -> None:
-    """Kill a worker with all its children."""
     family = psutil.Process(worker.pid).children(recursive=True)
     os.kill(worker.pid, signal.SIGKILL)
     for child in family:

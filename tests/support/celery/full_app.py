@@ -34,7 +34,6 @@ def _note(task_id: str) -> None:
 
 @app.task(bind=True, name=ADD, shared=False)  # type: ignore[untyped-decorator]
 def add(self: Any, _padding: str = "") -> None:
-    """Record this run."""
     _note(self.request.id)
 
 

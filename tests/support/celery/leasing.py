@@ -102,7 +102,6 @@ class Leasing:
         return DurableTasks(self.app(), delays=False)
 
     def send(self, task: str, *args: Any, **options: Any) -> Any:
-        """Send a task and return its result."""
         return self.app().send_task(task, args, **options)
 
     def end_task(self, worker: str, count: int = 1) -> None:
@@ -171,6 +170,5 @@ def is_keeper(process: psutil.Process) -> bool:
 
 
 def texts(client: redis.Redis, key: str) -> list[str]:
-    """Return the items of the list *key* as strings."""
     rows: Any = client.lrange(key, 0, -1)
     return [row.decode() for row in rows]

@@ -70,7 +70,6 @@ def wait(self: Any) -> str:
 
 @app.task(bind=True, name=HOLD, shared=False)  # type: ignore[untyped-decorator]
 def hold_interpreter(self: Any, seconds: int) -> None:
-    """Hold the GIL for *seconds*."""
     _store().rpush(STARTED, self.request.id)
     # A function called through PyDLL does not release the GIL.
     ctypes.PyDLL(None).sleep(seconds)

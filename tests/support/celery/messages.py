@@ -89,7 +89,6 @@ def envelopes(draw: st.DrawFn, ids: st.SearchStrategy[str] = task_ids) -> Envelo
 
 
 def message(**changes: Any) -> Envelope:
-    """Return an ordinary Celery message."""
     task_id = str(uuid.uuid4())
     headers: Mapping[str, Any] = {
         "lang": "py",

@@ -48,13 +48,11 @@ delayed = DurableTasks(app)
 
 @app.task(name=OK, shared=False)  # type: ignore[untyped-decorator]
 def succeed(*_: Any, **__: Any) -> int:
-    """Succeed."""
     return 1
 
 
 @app.task(name=FAIL, shared=False)  # type: ignore[untyped-decorator]
 def fail(text: str = "broken") -> None:
-    """Fail."""
     raise ValueError(text)
 
 

@@ -59,11 +59,9 @@ class Observed:
         return {"BROKER_URL": self.broker_url, "STORE_URL": self.store.url, "SETTINGS": json.dumps(self.settings)}
 
     def send(self, name: str, *args: Any, **options: Any) -> str:
-        """Send a task; return its id."""
         return str(self.app.send_task(name, args, **options).id)
 
     def tally(self, name: str) -> Tally:
-        """Return the counts of a task."""
         found = (tally for series, tally in self.history.totals(10).items() if series.task == name)
         return sum(found, Tally())
 

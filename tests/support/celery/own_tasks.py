@@ -30,7 +30,6 @@ class OwnRequest(Request):  # type: ignore[misc]
         super().on_accepted(pid, time_accepted)
 
     def on_failure(self, exc_info: Any, **options: Any) -> Any:
-        """Note the failure."""
         note("failure")
         return super().on_failure(exc_info, **options)
 

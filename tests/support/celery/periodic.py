@@ -104,7 +104,6 @@ class Rota:
         return self.dues(name)
 
     def state(self, name: str) -> State:
-        """Return the stored state of a schedule."""
         return must(must(self.schedules.store.get([name])[0]).state)
 
     def settle(self, *names: str, every: int) -> None:

@@ -39,7 +39,6 @@ def _note(request: Any) -> redis.Redis:
 
 @app.task(bind=True, name=TICK, shared=False)  # type: ignore[untyped-decorator]
 def tick(self: Any, *_: Any) -> None:
-    """Record this run."""
     _note(self.request).close()
 
 
@@ -52,6 +51,5 @@ def wait(self: Any) -> None:
 
 @app.task(bind=True, name=FAIL, shared=False)  # type: ignore[untyped-decorator]
 def fail(self: Any) -> None:
-    """Record this run and fail."""
     _note(self.request).close()
     raise ValueError("on purpose")

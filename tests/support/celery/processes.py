@@ -118,8 +118,6 @@ class CeleryProcess:
             yield self
 
     def wait_for_output(self, *texts: str, timeout: float = 40.0) -> None:
-        """Wait until the output contains one of *texts*."""
-
         def written() -> bool:
             assert self._process.poll() is None, f"ended with code {self._process.returncode}:\n{self.output}"
             return any(text in self.output for text in texts)
@@ -141,7 +139,6 @@ class CeleryProcess:
         return self._process.wait(timeout)
 
     def request_shutdown(self) -> None:
-        """Request a warm shutdown with SIGTERM."""
         self._process.send_signal(signal.SIGTERM)
 
     def finish(self, *, timeout: float = 60.0) -> int:

@@ -32,14 +32,12 @@ durable = DurableTasks(app)
 
 @app.task(name="plain", shared=False)  # type: ignore[untyped-decorator]
 def plain(*args: Any, **kwargs: Any) -> None:
-    """Record this run."""
     with redis.Redis.from_url(URL.replace("redis+socket", "unix")) as client:
         client.rpush(RAN, f"{args} {kwargs}")
 
 
 @app.task(name="flowing", shared=False, flow=Flow(limit=1, rate="100/s", fair="{shop}"))  # type: ignore[untyped-decorator]
 def flowing(name: str, shop: str = "7") -> None:
-    """Record this run."""
     plain.run(name)
 
 

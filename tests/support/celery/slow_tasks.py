@@ -9,5 +9,4 @@ from celery import shared_task
 
 @shared_task(name="tests.work", ignore_result=True)  # type: ignore[untyped-decorator]
 def work(seconds: float) -> None:
-    """Sleep for *seconds*."""
     time.sleep(seconds)

@@ -80,7 +80,6 @@ class Recorder:
         return map(SpanRow.of, self._exporter.get_finished_spans())
 
     def named(self, name: str) -> list[SpanRow]:
-        """Return the spans with this name."""
         return [span for span in self if span.name == name]
 
 

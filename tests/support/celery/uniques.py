@@ -59,12 +59,10 @@ def taking(server: RedisServer) -> Iterator[Taker]:
 
 
 def owners(app: Celery) -> Owners:
-    """Return the owners of keys."""
     return StoredTasks.of(app).unique
 
 
 def owned(app: Celery) -> dict[tuple[str, str], str]:
-    """Return the state of each key."""
     return {(owner.task, owner.key): owner.state for owner in owners(app).list()}
 
 

@@ -38,11 +38,9 @@ class Terminal:
         )
 
     def settings(self) -> list[Any]:
-        """Return the terminal attributes."""
         return termios.tcgetattr(self._side)
 
     def type(self, keys: str) -> None:
-        """Send *keys* as typed input."""
         os.write(self._main, keys.encode())
 
     def wait_for(self, text: str) -> None:

@@ -73,7 +73,6 @@ def served_by(database: str) -> Iterator[None]:
 
 
 def rows() -> list[Any]:
-    """Return the rows of the outbox."""
     from redis_queue.contrib.django.outbox.models import Call
 
     return list(Call.objects.all())

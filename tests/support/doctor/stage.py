@@ -53,7 +53,6 @@ def problems(access: Access, check: str, *, ask: bool = False) -> list[Finding]:
 
 
 def fill(client: redis.Redis) -> Stage:
-    """Fill both queues."""
     queue = RedisQueue("orders", client, lease=LATER)
     delayed = DelayQueue("reminders", client, lease=LATER)
     queue.put_many([f"m{number}" for number in range(8)], dedupe_key=str)

@@ -75,7 +75,6 @@ class Page(HTMLParser):
         return next(form for form in self.forms if "/actions/" in form.action and not form.action.endswith("/preview"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Record a start tag."""
         assert len({name for name, _ in attrs}) == len(attrs), f"duplicate attribute: {attrs}"
         found = {name: value or "" for name, value in attrs}
         self.tags.append((tag, found))
@@ -104,7 +103,6 @@ class Page(HTMLParser):
             form.fields.append(pair)
 
     def handle_endtag(self, tag: str) -> None:
-        """Record an end tag."""
         assert self._open, f"</{tag}> without a start tag"
         assert self._open[-1] == tag, f"</{tag}> closes {self._open[-1:]}"
         self._open.pop()
@@ -115,7 +113,6 @@ class Page(HTMLParser):
             self._select = None
 
     def handle_data(self, data: str) -> None:
-        """Record text."""
         self.pieces.append(data)
 
 
@@ -151,7 +148,6 @@ class Browser:
         return self.send(page.form_with(("verb", verb)), ("verb", verb), **changes)
 
     def post(self, form: Form, button: tuple[str, str] | None = None, **changes: Any) -> Response:
-        """Submit a form."""
         kept = [(name, value) for name, value in form.fields if name not in changes]
         given = [(n, v) for n, values in changes.items() for v in (values if isinstance(values, list) else [values])]
         data: dict[str, list[str]] = {}

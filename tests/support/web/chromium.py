@@ -25,7 +25,6 @@ class Tab:
     complaints: list[str] = field(default_factory=list)
 
     def open(self, path: str) -> Page:
-        """Open a path of the dashboard."""
         self.page.goto(self.address + path)
         return self.page
 

@@ -55,7 +55,6 @@ def compressed(png: bytes) -> bytes:
 
 
 def main() -> None:
-    """Write all images."""
     IMAGES.mkdir(exist_ok=True)
     with (
         RedisServer(aof="everysec") as server,
@@ -80,7 +79,6 @@ def main() -> None:
 
 
 def write(browser: Browser, url: str, name: str, size: tuple[int, int], scheme: str) -> None:
-    """Write one image."""
     width, height = size
     phone = width < height
     context = browser.new_context(

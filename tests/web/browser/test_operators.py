@@ -37,7 +37,6 @@ CLICKS = 5
 
 @pytest.fixture
 def page(new_tab: NewTab) -> Page:
-    """The overview."""
     tab = new_tab()
     tab.page.add_init_script(COUNT)
     return tab.open("/")

@@ -18,7 +18,6 @@ from tests.support.web.contents import fill_schedules
 
 @pytest.fixture
 def schedules(app: Celery, filled: redis.Redis) -> Schedules:
-    """The schedules of the app."""
     fill_schedules(filled, app=str(app.main or "app"))
     return AppAccess(app).schedules
 
