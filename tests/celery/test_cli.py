@@ -179,7 +179,6 @@ class TestAdopt:
 class TestReleaseAll:
     @pytest.fixture(autouse=True)
     def waiting(self, app: Celery) -> None:
-        """One task that is due and one that is not."""
         DurableTasks(app, leases=False)
         app.send_task("shop.remind", eta=datetime(2020, 1, 1, tzinfo=timezone.utc), task_id="due")
         app.send_task("shop.remind", eta=LATER, task_id="later")

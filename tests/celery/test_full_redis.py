@@ -44,7 +44,6 @@ def notes() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def app(server: RedisServer) -> Iterator[Celery]:
-    """An app whose broker and store are the server."""
     broker = f"redis+socket://{server.socket}"
     with closing(Celery("full", broker=broker, set_as_current=False)) as app:
         app.conf.update(redis_queue_url=server.url, task_default_queue="full")

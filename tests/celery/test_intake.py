@@ -193,7 +193,6 @@ def due(app: Celery, broker: Broker) -> list[Any]:
 
 
 def stored(app: Celery) -> dict[str, Envelope]:
-    """Return the stored calls by the id of their entry."""
     return {entry.id: Envelope.unpack(entry.payload, entry.id, entry.headers) for entry in StoredTasks.of(app).queue}
 
 

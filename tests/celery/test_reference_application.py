@@ -52,7 +52,6 @@ class Installation:
 
     @property
     def executed(self) -> list[dict[str, Any]]:
-        """The records of the executed tasks, in order."""
         return [json.loads(row) for row in self.client.lrange(f"{PREFIX}:orders:executed", 0, -1)]
 
     def wait_for(self, count: int, *, timeout: float = 40.0) -> list[dict[str, Any]]:

@@ -50,8 +50,6 @@ class ThreadingServer(ThreadingMixIn, WSGIServer):
 
 
 class QuietHandler(WSGIRequestHandler):
-    """A request handler without logging."""
-
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""
 

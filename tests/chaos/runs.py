@@ -19,7 +19,6 @@ SEEDS = (1, 2, 3)
 
 
 def run(scenario: str, *, messages: int, seed: int, chance: float = 0.006, root: Path = ROOT) -> dict[str, Any]:
-    """Run *scenario* once with the code in *root* and return the figures."""
     task = json.dumps({"scenario": scenario, "messages": messages, "seed": seed, "chance": chance})
     command = [sys.executable, "-m", "tests.chaos.runs", task]
     done = subprocess.run(command, cwd=root, check=False, capture_output=True, text=True)

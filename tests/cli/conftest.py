@@ -113,7 +113,6 @@ def failed(client: redis.Redis, clock: Clock) -> Failures:
 
 @pytest.fixture
 def reports(client: redis.Redis, clock: Clock) -> Reports:
-    """The report of a worker that runs a task."""
     found = Reports(client, "redis_queue", clock)
     since = datetime.fromtimestamp(clock.now / 1000 - 90, timezone.utc)
     worker = WorkerRow(

@@ -37,7 +37,6 @@ def mail(app: Celery, client: redis.Redis) -> redis.Redis:
 
 @pytest.fixture
 def limited(app: Celery) -> None:
-    """A flow of the queue "slow"."""
     app.conf.redis_queue_flow = {"queue:slow": {"limit": 1}}
 
 

@@ -34,8 +34,6 @@ def hello(environment: dict[str, Any], start_response: Any) -> list[bytes]:
 
 
 class Site:
-    """A server in a thread of this process."""
-
     def __init__(self, limits: ClientLimits, app: Any = hello) -> None:
         self.server = create(app, HOST, 0, limits)
         self.port = int(self.server.effective_port)
@@ -51,7 +49,6 @@ class Site:
         self.server.task_dispatcher.shutdown()
 
     def open(self, source: str = HOST) -> socket.socket:
-        """Return a connection from a local address."""
         return socket.create_connection((HOST, self.port), timeout=20, source_address=(source, 0))
 
     def connections(self) -> int:

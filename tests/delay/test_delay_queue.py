@@ -24,7 +24,6 @@ from tests.support.wait import must, wait_until
 
 @pytest.fixture
 def make(client: redis.Redis, clock: Clock) -> Callable[..., DelayQueue]:
-    """Make a queue with the given settings, on the manual clock."""
     return lambda **settings: DelayQueue("timed", client, clock=clock, **settings)
 
 

@@ -72,7 +72,6 @@ class Background:
         self.end()
 
     def interrupt(self) -> None:
-        """Stop it with Ctrl-C."""
         self._process.send_signal(signal.SIGINT)
         self._process.wait(30)
         self.end()
@@ -140,6 +139,5 @@ class Reader:
         return done.stdout
 
     def end(self) -> None:
-        """Stop all background commands."""
         for background in self._running.values():
             background.kill()

@@ -23,7 +23,6 @@ OTHERS = (
 
 
 def section(title: str) -> str:
-    """Return the text under a heading."""
     return PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 

@@ -48,7 +48,6 @@ def touched(script: str, commands: set[str]) -> set[str]:
 
 
 def movers() -> list[str]:
-    """Return the scripts that move entries."""
     return [name for name in names() if touched(name, PLACED | REMOVED)]
 
 

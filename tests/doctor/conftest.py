@@ -15,14 +15,12 @@ from tests.support.servers import RedisServer
 
 @pytest.fixture(scope="package")
 def sound() -> Iterator[RedisServer]:
-    """A server with an append-only file."""
     with RedisServer(aof="everysec") as server:
         yield server
 
 
 @pytest.fixture
 def client(sound: RedisServer) -> Iterator[redis.Redis]:
-    """A client of it, emptied before the test."""
     with sound.client() as client:
         client.flushall()
         yield client

@@ -42,7 +42,6 @@ def run(url: str, *arguments: str) -> Result:
 
 
 def doctor(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a separate process."""
     command = [sys.executable, "-m", "redis_queue", "doctor", *arguments]
     environment = {**os.environ, "REDIS_QUEUE_URL": url}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)

@@ -19,7 +19,6 @@ FAILING, SLOW = "failing tasks", "slow tasks"
 
 @pytest.fixture
 def access(client: redis.Redis, clock: Clock) -> Access:
-    """The reader of these reports."""
     return Access(Inspector(client, clock=clock))
 
 

@@ -148,8 +148,6 @@ def own_rule(random: Random) -> OwnRule:
 
 
 def script_of(random: Random) -> list[Step]:
-    """Return the steps of producers, workers and operators."""
-
     def burst() -> list[Group]:
         task = random.choice(TASKS)
         of_task = random.choice(["", "x", "x", "y"]) if task else ""

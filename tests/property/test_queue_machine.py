@@ -68,7 +68,6 @@ class QueueMachine(Machine):
     @rule(limit=limits, loss=losses)
     @precondition(lambda self: self.model.ready or self.model.waiting or self.model.in_flight)
     def get_many(self, limit: int, loss: Loss) -> None:
-        """Claim several messages."""
         self.claim(lambda: self.queue.get_many(limit), limit, loss)
 
     @rule()
@@ -215,7 +214,6 @@ def row_seen(row: Row, claim: Claim) -> Seen:
 
 
 def by_id(found: list[Seen]) -> list[Seen]:
-    """Return claimed messages, sorted by id."""
     return sorted(found, key=lambda one: one[0])
 
 

@@ -34,8 +34,6 @@ def raising(error: BaseException) -> Callable[[Message], NoReturn]:
 
 
 class MuteError(Exception):
-    """An exception whose `str()` fails."""
-
     def __str__(self) -> str:
         raise ValueError
 

@@ -31,7 +31,6 @@ class Time:
         return self.clock() / 1000
 
     def work(self, seconds: float) -> None:
-        """Let *seconds* pass in a handler."""
         assert self.consumer is not None
         left = seconds
         while left > 0:

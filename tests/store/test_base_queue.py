@@ -26,7 +26,6 @@ KINDS: Final[dict[str, Callable[..., AnyQueue]]] = {
 
 @pytest.fixture(params=KINDS)
 def make(request: pytest.FixtureRequest, client: redis.Redis, clock: Clock) -> Callable[..., AnyQueue]:
-    """Make a queue with the given settings, on the manual clock."""
     return lambda **settings: KINDS[request.param]("orders", client, clock=clock, **settings)
 
 

@@ -65,7 +65,6 @@ def send(stage: Stage, sequence: int = 100) -> Any:
 
 
 def own(stage: Stage, **changed: Any) -> Any:
-    """Let a message own a key."""
     call: dict[str, Any] = {
         "field": "sync\0key",
         "token": "ab",
@@ -86,7 +85,6 @@ def take(stage: Stage, tag: str = "u-", settled: Sequence[str] = ()) -> Any:
 
 
 def restore(stage: Stage) -> Any:
-    """Return the message of a flow that is in flight."""
     call: dict[str, Any] = {"step": 0, "queue": "mail", "task": "sync", "of_task": "a", "of_queue": "", "message": "{}"}
     return script(stage, "admission/restore", now=stage.clock(), tag="t-001", record=RECORD, last=0, **call)
 

@@ -513,7 +513,6 @@ def test_any_bytes_in_a_delay_queue_are_delivered_or_quarantined_unchanged(
 
 
 def remove(client: redis.Redis, key: bytes, how: str) -> None:
-    """Delete, expire or rename *key*."""
     if how == "deleted":
         client.delete(key)
     elif how == "expired":
@@ -548,7 +547,6 @@ def test_records_renamed_forth_and_back_are_quarantined_and_not_lost(client: red
 
 
 def flush(client: redis.Redis) -> None:
-    """Delete all keys and scripts."""
     client.flushall()
     client.script_flush()
 

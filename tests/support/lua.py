@@ -19,7 +19,6 @@ def names() -> list[str]:
 
 
 def includes() -> list[Path]:
-    """Return the files that several scripts include."""
     return sorted((FOLDER / "includes").iterdir())
 
 

@@ -270,8 +270,6 @@ COMMANDS = (
 
 @dataclass(frozen=True)
 class Certificates:
-    """Paths of a loopback certificate and of the certificate of its authority."""
-
     authority: Path
     certificate: Path
     key: Path

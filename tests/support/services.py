@@ -123,7 +123,6 @@ def rabbitmq_environment(directory: Path, node: str, distribution_port: int) -> 
 
 
 def rabbitmq_answers(url: str) -> bool:
-    """Return whether a RabbitMQ takes connections at *url*."""
     connect: Any = Connection  # kombu does not annotate it
     with connect(url, connect_timeout=3) as connection:
         try:

@@ -21,7 +21,6 @@ TLS_TEST = ("tests/support/test_servers.py", "-k", "speaks_tls")
 
 @pytest.fixture
 def bare_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A PATH with a Redis and nothing else."""
     (tmp_path / "redis-server").symlink_to(server_binary("path"))
     monkeypatch.setenv("PATH", str(tmp_path))
     return str(tmp_path)

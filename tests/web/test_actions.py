@@ -38,7 +38,6 @@ def preview(browser: Browser, path: str, verb: str, **changes: Any) -> Page:
 
 
 def rows(browser: Browser, path: str, *ids: str) -> list[str]:
-    """Return the values of the check boxes of *ids*."""
     boxes = [value for name, value in browser.get(path).form("/preview").boxes if name == "row"]
     return [box for box in boxes if box.split(":")[2] in ids]
 

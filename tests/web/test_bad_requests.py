@@ -17,7 +17,6 @@ HOST = b"Host: localhost\r\nConnection: close\r\n"
 
 @pytest.fixture(scope="module")
 def served(serve: Serve, redis_url: str) -> Served:
-    """A dashboard with write access."""
     return serve("--allow-write", url=redis_url)
 
 

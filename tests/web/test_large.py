@@ -30,7 +30,6 @@ PAGE = 200_000
 
 @pytest.fixture
 def large(client: redis.Redis) -> redis.Redis:
-    """A Redis with large bodies in every state."""
     queue, delayed = RedisQueue("orders", client, max_body=10**8), DelayQueue("scheduled", client, max_body=10**8)
     call = {"task": "shop.report", "args": ["x" * SIZE], "kwargs": {}, "options": {}}
     delayed.push_many(Push(call, delay=60 + number, id=f"waits-{number}") for number in range(COUNT))

@@ -99,7 +99,6 @@ OFFERS = [
 
 @pytest.fixture
 def contents(app: Celery, filled: redis.Redis) -> redis.Redis:
-    """Data for every offer."""
     app.conf.task_queues = [Queue("mail"), Queue("slow")]
     app.send_task("shop.mail", queue="mail", task_id="this")
     fill_schedules(filled, app=app.main)

@@ -532,7 +532,6 @@ def store_many(store: ScheduleStore, count: int) -> None:
 
 @pytest.fixture(scope="module")
 def crowded() -> Iterator[redis.Redis]:
-    """A server with many schedules."""
     with RedisServer() as server, server.client() as client:
         store_many(ScheduleStore(DelayQueue("scheduled", client)), MANY)
         yield client

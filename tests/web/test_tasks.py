@@ -42,8 +42,6 @@ def now() -> datetime:
 
 
 class World:
-    """Puts tasks into each place."""
-
     def __init__(self, client: redis.Redis, app: Celery) -> None:
         self.client, self.app = client, app
         self.reports = Reports(client, "redis_queue")

@@ -32,7 +32,6 @@ def proxy(server: RedisServer) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
-    """What ends with the test."""
     with ExitStack() as stack:
         yield stack
 

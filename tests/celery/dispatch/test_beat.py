@@ -115,8 +115,6 @@ class TestTasks:
 
 
 class Executions:
-    """The tasks that a worker executed."""
-
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
         self._lock = threading.Lock()

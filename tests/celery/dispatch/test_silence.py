@@ -57,7 +57,6 @@ class TestPublish:
 
 
 def listeners(client: redis.Redis) -> set[Any]:
-    """Return the ids of the connections with a subscription."""
     return {row["id"] for row in client.client_list(_type="pubsub")}
 
 

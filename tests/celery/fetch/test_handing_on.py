@@ -221,7 +221,6 @@ class Loop:
         self.timers.append((delay, function, args))
 
     def fire(self) -> None:
-        """Fire all timers, whatever their time."""
         timers, self.timers = self.timers, []
         for _, function, args in timers:
             function(*args)

@@ -46,7 +46,6 @@ def proxy(redis_server: RedisServer, client: redis.Redis) -> Iterator[FaultProxy
 
 @pytest.fixture
 def connection(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A connection of an app with leases, through the proxy."""
     monkeypatch.setattr(kombu_connection, "MIN_TIMEOUT", 0.5)
     with app_at(proxy.url).connection_for_read() as connection:
         yield connection

@@ -108,7 +108,6 @@ def records() -> Iterator[tuple[str, bytes, bytes]]:
 
 @pytest.fixture(scope="module")
 def entries() -> dict[str, Entry]:
-    """All valid records, as a queue returns them."""
     codec, found = Codec(JSON, 2**30), {}
     for number, (what, payload, headers) in enumerate(records()):
         try:
@@ -151,7 +150,6 @@ def _little_memory() -> Iterator[None]:
 
 @pytest.fixture
 def app(redis_server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
-    """An app with its broker and its store in the shared Redis."""
     app = Celery("tests", broker=f"redis+socket://{redis_server.socket}", set_as_current=False)
     yield app
     app.close()

@@ -62,7 +62,6 @@ def arguments(server: RedisServer, key: str = "shop") -> list[Any]:
 
 
 def ids(server: RedisServer) -> list[str]:
-    """Return the ids of the messages in the list, oldest first."""
     with server.client() as client:
         elements: list[Any] = client.lrange("shop", 0, -1)
     return [json.loads(element)["headers"]["id"] for element in elements[::-1]][2:]

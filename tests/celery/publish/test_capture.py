@@ -87,7 +87,6 @@ def plain(broker: Broker, **settings: Any) -> Celery:
 
 
 def entries(app: Celery) -> list[Entry]:
-    """Return the stored entries, by due time."""
     return StoredTasks.of(app).queue.list(limit=500)
 
 

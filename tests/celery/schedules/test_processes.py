@@ -34,7 +34,6 @@ KEYS = ScheduleKeys(Keys("redis_queue", "delay", "scheduled", 0))
 
 @pytest.fixture
 def rota() -> Iterator[Rota]:
-    """Store and broker in one Redis."""
     with rota_on_one_redis() as rota:
         yield rota
 

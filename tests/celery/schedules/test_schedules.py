@@ -70,7 +70,6 @@ def schedules(durable: DurableTasks) -> Schedules:
 
 
 def messages(durable: DurableTasks) -> list[Envelope]:
-    """Return the stored messages by due time."""
     return sorted(stored_messages(durable.app), key=lambda envelope: str(envelope.headers["scheduled_for"]))
 
 

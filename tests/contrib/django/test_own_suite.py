@@ -24,7 +24,6 @@ MODULES = {"test_dummy_backend": 15, "test_immediate_backend": 15, "test_tasks":
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tests of the installed Django."""
     place = tmp_path_factory.mktemp("django")
     wanted = f"django=={django.__version__}"
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "django", wanted]

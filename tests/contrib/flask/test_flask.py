@@ -29,7 +29,6 @@ def broker(url: str) -> str:
 
 @pytest.fixture
 def app(redis_url: str, client: redis.Redis, tmp_path: Path) -> Flask:
-    """The example application on the Redis of the test."""
     del client
     celery = {"broker_url": broker(redis_url), "redis_queue_url": redis_url, "task_ignore_result": True}
     return create_app(CELERY=celery, OUTBOX=str(tmp_path / "outbox.txt"))

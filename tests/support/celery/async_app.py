@@ -89,7 +89,6 @@ async def sends() -> Any:
 
 @app.task(name="calls", shared=False)  # type: ignore[untyped-decorator]
 async def calls() -> Any:
-    """Call another task as a function."""
     return await sleepless(1)
 
 

@@ -67,7 +67,6 @@ def append(_: Task, value: Any, path: str) -> None:
 
 
 def send(self: Task, countdown: float) -> str:
-    """Delay another task and return its id."""
     return str(self.app.tasks["canvas.tell"].apply_async(countdown=countdown).id)
 
 

@@ -25,7 +25,6 @@ def start_command(*arguments: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def run_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command and wait until it ends."""
     return subprocess.run(
         command(*arguments),
         cwd=ROOT,

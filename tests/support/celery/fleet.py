@@ -70,7 +70,6 @@ class Fleet:
         )
 
     def environment(self, *, delayed: bool = True) -> dict[str, str]:
-        """Return the environment variables for a worker or dispatcher."""
         return {
             "BROKER_URL": self.broker_url,
             "STORE_URL": self.store.url,
@@ -103,7 +102,6 @@ class Fleet:
         return app
 
     def delayed(self, **settings: Any) -> DurableTasks:
-        """Return the DurableTasks of such an app."""
         return DurableTasks(self.app(**settings), leases=False)
 
     @property

@@ -49,7 +49,6 @@ def client() -> redis.Redis:
 
 
 def run(task: Any, key: str, seconds: float, *, hold: bool) -> None:
-    """Enter, work, and leave."""
     client().eval(TELL, 1, EVENTS, f"enter {key} {task.request.id}")
     if hold:
         while client().blpop([GATE], timeout=1) is None:

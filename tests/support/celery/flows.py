@@ -135,7 +135,6 @@ class Fleet:
         return {**found, "broker_transport_options": options, **self.settings}
 
     def worker(self, name: str, *arguments: str, pool: str = "prefork", concurrency: int = 2) -> CeleryProcess:
-        """Return a worker that is not started yet."""
         store = {"redis_queue_url": self.store_of_workers} if self.store_of_workers else {}
         return CeleryProcess(
             *("-A", "tests.support.celery.flow_app", "worker", "--loglevel", "INFO", "--hostname", f"{name}@%h"),

@@ -92,7 +92,6 @@ class Leasing:
         return {"broker_transport_options": options, "redis_queue_task_lease": timeout, **self.settings}
 
     def app(self) -> Celery:
-        """Return an app with the same name as the workers'."""
         app = Celery("leasing", broker=self.broker_url, backend=self.result_url, set_as_current=False)
         app.conf.update(redis_queue_url=self.store.url, task_default_queue=self.queue, **self.all_settings())
         return app
@@ -110,21 +109,17 @@ class Leasing:
 
     @property
     def started(self) -> list[str]:
-        """Return the ids of the started tasks, in order."""
         return texts(self.client, STARTED)
 
     @property
     def ended(self) -> list[str]:
-        """Return the ids of the ended tasks, in order."""
         return texts(self.client, ENDED)
 
     def wait_for_starts(self, count: int, *, timeout: float = 40.0) -> list[str]:
-        """Wait for at least *count* started tasks and return their ids."""
         wait_until(lambda: len(self.started) >= count, timeout=timeout, description=f"{count} tasks to start")
         return self.started
 
     def wait_for_ends(self, count: int, *, timeout: float = 40.0) -> list[str]:
-        """Wait for at least *count* ended tasks and return their ids."""
         wait_until(lambda: len(self.ended) >= count, timeout=timeout, description=f"{count} tasks to end")
         return self.ended
 

@@ -76,7 +76,6 @@ def ignore() -> None:
 
 @app.task(name=LONG, shared=False, time_limit=1)  # type: ignore[untyped-decorator]
 def long() -> None:
-    """Run into the time limit."""
     time.sleep(60)
 
 

@@ -16,7 +16,6 @@ CALLS = "observed:calls"
 
 
 def note(what: str) -> None:
-    """Count a call in Redis."""
     with connect(os.environ["STORE_URL"], check=False) as client:
         client.hincrby(CALLS, what, 1)
 

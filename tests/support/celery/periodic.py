@@ -42,11 +42,9 @@ class Rota:
     store_url: str = ""
 
     def with_settings(self, **settings: Any) -> Rota:
-        """Return the rota of another version of the app."""
         return replace(self, settings={**self.settings, **settings})
 
     def process(self, *arguments: str, beat: bool = False) -> CeleryProcess:
-        """Return a process of `celery`, not started yet."""
         environment = {
             "BROKER_URL": self.broker_url,
             "STORE_URL": self.store_url or self.server.url,
@@ -91,7 +89,6 @@ class Rota:
 
     @property
     def ran(self) -> list[dict[str, Any]]:
-        """The runs of all tasks, in order."""
         return [json.loads(row) for row in self.client.lrange(RAN, 0, -1)]
 
     def dues(self, name: str) -> list[int]:
@@ -123,7 +120,6 @@ class Rota:
             assert len(range(first, state.due, every)) == state.runs + state.skipped
 
     def ids_by_due(self, name: str) -> dict[int, set[str]]:
-        """Return the task ids of the runs of each due time."""
         found: dict[int, set[str]] = defaultdict(set)
         for row in self.ran:
             if row["schedule"] == name:

@@ -47,7 +47,6 @@ class DispatchProcess:
         assert self._process.stdout.readline() == "ready\n"
 
     def go(self) -> None:
-        """Let the process dispatch."""
         assert self._process.stdin
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
@@ -130,7 +129,6 @@ class CeleryProcess:
         return self._process.pid
 
     def kill(self) -> None:
-        """Kill the process and its children with SIGKILL."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(10)
 

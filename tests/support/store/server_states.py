@@ -137,7 +137,6 @@ def busy(server: RedisServer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unsaved(server: RedisServer) -> Iterator[None]:
-    """Make snapshots fail."""
     dump = server.directory / "dump.rdb"
 
     def failed() -> bool:

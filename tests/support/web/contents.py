@@ -81,7 +81,6 @@ def fill_delayed(client: redis.Redis, name: str = "scheduled", text: str = "", c
 
 
 def fill_audit(client: redis.Redis, text: str = "") -> None:
-    """Write an entry to the audit log."""
     action = AuditLine(datetime.now(timezone.utc), f"ann{text}", f"cancel{text}", f"celery{text}", 3, f"to 2h{text}")
     Audit(client, "redis_queue").add(action)
 
@@ -261,8 +260,6 @@ Open = Callable[..., Browser]
 
 @dataclass
 class Served:
-    """A dashboard in its own process."""
-
     process: subprocess.Popen[bytes]
     port: int
     log: Path
@@ -273,7 +270,6 @@ class Served:
 
     @property
     def output(self) -> str:
-        """The log so far."""
         return self.log.read_text(errors="replace")
 
 

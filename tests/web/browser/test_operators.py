@@ -25,7 +25,6 @@ from tests.support.web.shop import RELEASE, fill_shop
 
 @pytest.fixture
 def filled(client: redis.Redis, app: Celery) -> redis.Redis:
-    """The Redis of a shop on a bad day."""
     fill_shop(client, app)
     return client
 
