@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from celery import states
+from celery import Celery, states
 from celery.backends.base import KeyValueStoreBackend
 from celery.result import ResultSet
 
@@ -18,9 +18,6 @@ from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import Seconds, duration_ms
 from redis_queue.basics.waits import PerLoop, Threads
 from redis_queue.celery.async_tasks import as_part_of_run
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 logger = logger_of(__name__)
 

@@ -10,13 +10,11 @@ import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
+from celery import Celery
 from celery._state import _task_stack
 from celery.exceptions import SoftTimeLimitExceeded
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 T = TypeVar("T")
 

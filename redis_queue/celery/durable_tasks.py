@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from celery import uuid
+from celery import Celery, uuid
 from celery.app.amqp import AMQP
 from celery.canvas import Signature
 
@@ -39,7 +39,6 @@ from redis_queue.errors import ConfigurationError, DuplicateTaskError
 from redis_queue.model import CancelOutcome, DeadLetter
 
 if TYPE_CHECKING:
-    from celery import Celery
     from typing_extensions import Unpack
 
 T = TypeVar("T")

@@ -7,9 +7,10 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import redis
+from celery import Celery
 from kombu.utils.functional import retry_over_time
 
 from redis_queue.basics.lazy_property import LazyProperty
@@ -31,9 +32,6 @@ from redis_queue.store.chunks import ANY_SIZE, CHUNK
 from redis_queue.store.ids import check_id, check_ids, is_id, new_ids, retry_id
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Scripts
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 ATTEMPTS: Final = 5
 """How often an entry is read again that was replaced before it was removed."""

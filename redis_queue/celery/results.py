@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from celery import states
+from celery import Celery, states
 from celery.app.task import Context
 
 from redis_queue.basics.logs import logger_of
@@ -24,9 +24,6 @@ from redis_queue.store.codec import read_document
 from redis_queue.store.connection import connect
 from redis_queue.store.ids import is_id, readable
 from redis_queue.store.scripts import Scripts
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 logger = logger_of(__name__)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 from urllib.parse import urlsplit
+
+from celery import Celery
 
 from redis_queue.admission.flows import check_flow_name
 from redis_queue.admission.owners import field_of
@@ -20,9 +22,6 @@ from redis_queue.monitor.failures import MAX_DAYS, MAX_KEPT
 from redis_queue.monitor.rows import MAX_RELEASE, release_text
 from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE
 from redis_queue.store.settings import MAX_SHARDS
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 MAX_DELIVERIES: Final = 1000
 

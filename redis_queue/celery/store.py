@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from copy import copy
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from celery import Celery
 
 from redis_queue.catalog import Catalog
 from redis_queue.celery.address import address_of
@@ -14,9 +16,6 @@ from redis_queue.store.connection import Client, connect
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Clock, server_clock
 from redis_queue.store.settings import Settings
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 MAX_BODY: Final = 64 * 1024 * 1024
 """Largest message in bytes: a message that the broker accepts must not be refused for its delay alone."""

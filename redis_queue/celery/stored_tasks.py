@@ -9,6 +9,8 @@ from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from celery import Celery
+
 from redis_queue.admission.flows import Flows
 from redis_queue.admission.owners import Owners
 from redis_queue.basics.lazy_property import LazyProperty
@@ -29,7 +31,6 @@ from redis_queue.store.chunks import CHUNK, MANY, check_limit
 from redis_queue.store.ids import is_id
 
 if TYPE_CHECKING:
-    from celery import Celery
     from typing_extensions import Unpack
 
 

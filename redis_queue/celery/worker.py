@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
-from celery import bootsteps
+from celery import Celery, bootsteps
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.waits import Background
@@ -36,9 +36,6 @@ from redis_queue.celery.stored_tasks import delayed_of, has_leases
 from redis_queue.errors import ConfigurationError, StoreError, UnsupportedServerError
 from redis_queue.store.connection import check_server
 from redis_queue.store.redis_errors import redact
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 logger = logger_of(__name__)
 

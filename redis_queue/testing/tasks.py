@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from celery import signals, states
+from celery import Celery, signals, states
 from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.exceptions import Reject
@@ -21,9 +21,6 @@ from redis_queue.celery.message.destinations import Destinations
 from redis_queue.celery.message.entry import envelope_of_entry
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.model import Entry
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 HOST: Final = "redis_queue.testing"
 

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from celery import Celery
 from celery.exceptions import TimeoutError as NoResultError
 
 from redis_queue.basics.times import Seconds, duration_ms, from_ms, point_ms, to_ms
@@ -25,7 +26,6 @@ from redis_queue.testing.tasks import TaskRow, TaskRun, row_of, row_of_entry, ru
 from redis_queue.testing.travel import MoveTo, TravelClock, TravelSender
 
 if TYPE_CHECKING:
-    from celery import Celery
     from typing_extensions import Self
 
 MAX_RUNS: Final = 10_000

@@ -7,7 +7,9 @@ import os
 import time
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from celery import Celery
 
 from redis_queue.admission.flows import OF_QUEUE, route_of
 from redis_queue.basics.times import from_ms
@@ -18,10 +20,6 @@ from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.store import Store
 from redis_queue.store.ids import id_text
 from redis_queue.store.scripts import Scripts
-
-if TYPE_CHECKING:
-    from celery import Celery
-
 
 MoveTo = Callable[[datetime], object]
 """Move the clock of the process: ``move_to`` of time-machine or freezegun."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from celery import Celery
 
 from redis_queue.admission.flows import OF_QUEUE
 from redis_queue.admission.rules import END, Flow, Unique
@@ -14,9 +16,6 @@ from redis_queue.basics.options import did_you_mean
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.settings import NAMESPACE, CelerySettings, part_of
 from redis_queue.errors import ConfigurationError, InvalidValueError
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 logger = logger_of(__name__)
 

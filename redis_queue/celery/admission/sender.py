@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from uuid import uuid4
 
 import redis
+from celery import Celery
 
 from redis_queue.admission.flows import Flows
 from redis_queue.basics.lazy_property import LazyProperty
@@ -18,9 +19,6 @@ from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError, StoreError
 from redis_queue.store.scripts import NumberedCalls, Scripts
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 BROKERS: Final = ("redis", "amqp")
 """The types of brokers, as kombu names them, whose messages may belong to flows."""

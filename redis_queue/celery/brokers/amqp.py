@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import amqp
 from amqp.exceptions import AccessRefused, FrameSyntaxError, NotFound, PreconditionFailed, ResourceLocked
 from amqp.method_framing import frame_writer
 from amqp.serialization import dumps
 from amqp.spec import Basic
+from celery import Celery
 from kombu.exceptions import OperationalError
 
 from redis_queue.celery.brokers.base import Broker, Settle, WhileWaiting, do_nothing, properties, reason_of
@@ -21,9 +22,6 @@ from redis_queue.celery.message.task_entry import restore_types
 from redis_queue.errors import InvalidValueError, StoreError
 from redis_queue.keeper.renewal import socket_timeout
 from redis_queue.store.chunks import CHUNK
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 CONFIRM_WITHIN: Final = 10.0
 """Maximum seconds without any confirm; a broker that is out of memory or disk sends none."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from celery import Celery
 from kombu.exceptions import OperationalError
 from kombu.transport.virtual import Channel as VirtualChannel
 from kombu.transport.virtual.base import NotEquivalentError
@@ -16,9 +17,6 @@ from redis_queue.celery.message.envelope import Envelope, described_name
 from redis_queue.celery.message.producer import build, exchange_type
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 logger = logger_of(__name__)
 

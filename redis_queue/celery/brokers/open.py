@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+from celery import Celery
 from kombu.exceptions import OperationalError
 from kombu.transport.redis import Channel as RedisChannel
 
@@ -16,9 +16,6 @@ from redis_queue.celery.kombu.connection import add_timeouts
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.errors import RedisQueueError
 from redis_queue.store.connection import Client
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 
 class BrokerUnavailableError(RedisQueueError, ConnectionError):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import uuid4
 
 import redis
+from celery import Celery
 
 from redis_queue.celery.brokers.base import Broker, Settle, WhileWaiting, do_nothing
 from redis_queue.celery.kombu.connection import client_of
@@ -22,9 +23,6 @@ from redis_queue.store.connection import Client
 from redis_queue.store.keys import PrefixKeys
 from redis_queue.store.redis_errors import is_temporary_refusal
 from redis_queue.store.scripts import Scripts
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 PROBE_MS: Final = 10_000
 """Milliseconds after which a probe key that was not deleted expires."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Set
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from celery import Celery
 from celery.utils.imports import instantiate
 
 from redis_queue.celery.queues.depth import purge_backlog
@@ -13,9 +14,6 @@ from redis_queue.celery.stored_tasks import StoredTasks, delayed_of
 from redis_queue.errors import RedisQueueError
 from redis_queue.store.chunks import MANY
 from redis_queue.store.ids import is_id
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 CANCELLED: Final = "stored_cancelled"
 """Argument of a revoke: the store in which its sender has cancelled; workers need not search that one again."""

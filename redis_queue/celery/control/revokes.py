@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from celery import bootsteps
+from celery import Celery, bootsteps
 from celery.utils.collections import LimitedSet
 from celery.worker import state
 
@@ -16,9 +16,6 @@ from redis_queue.celery.stored_tasks import delayed_of
 from redis_queue.delay.entries import MAX_REVOKED, REMEMBERED
 from redis_queue.errors import RedisQueueError
 from redis_queue.store.ids import is_id
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 logger = logger_of(__name__)
 

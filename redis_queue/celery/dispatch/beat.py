@@ -8,9 +8,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from celery import signals
+from celery import Celery, signals
 from kombu.exceptions import OperationalError
 
 from redis_queue.basics.logs import OutageLog, logger_of
@@ -25,9 +25,6 @@ from redis_queue.celery.store import Store
 from redis_queue.delay.model import Dispatched
 from redis_queue.errors import RedisQueueError, StoreUnavailableError
 from redis_queue.store.redis_errors import is_outage, redact
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 logger = logger_of(__name__)
 

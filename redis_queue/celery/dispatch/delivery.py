@@ -6,7 +6,9 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
+
+from celery import Celery
 
 from redis_queue.celery.brokers.base import Broker, WhileWaiting, do_nothing
 from redis_queue.celery.brokers.open import unavailable_if_away
@@ -18,9 +20,6 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
 from redis_queue.store.chunks import chunks
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 NONE_READ: Final[Mapping[str, Content]] = MappingProxyType({})
 

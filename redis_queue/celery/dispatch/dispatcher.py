@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
+from celery import Celery
 from kombu.exceptions import OperationalError
 
 from redis_queue.celery.brokers.base import Broker, WhileWaiting, do_nothing
@@ -24,9 +25,6 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import StoreError
 from redis_queue.store.chunks import CHUNK, check_limit
 from redis_queue.store.connection import Client
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 FRESH: Final = 1.0
 """Seconds for which a due entry is not yet overdue."""

@@ -9,10 +9,10 @@ import re
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import redis
-from celery import bootsteps
+from celery import Celery, bootsteps
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import OutageLog, logger_of
@@ -25,9 +25,6 @@ from redis_queue.delay.model import Dispatched, Leadership
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import RedisQueueError, StoreError, StoreUnavailableError
 from redis_queue.store.redis_errors import RedisErrors, translate
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 logger = logger_of(__name__)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from celery import Celery
 
 from redis_queue.keeper.renewal import DEFAULT_LEASE
 from redis_queue.store.keys import BrokerKeys
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 SEPARATOR: Final = "\x06\x16"
 LEASE_OPTION: Final = "redis_queue_task_lease"

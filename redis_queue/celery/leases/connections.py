@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
+from celery import Celery
 from kombu.transport import get_transport_cls
 from kombu.transport.redis import Channel, SentinelChannel
 
@@ -17,9 +18,6 @@ from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import has_leases
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.redis_errors import redact
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 SWEEP_LIMIT: Final = "unacked_restore_limit"
 """Transport option: how many expired messages kombu restores per look; None for all, 0 for none."""

@@ -8,9 +8,10 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import redis
+from celery import Celery
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.celery.admission.admission import Admission
@@ -24,9 +25,6 @@ from redis_queue.keeper.protocol import RenewalTime, pack, write_line
 from redis_queue.keeper.renewal import LeaseIndex, Renewer
 from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import RedisErrors, is_temporary_refusal
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 logger = logger_of(__name__)
 

@@ -10,10 +10,10 @@ import threading
 import time
 from _thread import start_new_thread
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from billiard.einfo import ExceptionInfo
-from celery import bootsteps, signals
+from celery import Celery, bootsteps, signals
 from celery.utils.dispatch import Signal
 from celery.worker import state
 from celery.worker.request import Request
@@ -33,9 +33,6 @@ from redis_queue.store.codec import read_document
 from redis_queue.store.ids import sibling_id
 from redis_queue.store.keys import PrefixKeys
 from redis_queue.store.redis_errors import RedisErrors
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 logger = logger_of(__name__)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
+from celery import Celery
 from kombu.transport.native_delayed_delivery import CELERY_DELAYED_DELIVERY_EXCHANGE
 
 from redis_queue.celery.kombu.keys import ListNames
@@ -21,8 +22,6 @@ from redis_queue.errors import InvalidValueError
 from redis_queue.store.keys import is_reserved
 
 if TYPE_CHECKING:
-    from celery import Celery
-
     from redis_queue.celery.message.envelope import Envelope
 
 MAX_SEEN: Final = 200

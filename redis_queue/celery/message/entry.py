@@ -7,8 +7,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
+from celery import Celery
 from celery.app.amqp import AMQP
 from celery.canvas import Signature
 from celery.exceptions import QueueNotFound
@@ -23,9 +24,6 @@ from redis_queue.celery.message.producer import InterceptingProducer
 from redis_queue.errors import BodyError, InvalidValueError
 from redis_queue.model import Entry, Item
 from redis_queue.store.codec import JSON
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 OPTIONS: Final = frozenset(
     {

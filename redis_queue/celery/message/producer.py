@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from celery import Celery
 from kombu.compression import compress
 from kombu.entity import Exchange, Queue, binding, maybe_delivery_mode
 from kombu.serialization import dumps
@@ -15,9 +16,6 @@ from redis_queue.basics.times import END_OF_CALENDAR_MS
 from redis_queue.celery.message.envelope import Envelope, priority_of
 from redis_queue.celery.message.headers import ETA
 from redis_queue.errors import InvalidValueError
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 NATIVE_DELAY: Final = "celery_delayed_"
 _LOCAL: Final = frozenset({"retry", "retry_policy", "timeout", "confirm_timeout", "mandatory", "immediate"})

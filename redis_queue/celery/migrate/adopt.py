@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from celery import Celery
 
 from redis_queue.celery.brokers.open import broker_of
 from redis_queue.celery.message.body import retries_of
@@ -17,9 +19,6 @@ from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.delay.model import Push
 from redis_queue.errors import InvalidValueError, RedisQueueError
 from redis_queue.store.chunks import chunks
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 PING_TIMEOUT: Final = 5.0
 """Seconds for all workers to answer; an idle worker needs milliseconds."""

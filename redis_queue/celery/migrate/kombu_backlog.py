@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from celery import Celery
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from redis_queue.basics.times import END_OF_CALENDAR_MS, from_ms
@@ -25,9 +26,6 @@ from redis_queue.errors import ConfigurationError
 from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.codec import MAX_DIGITS, read_document
 from redis_queue.store.scripts import Scripts
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 _RECORD_LENGTH: Final = 3
 """Items of an in-flight record: message, exchange and routing key."""

@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import redis
+from celery import Celery
 
 from redis_queue.admission.backlog import Backlog
 from redis_queue.admission.flows import OF_QUEUE, route_of
@@ -34,9 +35,6 @@ from redis_queue.schedules.store import ScheduleStore
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.codec import read_document
 from redis_queue.store.scripts import Scripts, now_ms
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 logger = logger_of(__name__)
 

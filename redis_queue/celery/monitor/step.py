@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from celery import bootsteps
+from celery import Celery, bootsteps
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
@@ -30,9 +30,6 @@ from redis_queue.monitor.model import FailureKind
 from redis_queue.monitor.report import Reports
 from redis_queue.schedules.state import Event
 from redis_queue.schedules.store import MAX_CHANGES, ScheduleStore
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 logger = logger_of(__name__)
 

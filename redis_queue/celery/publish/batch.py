@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Final
 
-from celery import Signature, group, signals
+from celery import Celery, Signature, group, signals
 from celery.backends.redis import ResultConsumer
 from kombu.exceptions import KombuError, OperationalError
 
@@ -21,8 +21,6 @@ from redis_queue.store.chunks import CHUNK
 from redis_queue.store.redis_errors import UNKNOWN, RedisErrors, may_have_arrived, redact, translate
 
 if TYPE_CHECKING:
-    from celery import Celery
-
     from redis_queue.celery.publish.lists import BrokerLists
 
 MAX_CHARACTERS: Final = 1 << 20

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from json.encoder import encode_basestring_ascii
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from celery import Signature, signals
+from celery import Celery, Signature, signals
 from celery.app.amqp import AMQP
 from celery.app.routes import MapRoute, Router
 from celery.backends.base import Backend
@@ -34,9 +34,6 @@ from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import ETA, SENT, sent_now
 from redis_queue.celery.publish.lists import Seen
 from redis_queue.store.chunks import CHUNK
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 MAX_KINDS: Final = 1000
 """Maximum number of kinds that are remembered: callers may make up names of queues."""

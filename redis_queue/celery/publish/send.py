@@ -11,6 +11,7 @@ from datetime import datetime, timedelta, timezone
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from celery import Celery
 from celery.app.amqp import task_message
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.json import dumps
@@ -21,8 +22,6 @@ from redis_queue.celery.message.headers import FlowHeader, UniqueHeader
 from redis_queue.errors import InvalidDelayError
 
 if TYPE_CHECKING:
-    from celery import Celery
-
     from redis_queue.celery.publish.batch import Batch
     from redis_queue.celery.publish.lists import Seen
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from celery import Celery
 
 from redis_queue.admission.backlog import Backlog
 from redis_queue.admission.flows import OF_QUEUE
 from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError, StoreError, StoreRefusedError, WrongTypeError
 from redis_queue.store.scripts import Scripts
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 UNREADABLE: Final = (StoreRefusedError, WrongTypeError)
 """Errors of the keys of flows that must not hide the queues: their user may lack permission for them."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from celery import Celery
 
 from redis_queue.celery.message.destinations import ForbiddenDestinationError, check_reserved
 from redis_queue.store.keys import MAX_NAME
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 MAX_TASKS: Final = 10_000
 """Maximum number of tasks whose routes are read."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from celery import Celery
 from kombu.exceptions import OperationalError
 from kombu.transport.redis import Channel as RedisChannel
 
@@ -16,9 +17,6 @@ from redis_queue.celery.queues.depth import BacklogQueues, BrokerQueues, purge_b
 from redis_queue.celery.queues.redis import RedisQueues
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 CONNECT_TIMEOUT: Final = 2.0
 """Seconds to wait for each reply of the broker."""

@@ -7,7 +7,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from celery import Celery
 
 from redis_queue.admission.backlog import sent_at
 from redis_queue.celery.kombu.connection import client_of
@@ -16,9 +18,6 @@ from redis_queue.celery.queues.depth import BrokerQueues, Depth
 from redis_queue.celery.queues.names import QueueNames
 from redis_queue.store.chunks import chunks, rows_of
 from redis_queue.store.scripts import Scripts
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 MAX_RECORDS: Final = 1000
 """Maximum number of messages in flight that are read to count them for each queue."""

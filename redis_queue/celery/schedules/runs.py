@@ -10,7 +10,9 @@ from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from celery import Celery
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import from_ms
@@ -29,9 +31,6 @@ from redis_queue.schedules.definition import Definition
 from redis_queue.schedules.state import Event, State, Step, dues_of, plan, resumed, text_of
 from redis_queue.schedules.store import Change, ScheduleStore, Stored
 from redis_queue.store.redis_errors import is_outage, redact
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 logger = logger_of(__name__)
 

@@ -6,8 +6,10 @@ import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 from uuid import uuid4
+
+from celery import Celery
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
@@ -27,9 +29,6 @@ from redis_queue.schedules.state import NEVER, NONE, REASONS, Event, Run, State,
 from redis_queue.schedules.store import Change, ScheduleStore, Stored, new_generation
 from redis_queue.store.chunks import CHUNK, check_limit
 from redis_queue.store.keys import is_name
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 logger = logger_of(__name__)
 

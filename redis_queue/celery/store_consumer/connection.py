@@ -6,10 +6,11 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import redis
+from celery import Celery
 from kombu.connection import Connection
 from redis.sentinel import SentinelConnectionPool
 
@@ -19,9 +20,6 @@ from redis_queue.celery.leases.qos import SWEEPS_PER_LEASE
 from redis_queue.celery.store import Store
 from redis_queue.celery.store_consumer.channel import ERRORS
 from redis_queue.keeper.renewal import socket_timeout
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 MAX_SWEEP: Final = 10.0
 """Maximum seconds between two such looks, the default of kombu."""

@@ -6,9 +6,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from celery import bootsteps
+from celery import Celery, bootsteps
 from kombu.transport.redis import Transport
 
 from redis_queue.basics.logs import logger_of
@@ -23,9 +23,6 @@ from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.store_consumer.consumer import MAX_PAUSE, StoreConsumer
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 logger = logger_of(__name__)
 
