@@ -49,7 +49,7 @@ _COUNTS: Final = (
 )
 
 _NUMBERS: Final = {"a": "executed", "b": "failed", "c": "retried", "d": "revoked"}
-"""The counts of a Tally by the letters under which they are stored. Earlier versions used all others: never do so."""
+"""The counts of a Tally by the letters under which they are stored."""
 
 _TIMES: Final = dict(zip(MARKS, ("duration", "waiting", "lateness"), strict=True))
 """The histograms of a Tally by their marks."""
@@ -67,7 +67,7 @@ def read_worker(name: str, seen_at: datetime, text: bytes) -> WorkerRow | None:
     """Return a worker; None for an unreadable row."""
     try:
         row: Any = read_document(text)
-        fields = {field: limit(row[field]) for field, limit in _WORKER.items() if field in row or field not in _NEW}
+        fields = {field: limit(row[field]) for field, limit in _WORKER.items()}
         return WorkerRow(name[:MAX_TEXT], seen_at, _time(row["started"]), **fields)
     except UNREADABLE:
         return None
@@ -211,9 +211,6 @@ _WORKER: Final[Mapping[str, Callable[[Any], Any]]] = {
 }
 """The fields of a worker, and what limits their values, when they are written and when they are read."""
 
-_NEW: Final = frozenset({"release"})
-"""Fields that workers of earlier versions do not write."""
-
 _RUNNING: Final[Mapping[str, Callable[[Any], Any]]] = {
     # First: a task is searched by the beginning of its row.
     "id": text_of,
@@ -239,7 +236,7 @@ def write_tally(tally: Tally) -> str:
 
 
 def read_tally(texts: Iterable[bytes], *, times: bool = True) -> Tally:
-    """Return the sum of the counts in *texts*; other bytes are ignored, among them histograms of earlier versions.
+    """Return the sum of the counts in *texts*; other bytes are ignored.
 
     Without *times* it has no histograms, which takes a tenth of the time.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from typing import Any
 
 import pytest
@@ -27,9 +26,6 @@ NONE = Tally()
 MAIL, BILL = Series("shop.mail", "mail"), Series("shop.bill", "default")
 KEYS = MonitorKeys("redis_queue")
 MINUTE, HOUR, DAY = 60, 3600, 86400
-
-EARLIER = re.compile(r"([a-zA-Z])(\d{1,15})")
-"""How an earlier version reads and adds up texts: all letters with a number, and nothing else."""
 
 MAX_SERIES = 200
 """Series that are counted apart."""
@@ -58,11 +54,6 @@ class TestCounts:
     def test_they_are_read_as_they_were_written(self) -> None:
         full = Tally(5, 1, 2, 3, Histogram.of([1, 70, 9e9]), Histogram.of([3]), Histogram.of([400, 500]))
         assert read_tally([write_tally(full).encode()]) == full
-
-    def test_texts_of_earlier_versions_and_ours_ignore_the_histograms_of_each_other(self) -> None:
-        ours = write_tally(tally(3, failed=1))
-        assert EARLIER.findall(ours) == [("a", "3"), ("b", "1")]
-        assert read_tally([f"a2b1e700g2x5Z9{ours}".encode()]) == tally(3, failed=1) + Tally(2, 1)
 
     def test_several_texts_are_added_up(self) -> None:
         texts = [write_tally(tally(2)).encode(), write_tally(tally(3, failed=1)).encode()]
@@ -308,7 +299,7 @@ class TestTimes:
         assert history.all_time()[MAIL].duration == history.totals(60)[MAIL].duration
         assert history.totals(60, times=False)[MAIL] == Tally(len(truth))
 
-    def test_counts_of_an_earlier_version_are_kept_and_its_histograms_dropped(
+    def test_counts_of_another_version_are_kept_and_its_histograms_dropped(
         self, reports: Reports, history: RunHistory, clock: Clock, client: redis.Redis
     ) -> None:
         reports.write(tallies={MAIL: tally(1)})
@@ -319,16 +310,6 @@ class TestTimes:
         assert history.totals(10) == {MAIL: tally(2) + Tally(4, 1)}
         assert history.all_time() == {MAIL: tally(2) + Tally(4, 1)}
         assert client.hvals(KEYS.totals) == [b"a4b1"] * 2
-
-    def test_an_earlier_version_that_adds_to_a_text_drops_our_histograms(
-        self, reports: Reports, history: RunHistory, client: redis.Redis
-    ) -> None:
-        reports.write(tallies={MAIL: tally(3, failed=1)})
-        for field in set(client.hkeys(KEYS.current)) - {b"minute"}:
-            sums = EARLIER.findall((client.hget(KEYS.current, field) or b"").decode())
-            client.hset(KEYS.current, field, "".join(f"{letter}{2 * int(number)}" for letter, number in sums) + "g2")
-        reports.write(tallies={MAIL: tally(5)})
-        assert history.totals(1) == {MAIL: tally(5) + Tally(6, 2)}
 
     def test_the_script_has_as_many_buckets(self, reports: Reports, history: RunHistory, clock: Clock) -> None:
         longest = Tally(2, duration=Histogram.of([9e12, 0]))

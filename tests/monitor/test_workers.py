@@ -157,14 +157,6 @@ def test_fields_of_a_newer_version_are_ignored(reports: Reports, workers: Worker
     assert workers.rows() == [ROW]
 
 
-def test_a_worker_of_an_earlier_version_has_no_release(reports: Reports, workers: Workers, client: redis.Redis) -> None:
-    reports.write(ROW)
-    stamp, _, text = (client.hget(KEYS.workers, "one@host") or b"").partition(b" ")
-    older = json.dumps({name: value for name, value in json.loads(text).items() if name != "release"}).encode()
-    client.hset(KEYS.workers, "one@host", stamp + b" " + older)
-    assert workers.rows() == [replace(ROW, release="")]
-
-
 def test_releases_are_noted_when_they_change_and_once_a_minute(client: redis.Redis, clock: Clock) -> None:
     monitor, reports = Monitor(client, "redis_queue", clock), Reports(client, "redis_queue", clock)
     for release in ("one", "one", "two", "", "two"):

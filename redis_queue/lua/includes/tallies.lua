@@ -1,8 +1,7 @@
 -- Add up texts of counts and histograms.
 --
 -- "a12b1!3000<90>700@20,5,7@31,1" is 12 for a, 1 for b, and a histogram named "!": the sum of its durations in ms, the
--- minimum and maximum in microseconds, 5 in bucket 20, 7 in 21, 1 in 31. Other characters are ignored, among them the
--- letters of histograms of earlier versions, which ignore these.
+-- minimum and maximum in microseconds, 5 in bucket 20, 7 in 21, 1 in 31. Other characters are ignored.
 --
 -- Defines add: (sums, text) adds a text to a table and returns it, written: (sums) returns the text of a table, join:
 -- (before, text) returns both texts, added up once they are long, as that takes time; the first may be nil or false.
