@@ -103,14 +103,6 @@ class TestTotals:
         assert client.hlen(KEYS.lateness) == 3
         assert client.hstrlen(KEYS.lateness, "times") < 1200
 
-    def test_those_of_an_earlier_version_stay_apart(self, client: redis.Redis, timed: DelayQueue) -> None:
-        earlier = {b"sent": b"9", b"failed": b"1", b"sum_ms": b"5000", b"le_5": b"4", b"le_inf": b"5"}
-        client.hset(KEYS.lateness, mapping=earlier)  # type: ignore[arg-type]
-        timed.dispatch_log.note(Dispatched(1, 0, Histogram.of([7])))
-        assert totals_of(timed) == (10, 1, Histogram.of([7]))
-        stored = client.hgetall(KEYS.lateness)
-        assert {field: stored[field] for field in earlier} == {**earlier, b"sent": b"10"}
-
     def test_a_call_whose_reply_is_lost_counts_once(self, redis_server: RedisServer, timed: DelayQueue) -> None:
         timed.dispatch_log.note(Dispatched())
         with FaultProxy(redis_server.address) as proxy, redis.Redis.from_url(proxy.url, **client_options()) as through:
