@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, get_args
 
 from redis_queue.basics.options import Conditions
 from redis_queue.basics.times import exact_span_text, from_ms, to_ms
-from redis_queue.celery.message.entry import task_options
+from redis_queue.celery.message.entry import TaskCall
 from redis_queue.celery.schedules.rules import rules_text
 from redis_queue.celery.schedules.schedules import Schedule
 from redis_queue.operate.access import Access
@@ -134,15 +134,12 @@ class ScheduleRow:
 
 def queue_of(access: Access, definition: Definition) -> str:
     """Return the Celery queue of the runs of *definition*; "" if it is unknown: without an app, or by its routes."""
-    options = dict(definition.options)
-    if access.app is None:
-        return str(options.get("queue") or "")
-    options = {**task_options(access.app, definition.task), **options}
     try:
-        found = access.app.amqp.router.route(options, definition.task).get("queue", "")
+        call = TaskCall(definition.task, definition.args, definition.kwargs, definition.options)
+        routed = call if access.app is None else call.routed(access.app)
     except Exception:  # noqa: BLE001 - routers of the app may raise anything
         return ""
-    return str(getattr(found, "name", found))
+    return str(routed.options.get("queue") or "")
 
 
 class ScheduleList(Listing[ScheduleRow, int]):
