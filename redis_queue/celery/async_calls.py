@@ -171,7 +171,6 @@ def _nodes(result: Any) -> Iterator[Any]:
 
 
 def _states(app: Celery, ids: Iterable[str]) -> dict[str, str]:
-    """Return the states of those of *ids* that are ready."""
     backend = app.backend
     if isinstance(backend, KeyValueStoreBackend):
         found = dict(backend.get_many(set(ids), interval=0, max_iterations=1))

@@ -330,7 +330,6 @@ def _check_chosen(action: Action, ids: IdArguments, only: Any, *, everything: bo
 
 
 def _name(action: Action, *, dry_run: bool) -> str:
-    """Return the name of the count in the result."""
     return f"{'to_be_' if dry_run else ''}{action.past.replace(' ', '_')}"
 
 

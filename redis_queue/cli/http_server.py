@@ -108,7 +108,6 @@ class Connection(HTTPChannel):
 
 
 def _address(host: object, port: int) -> str:
-    """Return host and port as in a URL."""
     return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
 
 

@@ -20,7 +20,6 @@ HIGHEST_PORT: Final = 65535
 
 
 def _kept(name: str, entry: str, text: str, *names: str) -> Callable[[Any], Any]:
-    """Return the option for a flag that is kept in the context."""
 
     def keep(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         ctx.meta[entry] = value

@@ -274,7 +274,6 @@ def _passed(definition: Definition, state: State, now: int, times: DueTimes, mos
 
 
 def _without(dues: Sequence[int], chosen: Sequence[int]) -> Sequence[int]:
-    """Return *dues* without those that are *chosen*."""
     # The last ones, of any number, or some of a few.
     if not chosen or chosen[0] == dues[-len(chosen)]:
         return dues[: len(dues) - len(chosen)]

@@ -95,7 +95,6 @@ class Script:
         self.writes = not called <= READS
 
     def _prologue(self) -> str:
-        """Return the statement that binds the names of the header."""
         kinds = self.kinds.items()
         names = [*self.keys, *(f"{argument}, FIRST" if kind == "TAIL" else argument for argument, kind in kinds)]
         values = [f"KEYS[{number}]" for number in range(1, len(self.keys) + 1)]
@@ -143,7 +142,6 @@ def _expand(line: str, place: str) -> list[str]:
 
 @functools.cache
 def _code(include: str) -> list[str]:
-    """Return the lines of an include after its header."""
     lines = _read(f"{_INCLUDES}/{include}").splitlines()
     return list(dropwhile(lambda line: line.startswith("--") and not _DIRECTIVE.fullmatch(line), lines))
 

@@ -190,7 +190,6 @@ def _configure(app: Celery, patches: Patches, url: str) -> None:
 
 
 def _remember_parts(app: Celery, patches: Patches) -> None:
-    """Remember the parts of the app that DurableTasks replaces."""
     patches.keep(app.steps["worker"])
     patches.keep(app.steps["consumer"])
     patches.keep(app.user_options["worker"])

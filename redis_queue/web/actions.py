@@ -189,7 +189,6 @@ def _begin() -> None:
 
 
 def _told(action: Action, plan: Plan, total: Result) -> list[str]:
-    """Return the result in sentences."""
     told = [f"{reason}." for reason in total.reasons]
     if plan.report.faults.rows:
         told.append(f"Skipped: {plan.report.faults.text()}.")

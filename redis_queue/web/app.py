@@ -268,7 +268,6 @@ def _compress(response: Response) -> None:
 
 
 def _refuse(error: Exception) -> tuple[str, int] | Response:
-    """Return the error page."""
     if isinstance(error, LoginRequired):
         login = Response("Name and password required.\n", 401, mimetype="text/plain")
         login.headers["WWW-Authenticate"] = 'Basic realm="redis_queue", charset="UTF-8"'

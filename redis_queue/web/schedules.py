@@ -115,7 +115,6 @@ class Line:
 
 
 def _time_line(rows: Iterable[ScheduleRow], now: datetime) -> dict[str, Any]:
-    """Return the lines of active schedules, and the times at their axis."""
     start = to_ms(now) // GAP_MS * GAP_MS
     return {
         "time_lines": [Line.of(row, spans, start) for row, spans in lines(rows, start)],

@@ -191,7 +191,6 @@ def _schedule(life: TaskLife) -> str:
 
 
 def _references(life: TaskLife) -> dict[str, str]:
-    """Return references to what the forms of the page act on."""
     return {
         "running": "" if life.running is None else workers.reference(life.running),
         "stored": "" if life.stored is None else entries.reference(life.stored[0], life.stored[1].id),

@@ -226,7 +226,6 @@ class _Piece(NamedTuple):
 
 @lru_cache(maxsize=2048)
 def _arguments(exchange: str, routing_key: str) -> bytes:
-    """Return the arguments of a mandatory publish."""
     return bytes(dumps("Bssbb", (0, exchange, routing_key, True, False)))
 
 

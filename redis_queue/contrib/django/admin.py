@@ -142,7 +142,6 @@ def _column(head: str, text: Callable[[ScheduleRow], Any]) -> Callable[[Any], An
 
 
 def _field(name: str) -> Callable[[Any], Any]:
-    """Return the column of a field of the schedule as a document."""
     return _column(name.replace("_", " "), lambda row: row.document[name])
 
 

@@ -176,7 +176,6 @@ def _without_backend(request: Any) -> Iterator[None]:
 
 
 def _called(result: Any) -> Any:
-    """Call the function of a task; return its value."""
     context = [_base.TaskContext(task_result=result)] if result.task.takes_context else []
     try:
         return result.task.call(*context, *result.args, **result.kwargs)
@@ -338,7 +337,6 @@ class RedisQueueBackend(BaseTaskBackend):
         _signals.task_enqueued.send(type(self), task_result=result)
 
     def _write(self, result: Any) -> None:
-        """Write a call into the outbox."""
         # Its tables may not be installed.
         from redis_queue.contrib.django.outbox import models, schedule  # noqa: PLC0415
 
@@ -379,7 +377,6 @@ class RedisQueueBackend(BaseTaskBackend):
         return _facts(celery_app().backend.get_task_meta(_record_id(result_id), cache=False)["result"])
 
     def _restored(self, result_id: str, record: Mapping[str, Any], meta: Mapping[str, Any]) -> Any:
-        """Return the result that *record* and Celery's *meta* tell."""
         statuses, state = _base.TaskResultStatus, meta["status"]
         # A database keeps the time of the app without its zone.
         attempted_at, finished_at = record["last_attempted_at"], _moment(meta.get("date_done"), celery_app().timezone)

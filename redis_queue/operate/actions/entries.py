@@ -227,7 +227,6 @@ def delete(access: Access, queue: AnyQueue, ids: Sequence[str], choice: Choice) 
 
 
 def _by_queue(rows: Sequence[Row]) -> list[tuple[AnyQueue, dict[str, str]]]:
-    """Return each queue of *rows* once, with the versions of its ids."""
     groups: dict[tuple[str, str], tuple[AnyQueue, dict[str, str]]] = {}
     for queue, id_, version in rows:
         groups.setdefault(_key(queue), (queue, {}))[1][id_] = version

@@ -242,7 +242,6 @@ def _argument(
 
 
 def _span_argument(name: str, text: str, *words: str) -> Argument:
-    """Return an argument that is a duration in ms, or one of *words*."""
 
     def read(value: str) -> int | str:
         if value in words:

@@ -230,7 +230,6 @@ def _moves(now: Situation, row: CeleryQueueRow, workers: Sequence[WorkerState]) 
 
 
 def _ended(now: Situation, queue: str) -> int:
-    """Return how many runs of a queue ended lately."""
     return sum(
         minute.executed
         for series, minutes in now.ended.items()
