@@ -168,7 +168,6 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command of *args*."""
         with _json_errors(as_json=JSON in args):
             return super().resolve_command(ctx, args)
 

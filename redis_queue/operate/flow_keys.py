@@ -33,7 +33,6 @@ class Keys(Listing[KeyState, KeyCursor]):
         self._changed = changed
 
     def read(self, cursor: KeyCursor | None, size: int, budget: int | None) -> Chunk[KeyState, KeyCursor]:  # noqa: ARG002
-        """Read keys and their states."""
         stage, offset = cursor or (0, 0)
         first = [] if cursor is not None else [(state, (0, 0)) for state in self._exact()]
         stage = 1 if self._changed else stage

@@ -146,7 +146,6 @@ class Letters(Listing[Letter, LetterCursor]):
         return None if self.rows is None else sum(row.dead for row in self.rows)
 
     def read(self, cursor: LetterCursor | None, size: int, budget: int | None) -> Chunk[Letter, LetterCursor]:
-        """Read letters of one queue."""
         start, offset = cursor or (0, 0)
         if not self._start <= start < self._end:
             self._find_queues(start)
@@ -261,7 +260,6 @@ class Messages(Listing[WaitingMessage, MessageCursor]):
             yield
 
     def read(self, cursor: MessageCursor | None, size: int, budget: int | None) -> Chunk[WaitingMessage, MessageCursor]:  # noqa: ARG002
-        """Read messages of one list."""
         number, offset = cursor or (0, 0)
         if number >= self._contents.lists:
             return Chunk((), None)

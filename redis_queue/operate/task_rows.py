@@ -134,7 +134,6 @@ class RunningList(Listing[tuple[RunningTask, datetime], int]):
         return len(self._tasks)
 
     def read(self, cursor: int | None, size: int, budget: int | None) -> Chunk[tuple[RunningTask, datetime], int]:  # noqa: ARG002
-        """Read tasks from position *cursor* on."""
         start, now = cursor or 0, self._access.inspector.now()
         items = [((task, now), at) for at, task in enumerate(self._tasks[start : start + size], start + 1)]
         return Chunk(items, start + size if start + size < len(self._tasks) else None)
@@ -197,7 +196,6 @@ class QueueLists(Listing[tuple[str, Any], QueueCursor]):
             yield
 
     def read(self, cursor: QueueCursor | None, size: int, budget: int | None) -> Chunk[tuple[str, Any], QueueCursor]:
-        """Read items of one queue."""
         name, inner = cursor or ("", None)
         at = bisect_left(self._names, name or "")
         if at == len(self._names):

@@ -98,7 +98,6 @@ class Heartbeat:
                     logger.warning("lease lost", extra={"action": "lease_lost", "message_id": item.id})
 
     def start(self) -> Heartbeat:
-        """Start the thread."""
         self._pid = os.getpid()
         self._thread.start()
         return self

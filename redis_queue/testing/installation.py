@@ -269,7 +269,6 @@ class MemoryResults(KeyValueStoreBackend):  # type: ignore[misc]
         return [self._values.get(key) for key in keys]
 
     def set(self, key: bytes, value: Any) -> None:
-        """Keep a value."""
         self._values[key] = value
 
     def delete(self, key: bytes) -> None:
@@ -277,13 +276,11 @@ class MemoryResults(KeyValueStoreBackend):  # type: ignore[misc]
         self._values.pop(key, None)
 
     def incr(self, key: bytes) -> int:
-        """Count up."""
         value: int = self._values.get(key, 0) + 1
         self._values[key] = value
         return value
 
     def encode(self, data: Any) -> Any:
-        """Return *data* unchanged."""
         return data
 
     decode = encode
@@ -293,11 +290,9 @@ class MemoryResults(KeyValueStoreBackend):  # type: ignore[misc]
         return exc
 
     def exception_to_python(self, exc: Any) -> Any:
-        """Return the exception itself."""
         return exc
 
     def wait_for(self, task_id: str, *args: Any, **kwargs: Any) -> Any:
-        """Wait for the result of a task."""
         self._before_wait(task_id)
         return super().wait_for(task_id, *args, **kwargs)
 

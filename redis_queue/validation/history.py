@@ -58,7 +58,6 @@ class History:
         os.write(self._file, "".join(f"{json.dumps(event)}\n" for event in events).encode())
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._file)
 
 

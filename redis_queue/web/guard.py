@@ -216,7 +216,6 @@ class Cookies(SecureCookieSessionInterface):
     """
 
     def get_cookie_name(self, app: Flask) -> str:  # noqa: ARG002 - Flask's signature
-        """Return the name of the cookie."""
         port = request.environ.get("HTTP_HOST", "").rpartition(":")[2]
         return f"{COOKIE}_{port}" if port.isascii() and port.isdecimal() else COOKIE
 

@@ -104,7 +104,6 @@ class ActivitySummary:
 
 @pages.get("/")
 def show() -> str:
-    """Show the overview."""
     request_args.allow("span", "sort")
     span = request_args.choice("span", SPANS, DEFAULT_SPAN)
     sort = request_args.choice("sort", SORTS, SORTS[0])

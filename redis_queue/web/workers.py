@@ -32,7 +32,6 @@ MAX_RELEASES: Final = 10
 
 @pages.get("/workers")
 def show() -> str:
-    """Show dispatchers."""
     return _page(None)
 
 

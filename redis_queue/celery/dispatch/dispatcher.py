@@ -236,7 +236,6 @@ class BrokerConnection:
             raise
 
     def close(self) -> None:
-        """Close the connection."""
         broker, self._broker = self._broker, None
         if broker is not None:
             broker.close()

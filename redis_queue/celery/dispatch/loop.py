@@ -412,7 +412,6 @@ class WakeUps:
                 return
 
     def close(self) -> None:
-        """Unsubscribe."""
         pubsub, self._pubsub = self._pubsub, None
         if pubsub is not None:
             pubsub.close()

@@ -61,7 +61,6 @@ class DispatchOutcome:
         )
 
     def message(self, entry: Entry, envelope: Envelope) -> Envelope:  # noqa: ARG002 - it goes as it was stored
-        """Return *envelope*."""
         return envelope
 
     def begin(self, entry: Entry, envelope: Envelope | None = None) -> None:

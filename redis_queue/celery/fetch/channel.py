@@ -96,7 +96,6 @@ class FetchingChannel(Channel):
         return found
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **options: Any) -> Any:
-        """Consume from *queue*."""
         if no_ack and queue not in self._fanout_queues:
             self._no_ack |= {consumer_tag}
             self.stop_fetching()

@@ -152,7 +152,6 @@ class FetchingPoller(MultiChannelPoller):
         return super().on_readable(fileno)
 
     def handle_event(self, fileno: int, event: int) -> Any:
-        """Handle an event of the poller."""
         if fileno in self._readers:
             return self.on_readable(fileno), self
         return super().handle_event(fileno, event)
@@ -168,7 +167,6 @@ class FetchingPoller(MultiChannelPoller):
         return super().get(callback, timeout)
 
     def close(self) -> None:
-        """Close the poller."""
         super().close()
         self._readers.clear()
         self._settling.at = self._looking.at = math.inf

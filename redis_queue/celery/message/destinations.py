@@ -59,7 +59,6 @@ class Destinations:
         self._seen: dict[str, None] = {}
 
     def check(self, envelope: Envelope) -> None:
-        """Check the destination of *envelope*."""
         if envelope.exchange:
             self.check_exchange(envelope.exchange)
         else:
@@ -73,7 +72,6 @@ class Destinations:
             self.check_exchange(options["exchange"])
 
     def check_queue(self, name: str) -> None:
-        """Check a queue."""
         if self.own(name) is not None or name in self._seen:
             return
         self._check(name, "queue")
@@ -81,7 +79,6 @@ class Destinations:
             self._seen[name] = None
 
     def check_exchange(self, name: str) -> None:
-        """Check an exchange."""
         if name != CELERY_DELAYED_DELIVERY_EXCHANGE and name not in self._exchanges():
             self._check(name, "exchange")
 

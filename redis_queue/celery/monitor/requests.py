@@ -78,7 +78,6 @@ class RequestNotes:
             _note_failure(self, _time_limit(timeout))
 
     def reject(self, requeue: bool = False) -> None:
-        """Reject the message."""
         self._requeued = self._requeued or requeue
         super().reject(requeue=requeue)  # type: ignore[misc]
 

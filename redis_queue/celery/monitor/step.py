@@ -66,7 +66,6 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="redis-queue-monitor", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:

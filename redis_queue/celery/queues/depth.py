@@ -47,7 +47,6 @@ class BrokerQueues:
         return set()
 
     def depths(self, queues: Sequence[str]) -> list[Depth]:
-        """Return the depth of each queue."""
         return [Depth() for _ in queues]
 
     def sizes(self, queues: Sequence[str]) -> tuple[list[int | None], int | None]:
@@ -77,7 +76,6 @@ class BacklogQueues(BrokerQueues):
         return [None if size is None else size + more for size, more in zip(sizes, waiting, strict=True)], in_flight
 
     def depths(self, queues: Sequence[str]) -> list[Depth]:
-        """Return the depth of each queue."""
         found, counts = self._reader.depths(queues), self._waiting(queues)
         oldest: dict[str, float] = {}
         if any(counts):

@@ -77,7 +77,6 @@ class StoreChannel(FetchingChannel):
         self._end_fetch()
 
     def priority(self, n: int) -> int:
-        """Return the step of the priority *n*."""
         if not self.owner.broker_is_redis:
             return amqp_step(n)
         step: int = super().priority(n)  # type: ignore[no-untyped-call]
@@ -138,6 +137,5 @@ class StoreQoS(LeasedQoS):
 
 
 def store_mixins(owner: ChannelOwner) -> tuple[type[FetchingChannel], type[LeasedQoS]]:
-    """Return the mixins of the channels of *owner*."""
     members: dict[str, Any] = {"owner": owner}
     return type("StoreChannel", (StoreChannel,), members), StoreQoS

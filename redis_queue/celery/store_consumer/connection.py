@@ -179,7 +179,6 @@ class HubGuard:
         return timer
 
     def call_later(self, seconds: float, callback: Callable[..., Any], *args: Any) -> Any:
-        """Call *callback* after *seconds*."""
         return self._hub.call_later(seconds, self._guarded(callback), *args)
 
     def pause(self) -> None:

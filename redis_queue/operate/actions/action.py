@@ -115,7 +115,6 @@ class Result:
     unwritten: str = ""
 
     def add(self, batch: Result) -> None:
-        """Add the result of a batch."""
         self.count += batch.count
         self.maybe_sent += batch.maybe_sent
         self.tried += batch.tried

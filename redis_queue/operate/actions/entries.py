@@ -76,7 +76,6 @@ class StoredRows(Rows[Row]):
         return [row._replace(version=now[_key(row.queue)].get(row.id, GONE)) for row in items]
 
     def reference(self, item: Row) -> str:
-        """Return a reference to this version."""
         return reference(*item)
 
     def subjects(self, choice: Choice, items: Sequence[Row]) -> list[Subject]:

@@ -85,11 +85,9 @@ class FailureRows(Rows[Failure]):
         return [failure for failure in kept if failure.failed_at == seen[failure.id]]
 
     def reference(self, item: Failure) -> str:
-        """Return a reference to this failure."""
         return reference(item)
 
     def subjects(self, choice: Choice, items: Sequence[Failure]) -> list[Subject]:  # noqa: ARG002
-        """Return the first failures."""
         return _subjects(items)
 
     def queues(self, choice: Choice, items: Sequence[Failure], subjects: Sequence[Subject]) -> Sequence[str]:  # noqa: ARG002

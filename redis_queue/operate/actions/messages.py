@@ -56,7 +56,6 @@ class MessageRows(Rows[Message]):
         return listing.gather(choice.most, lambda row: row if wanted is None or row.id in wanted else None)
 
     def read(self, access: Access, choice: Choice) -> list[Message]:  # noqa: ARG002
-        """Return the references."""
         if not all(map(_REFERENCE.fullmatch, choice.references)):
             raise InvalidValueError(INVALID_ROW)
         return list(dict.fromkeys(choice.references))
@@ -74,15 +73,12 @@ class MessageRows(Rows[Message]):
         return [known.get(reference, reference) for reference in choice.references]
 
     def reference(self, item: Message) -> str:
-        """Return a reference to this message."""
         return item if isinstance(item, str) else item.element.reference
 
     def subjects(self, choice: Choice, items: Sequence[Message]) -> list[Subject]:
-        """Return the first messages."""
         return [_subject(choice.scope["name"], item) for item in items[:MAX_SUBJECTS] if not isinstance(item, str)]
 
     def queues(self, choice: Choice, items: Sequence[Message], subjects: Sequence[Subject]) -> Sequence[str]:  # noqa: ARG002
-        """Return the queue."""
         return [choice.scope["name"]]
 
 

@@ -92,7 +92,6 @@ class RunningRows(Rows[RunningTask]):
         return [task for task in items if task.task]
 
     def reference(self, item: RunningTask) -> str:
-        """Return a reference to this run."""
         return reference(item)
 
     def subjects(self, choice: Choice, items: Sequence[RunningTask]) -> list[Subject]:  # noqa: ARG002

@@ -20,7 +20,6 @@ class Document(models.TextField):
     """
 
     def from_db_value(self, value: str | None, *_: Any) -> Any:
-        """Return the decoded value."""
         return None if value is None else json.loads(value)
 
     def get_prep_value(self, value: Any) -> str:
@@ -32,11 +31,9 @@ class Moment(models.BigIntegerField):
     """An aware datetime, stored as milliseconds since the epoch, rounded up; USE_TZ has no effect."""
 
     def from_db_value(self, value: int | None, *_: Any) -> datetime | None:
-        """Return it in UTC."""
         return None if value is None else from_ms(value)
 
     def get_prep_value(self, value: datetime) -> int:
-        """Return the milliseconds."""
         return to_ms(value)
 
 

@@ -24,7 +24,6 @@ class Command(BaseCommand):
     help = "Move delayed tasks from the outbox into Redis."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the options."""
         parser.add_argument(
             "--status", action="store_true", help="Show how many calls wait, list those set aside or refused, and exit."
         )
@@ -35,7 +34,6 @@ class Command(BaseCommand):
         )
 
     def handle(self, *_: Any, **options: Any) -> None:
-        """Relay."""
         if not 0.05 <= options["interval"] <= 3600:  # noqa: PLR2004
             raise CommandError(f"--interval {options['interval']:g}: must be from 0.05 to 3600 seconds")
         if options["status"]:
