@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import redis
 from kombu.connection import Connection
@@ -51,6 +52,27 @@ def scenario(function: Callable[[], Iterator[Site]]) -> Callable[[], AbstractCon
     """Add *function* to the scenarios under its name, which yields the site of a run."""
     found = SCENARIOS[function.__name__.replace("_", " ")] = contextlib.contextmanager(function)
     return found
+
+
+@contextlib.contextmanager
+def on_redis(workload: Callable[..., Workload], **options: Any) -> Iterator[Site]:
+    """A workload of Celery with broker and store in one Redis."""
+    with RedisServer() as server:
+        yield Site(workload(_as_broker(server), server.url, **options))
+
+
+@contextlib.contextmanager
+def on_rabbitmq(workload: type[Flows]) -> Iterator[Site]:
+    """A workload on a RabbitMQ that others may use as well, with the store in Redis."""
+    queue = f"chaos-{os.getpid()}"
+    with RedisServer() as store, rabbitmq() as url:
+        try:
+            yield Site(workload(url, store.url, queue))
+        finally:
+            with Connection(url) as connection:
+                connection.default_channel.queue_delete(queue)
+                for exchange in (queue, f"control-{queue}"):
+                    connection.default_channel.exchange_delete(exchange)
 
 
 @scenario
@@ -104,11 +126,7 @@ def node_loss() -> Iterator[Site]:
         yield Site(Queues(cluster.url), Strikes(lambda: _lose_node(cluster, next(keys)), every=1.0))
 
 
-@scenario
-def celery() -> Iterator[Site]:
-    """A Celery app with broker and store in one Redis."""
-    with RedisServer() as server:
-        yield Site(Tasks(_as_broker(server), server.url))
+SCENARIOS["celery"] = partial(on_redis, Tasks)
 
 
 @scenario
@@ -159,18 +177,10 @@ def celery_cuts() -> Iterator[Site]:
         yield Site(Tasks(proxy.url, proxy.url), Strikes(lambda: next(faults)(proxy), every=0.4))
 
 
-@scenario
-def celery_stock() -> Iterator[Site]:
-    """Like `celery`, beside Celery workers without redis_queue."""
-    with RedisServer() as server:
-        yield Site(Tasks(_as_broker(server), server.url, others=(STOCK, STOCK)))
-
-
-@scenario
-def celery_versions() -> Iterator[Site]:
-    """Like `celery`, beside workers without atomic fetch, as while it is rolled out."""
-    with RedisServer() as server:
-        yield Site(Tasks(_as_broker(server), server.url, others=(POPPING, POPPING)))
+# Beside Celery workers without redis_queue.
+SCENARIOS["celery stock"] = partial(on_redis, Tasks, others=(STOCK, STOCK))
+# Beside workers without atomic fetch, as while it is rolled out.
+SCENARIOS["celery versions"] = partial(on_redis, Tasks, others=(POPPING, POPPING))
 
 
 @scenario
@@ -195,25 +205,12 @@ def rabbitmq_restart() -> Iterator[Site]:
         yield Site(Tasks(rabbit.url, store.url), Strikes(rabbit.restart, every=4.0))
 
 
-@scenario
-def flow() -> Iterator[Site]:
-    """A Celery app with limits and rates, whose tasks retry, fail, are revoked or expire."""
-    with RedisServer() as server:
-        yield Site(Flows(_as_broker(server), server.url))
-
-
-@scenario
-def flow_fair() -> Iterator[Site]:
-    """A Celery app whose tenants take turns."""
-    with RedisServer() as server:
-        yield Site(FairFlows(_as_broker(server), server.url))
-
-
-@scenario
-def unique() -> Iterator[Site]:
-    """A Celery app with unique tasks, whose producers are killed, too."""
-    with RedisServer() as server:
-        yield Site(Uniques(_as_broker(server), server.url))
+# Limits and rates: tasks retry, fail, are revoked or expire.
+SCENARIOS["flow"] = partial(on_redis, Flows)
+# Tenants take turns.
+SCENARIOS["flow fair"] = partial(on_redis, FairFlows)
+# Producers are killed, too.
+SCENARIOS["unique"] = partial(on_redis, Uniques)
 
 
 @scenario
@@ -223,32 +220,11 @@ def schedules() -> Iterator[Site]:
         yield Site(PeriodicTasks(_as_broker(server), server.url), Strikes(server.restart, every=7.0))
 
 
-@scenario
-def flow_rabbitmq() -> Iterator[Site]:
-    yield from _flows_on_rabbitmq(Flows)
-
-
-@scenario
-def flow_fair_rabbitmq() -> Iterator[Site]:
-    yield from _flows_on_rabbitmq(FairFlows)
-
-
-@scenario
-def unique_rabbitmq() -> Iterator[Site]:
-    yield from _flows_on_rabbitmq(Uniques)
-
-
-def _flows_on_rabbitmq(workload: type[Flows]) -> Iterator[Site]:
-    """A workload on a RabbitMQ that others may use as well, with the store in Redis."""
-    queue = f"chaos-{os.getpid()}"
-    with RedisServer() as store, rabbitmq() as url:
-        try:
-            yield Site(workload(url, store.url, queue))
-        finally:
-            with Connection(url) as connection:
-                connection.default_channel.queue_delete(queue)
-                for exchange in (queue, f"control-{queue}"):
-                    connection.default_channel.exchange_delete(exchange)
+SCENARIOS |= {
+    "flow rabbitmq": partial(on_rabbitmq, Flows),
+    "flow fair rabbitmq": partial(on_rabbitmq, FairFlows),
+    "unique rabbitmq": partial(on_rabbitmq, Uniques),
+}
 
 
 def _as_broker(server: RedisServer) -> str:
