@@ -66,3 +66,10 @@ def fleet() -> Iterator[Fleet]:
     """Store, broker and results of workers in one Redis."""
     with fleet_on_one_redis() as fleet:
         yield fleet
+
+
+@pytest.fixture
+def notes() -> Iterator[RedisServer]:
+    """The server in which tasks record their runs."""
+    with RedisServer() as notes:
+        yield notes

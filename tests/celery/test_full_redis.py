@@ -36,13 +36,6 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def notes() -> Iterator[RedisServer]:
-    """The server in which tasks record their runs."""
-    with RedisServer() as notes:
-        yield notes
-
-
-@pytest.fixture
 def app(server: RedisServer) -> Iterator[Celery]:
     broker = f"redis+socket://{server.socket}"
     with closing(Celery("full", broker=broker, set_as_current=False)) as app:

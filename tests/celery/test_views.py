@@ -96,9 +96,7 @@ def test_concurrent_requests_enqueue_everything_once(broker: Broker, redis_url: 
     assert sorted(broker.take_ids(app.conf.task_default_queue)) == expected
 
 
-def test_concurrent_requests_of_one_order_leave_one_reminder(redis_url: str, client: redis.Redis) -> None:
-    app = Celery("shop", broker="memory://", set_as_current=False)
-    app.conf.redis_queue_url = redis_url
+def test_concurrent_requests_of_one_order_leave_one_reminder(app: Celery) -> None:
     with serving(order_view(app)) as post, ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(post, [order(1, delay=60)] * 40))
 
@@ -107,9 +105,7 @@ def test_concurrent_requests_of_one_order_leave_one_reminder(redis_url: str, cli
     assert Store.of(app).queue("lines").stats().ready == 40
 
 
-def test_invalid_delay_is_a_client_error(redis_url: str, client: redis.Redis) -> None:
-    app = Celery("shop", broker="memory://", set_as_current=False)
-    app.conf.redis_queue_url = redis_url
+def test_invalid_delay_is_a_client_error(app: Celery) -> None:
     with serving(order_view(app)) as post:
         status, body = post(order(1, delay=-5))
 

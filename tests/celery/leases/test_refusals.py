@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -24,13 +23,6 @@ REFUSED = (LINE, "Cannot connect to")
 
 OF_CONNECTIONS = {"NOAUTH", "max number of clients", "LOADING"}
 """Refusals that begin with closed connections."""
-
-
-@pytest.fixture
-def notes() -> Iterator[RedisServer]:
-    """The server in which tasks record their runs."""
-    with RedisServer() as notes:
-        yield notes
 
 
 @pytest.mark.parametrize(

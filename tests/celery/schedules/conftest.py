@@ -1,4 +1,4 @@
-"""The tables of django-celery-beat."""
+"""The processes of an app with schedules, and the tables of django-celery-beat."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from typing import Any
 
 import pytest
 
+from tests.support.celery.periodic import Rota, rota_on_one_redis
 from tests.support.django.project import served_by
 
 INSTALLED = {"append": "django_celery_beat"}
+
+
+@pytest.fixture
+def rota() -> Iterator[Rota]:
+    with rota_on_one_redis() as rota:
+        yield rota
 
 
 @pytest.fixture(scope="session")

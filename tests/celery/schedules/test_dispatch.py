@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -14,18 +13,12 @@ from redis_queue.celery.dispatch.beat import dispatch_due
 from redis_queue.schedules.store import Change
 from redis_queue.store.keys import Keys, ScheduleKeys
 from tests.support.celery.dispatch import running
-from tests.support.celery.periodic import Rota, rota_on_one_redis
+from tests.support.celery.periodic import Rota
 from tests.support.celery.periodic_names import TICK
 from tests.support.store.server_states import Ballast
 from tests.support.wait import must, wait_until
 
 KEYS = ScheduleKeys(Keys("redis_queue", "delay", "scheduled", 0))
-
-
-@pytest.fixture
-def rota() -> Iterator[Rota]:
-    with rota_on_one_redis() as rota:
-        yield rota
 
 
 def test_dispatcher_of_an_app_without_schedules_waits_for_due_entries(rota: Rota) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -30,12 +30,6 @@ from tests.support.store.server_states import Ballast
 from tests.support.wait import must, wait_until
 
 KEYS = ScheduleKeys(Keys("redis_queue", "delay", "scheduled", 0))
-
-
-@pytest.fixture
-def rota() -> Iterator[Rota]:
-    with rota_on_one_redis() as rota:
-        yield rota
 
 
 def entries(*names: str, every: float = 0.2, **options: Any) -> dict[str, Any]:
