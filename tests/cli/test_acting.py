@@ -26,6 +26,7 @@ from redis_queue.delay.model import Push
 from redis_queue.model import PutBack
 from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import Keys
+from tests.support.celery.commands import run_command
 from tests.support.cli.commands import DUE, NOW, Run, answer
 from tests.support.clock import Clock
 from tests.support.paths import ROOT
@@ -627,20 +628,9 @@ class TestProcess:
     ) -> None:
         DelayQueue("scheduled", client).push("x", id="mine", delay=60)
         environment = {"BROKER": f"redis+socket://{redis_server.socket}", "STORE": redis_server.url}
-        command = [
-            sys.executable,
-            "-m",
-            "celery",
-            "-A",
-            "tests.support.celery.migrating",
-            "redis-queue",
-            "scheduled",
-            "list",
-        ]
-        options = {"cwd": ROOT, "env": {**os.environ, **environment}, "text": True, "timeout": 30}
 
-        done = subprocess.run([*command, "--json"], capture_output=True, **options)
-        refused = subprocess.run([*command, "--url", "redis://elsewhere"], capture_output=True, **options)
+        done = run_command("scheduled", "list", "--json", **environment)
+        refused = run_command("scheduled", "list", "--url", "redis://elsewhere", **environment)
 
         assert [entry["id"] for entry in json.loads(done.stdout)["entries"]] == ["mine"]
         assert refused.returncode == 2

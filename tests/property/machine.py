@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import astuple
 from typing import Any, ClassVar, Final, NamedTuple
 
+import pytest
 import redis
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from redis_queue import aio
 from redis_queue.errors import RedisQueueError, StoreRefusedError
 from redis_queue.model import DeadLetter, Entry, Message, Quarantined
 from redis_queue.store.keys import Keys
 from redis_queue.store.links import DirectLink
-from tests.property.harness import LEASE_MS, LOSSES, NO_LOSS, TICKS, Loss, LossyLink, OnLoop, ms, token_number
+from tests.property.harness import LEASE_MS, LOSSES, NO_LOSS, TICKS, Loss, LossyLink, OnLoop, ms, profile, token_number
 from tests.property.model_shard import MANY, SPOILED, Held, ShardModel, Wire, spoil
 from tests.property.state import differences, dump, misplaced, take_shard, told
 from tests.support.clock import Clock
@@ -315,6 +317,14 @@ class Machine(RuleBasedStateMachine):
         """Return a unique body: JSON, at times bytes."""
         self.serial += 1
         return b"\x00\n%d" % self.serial if self.serial % 3 == 0 else {"n": self.serial, "é": [None, " "]}
+
+
+def run_machine(machine: type[Machine], client: redis.Redis, monkeypatch: pytest.MonkeyPatch, *, on_loop: bool) -> None:
+    """Run *machine* on the Redis of *client*; *on_loop*: the queues for asyncio."""
+    monkeypatch.setattr(machine, "server", client, raising=False)
+    with closing(asyncio.new_event_loop()) as loop:
+        monkeypatch.setattr(machine, "loop", loop if on_loop else None)
+        run_state_machine_as_test(machine, settings=profile())
 
 
 def outcome(call: Callable[[], Any]) -> Any:

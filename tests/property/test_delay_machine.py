@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any, ClassVar
 
 import pytest
 import redis
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from redis_queue import DelayQueue, Entry, Settings
 from redis_queue.delay.model import OnConflict, Push
 from redis_queue.store.keys import Keys
-from tests.property.harness import LEASE_MS, NO_LOSS, Loss, moment, ms, profile, timeout, token_number
-from tests.property.machine import NAME, Issued, Machine, limits, losses, names, works
+from tests.property.harness import LEASE_MS, NO_LOSS, Loss, moment, ms, timeout, token_number
+from tests.property.machine import NAME, Issued, Machine, limits, losses, names, run_machine, works
 from tests.property.model_delay import DelayModel, DelayShard, Pushed, Taken
 from tests.support.clock import START
 
@@ -358,7 +356,4 @@ def test_every_sequence_of_calls_agrees_with_the_model(
     machine: type[DelayMachine], client: redis.Redis, monkeypatch: pytest.MonkeyPatch, on_loop: bool
 ) -> None:
     """No sequence of calls, lost replies, damage and time makes DelayQueue differ from its model."""
-    monkeypatch.setattr(machine, "server", client, raising=False)
-    with closing(asyncio.new_event_loop()) as loop:
-        monkeypatch.setattr(machine, "loop", loop if on_loop else None)
-        run_state_machine_as_test(machine, settings=profile())
+    run_machine(machine, client, monkeypatch, on_loop=on_loop)
