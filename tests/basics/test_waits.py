@@ -1,4 +1,4 @@
-"""Pauses between attempts grow, are randomized and are limited."""
+"""Pauses between attempts grow, are randomized and are limited; calls in the background never block an event loop."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import subprocess
 import sys
 import threading
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redis_queue.basics.waits import RETRY_CAP, Backoff, StopEvent, retry_delay
+from redis_queue.basics import waits
+from redis_queue.basics.waits import RETRY_CAP, Background, Backoff, StopEvent, retry_delay
+from tests.support.wait import wait_until
 
 relaxed = settings(deadline=None)
 
@@ -103,3 +106,22 @@ def test_a_wait_ends_after_its_timeout() -> None:
     event = StopEvent()
     assert not event.wait(0.001)
     assert not event.is_set()
+
+
+def test_background_calls_run_in_order_and_a_failure_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    done: list[int] = []
+    beside = Background()
+    for number in range(3):
+        beside.run(lambda number=number: done.append(number // (number != 1)))
+    wait_until(lambda: done == [0, 2], description="the other calls")
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_idle_background_thread_ends_and_a_later_call_starts_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "IDLE", 0.01)
+    beside = Background()
+    for number in range(2):
+        done: list[int] = []
+        beside.run(lambda done=done, number=number: done.append(number))
+        wait_until(lambda done=done: bool(done), description="the call")
+        wait_until(lambda: not beside._running, description="the end of the thread")

@@ -1,7 +1,5 @@
 """Private servers as child processes: Redis or Valkey here, others in `services`."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess
@@ -9,12 +7,13 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from typing_extensions import Self
 
 from redis_queue.testing.server import (
     ServerProcess,
@@ -234,10 +233,6 @@ class RedisServer(PrivateServer):
 def client_options(**options: Any) -> dict[str, Any]:
     """Return redis-py options with short timeouts and without retries, overridden by `options`."""
     return {"retry": Retry(NoBackoff(), 0), "socket_timeout": 5.0, **options}
-
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 CONFIGURATION = """\

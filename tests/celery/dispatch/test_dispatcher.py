@@ -18,13 +18,14 @@ import redis
 from celery import Celery
 
 from redis_queue import DelayQueue, InvalidValueError
-from redis_queue.celery import Dispatched, Dispatcher, push_task
+from redis_queue.celery import Dispatched, Dispatcher, DurableTasks, push_task
 from redis_queue.celery.brokers.amqp import AmqpBroker
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.dispatch import delivery, dispatcher, outcome
 from redis_queue.delay.model import Claim, Push
 from tests.support.celery.brokers import Broker, ManualClock, declared, exchange_of
 from tests.support.celery.processes import DispatchProcess
+from tests.support.wait import must, wait_until
 
 
 @pytest.fixture
@@ -510,3 +511,23 @@ def test_call_of_a_task_of_this_app_keeps_the_options_of_the_task(
         "as declared": "application/x-python-serialize",
         "as told": "application/json",
     }
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_skew_of_an_hour_is_ignored(
+    broker: Broker, redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    app = broker.app(redis_queue_url=redis_url)
+    delayed = DurableTasks(app, leases=False)
+    monkeypatch.setattr(app, "now", lambda: datetime.now(timezone.utc) + timedelta(hours=hours))
+    soon, later = app.send_task("shop.remind", countdown=0.2), app.send_task("shop.remind", countdown=60)
+
+    entry = must(delayed.get(later.id))
+    assert abs(entry.due_at - datetime.now(timezone.utc) - timedelta(seconds=60)) < timedelta(seconds=10)
+    work = Dispatcher(app, delayed.queue)
+    wait_until(lambda: work.run().sent == 1, description="the first task to be due")
+    (message,) = broker.take(app.conf.task_default_queue)
+    assert message.headers["id"] == soon.id
+    # A worker with a wrong clock would hold a message with an eta, or run it early.
+    assert message.headers["eta"] is None

@@ -26,10 +26,9 @@ from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import DUE_AT
 from redis_queue.celery.stored_tasks import StoredTasks
 from tests.support.celery.brokers import Broker, dispatch, stored_messages
-from tests.support.celery.delaying_names import NOTE, STUBBORN
+from tests.support.celery.delaying_names import AGAIN, FAILING, NOTE, STUBBORN
 from tests.support.celery.processes import CeleryProcess
 from tests.support.celery.spans import Recorder, SpanRow, read, recording
-from tests.support.celery.tracing_names import AGAIN, FAILING
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until

@@ -1,27 +1,23 @@
 """A broker shared with other test runs: unique queue names, and a way to read published messages."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 import uuid
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from celery import Celery
 from celery._state import _task_stack
 from kombu.connection import Connection
 from kombu.entity import Exchange, Queue
+from typing_extensions import Self
 
 from redis_queue.celery import Dispatched, Dispatcher, DurableTasks
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.stored_tasks import StoredTasks
 from tests.support.ports import HOST
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 AMQP_PORT = 5672
 

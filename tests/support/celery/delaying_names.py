@@ -1,4 +1,4 @@
-"""Names used by `tests.support.celery.delaying_app`, a module that only workers can import."""
+"""Names used by the delaying and the tracing app, modules that only workers can import."""
 
 from __future__ import annotations
 
@@ -8,3 +8,6 @@ NOTE: Final = "tests.note"
 STUBBORN: Final = "tests.stubborn"
 RAN: Final = "tests:ran"
 IMPORTED: Final = "imported by a thread"
+
+FAILING: Final = "tests.failing"
+AGAIN: Final = "tests.again"

@@ -1,7 +1,5 @@
 """Processes for Celery tests: a dispatcher that may kill itself, and real workers."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -12,15 +10,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from typing_extensions import Self
 
 from redis_queue.testing.server import DeathGuard
 from tests.support.celery.forker import Forker
 from tests.support.paths import ROOT
 from tests.support.wait import wait_until
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class DispatchProcess:

@@ -15,8 +15,8 @@ from opentelemetry.instrumentation.celery import CeleryInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
+from tests.support.celery.delaying_names import AGAIN, FAILING
 from tests.support.celery.spans import FileExporter
-from tests.support.celery.tracing_names import AGAIN, FAILING
 
 provider = TracerProvider()
 provider.add_span_processor(SimpleSpanProcessor(FileExporter(os.environ["SPANS"])))
