@@ -70,16 +70,18 @@ class Explorer:
         """Visit all states, or as many as *transitions* reach."""
         found = self._explorer[b"explore"](transitions, width, tell)
         wrong, path = found or (None, None)
-        counts = (int(self._explorer[name]) for name in (b"states", b"transitions", b"depth"))
+        counts = {name: int(self._explorer[name.encode()]) for name in ("states", "transitions", "depth")}
         steps = [] if path is None else [step.decode() for step in path.values()]
-        return Explored(*counts, bool(self._explorer[b"finished"]), wrong and wrong.decode(), steps)
+        finished = bool(self._explorer[b"finished"])
+        return Explored(**counts, finished=finished, wrong=wrong and wrong.decode(), path=steps)
 
     def follow(self, path: Sequence[str]) -> str | None:
         """Take the steps *path*, and finish what is left; return what is wrong. Raises LookupError for a wrong step."""
-        wrong = self._explorer[b"follow"](self._table([step.encode() for step in path]))
-        if wrong and wrong.startswith(b"no such step"):
-            raise LookupError(wrong.decode())
-        return wrong and wrong.decode()
+        found: bytes | None = self._explorer[b"follow"](self._table([step.encode() for step in path]))
+        wrong = None if found is None else found.decode()
+        if wrong and wrong.startswith("no such step"):
+            raise LookupError(wrong)
+        return wrong
 
     def shortened(self, path: list[str]) -> list[str]:
         """Return *path* without the steps that its end does not need."""
