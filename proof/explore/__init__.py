@@ -20,6 +20,7 @@ Tell = Callable[[int, int], None]
 MODELS: Final[dict[str, Sequence[KeyGroup]]] = {
     "queue": [Keys("p", "queue", "q")],
     "delay": [Keys("p", "delay", "q", 0)],
+    "broker": [],
 }
 """Each model, by the name of its file, with its keys."""
 

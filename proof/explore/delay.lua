@@ -12,7 +12,8 @@ return function(kit, names)
   local model = {
     counters = {put = true, acked = true, claims = true, redelivered = true, put_back = true, dead = true},
     limits = {faults = 2, ticks = 3, late = 1, steps = {LEASE + 1, -90000}},
-    -- state: what became of each body; current: id -> the body that is stored; published: bodies sent elsewhere.
+    -- state: what became of each body; current: id -> the body that is stored, and when it is due; published: bodies
+    -- that were sent elsewhere.
     known = {state = {}, current = {}, published = {}},
     clients = {
       {name = 'A', life = 0, calls = 4, stores = true, held = {}},
@@ -22,8 +23,8 @@ return function(kit, names)
   }
   function model.restarted(client)
     return {
-      name = client.name, life = client.life + 1, calls = client.calls - 1, stores = client.stores, moves = client.moves,
-      held = {},
+      name = client.name, life = client.life + 1, calls = client.calls - 1,
+      stores = client.stores, moves = client.moves, held = {},
     }
   end
   function model.failed(client, one) return counted(client, {held = one.gives_up and {} or client.held}) end
@@ -44,13 +45,13 @@ return function(kit, names)
       body = string.sub(body, 1, 6)
       add('stores ' .. rule, 'delay/push', numbered(client, {on_conflict = rule}),
         {'m1', LEASE, 0, '', '- 0 6 ' .. #LIST .. '\n' .. LIST .. body},
-        function(known, reply)
+        function(known, reply, after)
           local did = reply[2]
           if known.state[body] or did == '0' then return known end
           local before = known.current.m1
           if did == '2' then known = outcome(known, before, 'gone') end
           if did == '4' then known = outcome(known, before, 'maybe sent') end
-          return changed(outcome(known, body, 'waits'), {current = {m1 = body}})
+          return changed(outcome(known, body, 'waits'), {current = {m1 = body, due = after.now + LEASE}})
         end,
         function(before, reply, after)
           local wrong = (reply[2] ~= '0') ~= (after.known.state[body] ~= nil)
@@ -59,23 +60,39 @@ return function(kit, names)
     end
     local mine = kit.fresh(client, 'c')
     add('cancels', 'delay/cancel', numbered(client, {age = 86400000, held = ''}), {'m1', 'remove'},
-      function(known, reply)
+      function(known, reply, after)
         local did, body = flag(reply, 1), known.current.m1
         if known.state[mine] then return known end
         known = outcome(known, mine, did)
         if did ~= '1' and did ~= '2' then return known end
+        if not body then
+          after.wrong = 'm1: was cancelled, and is not there'
+          return known
+        end
         return changed(outcome(known, body, did == '1' and 'gone' or 'maybe sent'), {current = {}})
       end,
       function(before, reply, after)
         local wrong = after.known.state[mine] ~= flag(reply, 1)
         return counted(before), wrong and 'the cancel was told wrong: ' .. reply or nil
       end)
-    add('reschedules', 'delay/reschedule', numbered(client, {id = 'm1', delay = 2 * LEASE, due = 0}), {}, nil,
+    local moved = kit.fresh(client, 'r')
+    add('reschedules', 'delay/reschedule', numbered(client, {id = 'm1', delay = 2 * LEASE, due = 0}), {},
+      function(known, reply, after)
+        if reply == 0 or known.state[moved] then return known end
+        known = outcome(known, moved, 'done')
+        return changed(known, {current = changed(known.current, {due = after.now + 2 * LEASE})})
+      end,
       function(before) return counted(before) end)
   end
 
+  -- Notes that the entry was taken; it must be due.
+  local function taken(known, after)
+    if after.now < (known.current.due or 0) then after.wrong = 'm1: was taken before it is due' end
+    return known
+  end
   local function moving(add)
-    add('moves', 'delay/move_due', {limit = 10, offset = 0, within = 0, nonce = 't', lists = 1}, {LIST}, nil,
+    add('moves', 'delay/move_due', {limit = 10, offset = 0, within = 0, nonce = 't', lists = 1}, {LIST},
+      function(known, reply, after) return reply[2] > 0 and taken(known, after) or known end,
       function(before) return counted(before) end)
   end
 
@@ -83,7 +100,12 @@ return function(kit, names)
     local held = all_held(client)
     if #held == 0 then
       add('claims', 'delay/claim',
-        numbered(client, {lease = LEASE, limit = 1, older_than = 0, within = 0, nonce = kit.fresh(client, 'n')}), {}, nil,
+        numbered(client, {lease = LEASE, limit = 1, older_than = 0, within = 0, nonce = kit.fresh(client, 'n')}), {},
+        function(known, reply, after)
+          local again = known.claimed == reply[1]
+          if #reply == 3 or again then return known end
+          return changed(taken(known, after), {claimed = reply[1]})
+        end,
         function(before, reply)
           local now_held = {}
           for i = 4, #reply, 4 do
@@ -148,7 +170,7 @@ return function(kit, names)
       sent[body] = true
     end
     for body, became in next, known.state do
-      if became == 'gone' and (sent[body] or known.published[body]) then return body .. ': was sent though it was gone' end
+      if became == 'gone' and (sent[body] or known.published[body]) then return body .. ': was gone, and was sent' end
       if became == 'maybe sent' and sent[body] then return body .. ': was sent by one who had lost it' end
       if became == 'sent' and not sent[body] and not known.published[body] then return body .. ': was lost' end
     end
@@ -164,7 +186,8 @@ return function(kit, names)
     end
     local holders = 0
     for _, client in ipairs(state.clients) do
-      if client.held.m1 and client.held.m1.body == body and kit.holds(client, 'm1', state.now) then holders = holders + 1 end
+      local held = client.held.m1
+      if held and held.body == body and kit.holds(client, 'm1', state.now) then holders = holders + 1 end
     end
     if holders > 1 then return 'm1: has two holders' end
     if C.LLEN(names.quarantine) > 0 then return 'an entry went to quarantine' end

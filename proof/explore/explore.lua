@@ -40,7 +40,9 @@ local function text_of(value)
   sort(names)
   for i = 1, #value do parts[i] = text_of(value[i]) end
   for _, name in ipairs(names) do
-    if type(value[name]) ~= 'function' and not NOT_SHOWN[name] then parts[#parts + 1] = name .. '=' .. text_of(value[name]) end
+    if type(value[name]) ~= 'function' and not NOT_SHOWN[name] then
+      parts[#parts + 1] = name .. '=' .. text_of(value[name])
+    end
   end
   return '{' .. concat(parts, ',') .. '}'
 end
@@ -98,8 +100,8 @@ return function(server, scripts, names, make)
 
   -- A call: label, script or command, and its keys and arguments; ran: takes what is known of all, the reply and the
   -- state, and returns what is known after it ran; got: takes the client's knowledge, the reply and the state, and
-  -- returns its new knowledge, and what is wrong, if anything; once: it is never repeated; gives_up: whatever the reply,
-  -- the caller holds nothing.
+  -- returns its new knowledge, and what is wrong, if anything; once: it is never repeated; gives_up: the caller holds
+  -- nothing, whatever the reply.
   local function call(label, name, named, more, ran, got)
     local script, keys, arguments = scripts[name], {}, {}
     if not script then return {label = label, command = name, keys = keys, arguments = more, ran = ran, got = got} end
@@ -282,7 +284,8 @@ return function(server, scripts, names, make)
     state = following(state)
     local before = explorer.transitions
     for number, client in ipairs(state.clients) do
-      if client.pending then receive(state, number, client.pending, run(state, client.pending)) end
+      local pending = client.pending
+      if pending and not pending.once then receive(state, number, pending, run(state, pending)) end
     end
     for _, one in ipairs(state.late) do run(state, one) end
     state.late = {}
@@ -309,9 +312,9 @@ return function(server, scripts, names, make)
     return found
   end
 
-  -- Explores breadth first until all states are visited or most transitions were made. Up to width states of a depth are
-  -- kept for the next one; the others are made again, from those that were kept. tell is called for each depth, with the
-  -- number of its states. Returns what is wrong and the labels of the shortest path there, or nothing.
+  -- Explores breadth first until all states are visited or most transitions were made. Up to width states of a depth
+  -- are kept for the next one; the others are made again, from those that were kept. tell is called for each depth, with
+  -- the number of its states. Returns what is wrong and the labels of the shortest path there, or nothing.
   function explorer.explore(most, width, tell)
     local first = start()
     local seen, parents, labels, kept, chain = {[state_hash(first)] = true}, {0}, {''}, {first}, {}

@@ -12,7 +12,8 @@ return function(kit, names)
   local model = {
     counters = {put = true, acked = true, claims = true, redelivered = true, put_back = true, dead = true},
     limits = {faults = 2, ticks = 2, late = 1, steps = {LEASE + 1, -90000}},
-    known = {put = {}, done = {}},
+    -- put: id -> the call that stored it; done: id -> the token that acked it; holder: id -> who claimed it last.
+    known = {put = {}, done = {}, holder = {}},
     clients = {
       {name = 'A', life = 0, calls = 3, put = {'m1', 'm2'}, held = {}},
       {name = 'B', life = 0, calls = 4, put = {}, held = {}},
@@ -28,10 +29,12 @@ return function(kit, names)
     return counted(client, {put = {unpack(client.put, 2)}, held = one.gives_up and {} or client.held})
   end
 
-  local function done_by(known, held, flags)
+  local function done_by(known, held, flags, who, state)
     local done
     for i = 1, #held, 2 do
       if kit.flag(flags, (i + 1) / 2) == '1' then
+        local repeated = known.done[held[i]] == held[i + 1]
+        if known.holder[held[i]] ~= who and not repeated then state.wrong = held[i] .. ': was acked by ' .. who end
         done = done or changed(known.done, {})
         done[held[i]] = done[held[i]] or held[i + 1]
       end
@@ -54,7 +57,7 @@ return function(kit, names)
   end
 
   function model.calls(client, call, state)
-    local calls = {}
+    local calls, me = {}, client.name .. client.life
     if client.calls == 0 then return calls end
     -- Who gives messages up holds them no longer, whatever the reply.
     local function add(...) calls[#calls + 1] = call(...) end
@@ -81,7 +84,11 @@ return function(kit, names)
     for _, acks in ipairs(#held > 0 and {false, true} or {false}) do
       add(acks and 'acks and gets' or 'gets', 'queue/get',
         numbered(client, {lease = LEASE, limit = 1, nonce = kit.fresh(client, 'n')}), acks and held or {},
-        function(known, reply) return acks and done_by(known, held, reply[4]) or known end,
+        function(known, reply, after)
+          if acks then known = done_by(known, held, reply[4], me, after) end
+          for i = 5, #reply, 3 do known = changed(known, {holder = changed(known.holder, {[reply[i]] = me})}) end
+          return known
+        end,
         function(before, reply, after)
           local now_held, wrong = changed(acks and {} or before.held, {}), acks and lies(after, held, reply[4]) or nil
           for i = 5, #reply, 3 do now_held[reply[i]] = {token = reply[1], ends = reply[2]} end
@@ -90,7 +97,8 @@ return function(kit, names)
       if acks then gives_up() end
     end
     if #held > 0 then
-      add('acks', 'records/ack', numbered(client), held, function(known, flags) return done_by(known, held, flags) end,
+      add('acks', 'records/ack', numbered(client), held,
+        function(known, flags, after) return done_by(known, held, flags, me, after) end,
         function(before, flags, after) return counted(before, {held = {}}), lies(after, held, flags) end)
       gives_up()
       for _, delay in ipairs({0, LEASE}) do
@@ -158,7 +166,8 @@ return function(kit, names)
       for i = 5, #reply, 3 do held[#held + 1], held[#held + 2] = reply[i], reply[1] end
       if #held > 0 then
         run(call('', 'records/ack', {sequence = 2 * round + 1, slot = 'slot:Z'}, held, function(known, flags)
-          return done_by(known, held, flags)
+          for i = 1, #held, 2 do known = changed(known, {holder = changed(known.holder, {[held[i]] = 'Z'})}) end
+          return done_by(known, held, flags, 'Z', state)
         end, got))
       end
     end
