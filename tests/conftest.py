@@ -7,7 +7,8 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Generator, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,6 +104,16 @@ def log_level() -> Iterator[None]:
 def clock() -> Clock:
     """A manual clock for queues under test."""
     return Clock()
+
+
+@pytest.fixture
+def sleep(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Let this machine sleep for some seconds: its monotonic clock stands, that of the time since its boot goes on."""
+    slept, real = [0.0], time.clock_gettime
+    monkeypatch.setattr(
+        time, "clock_gettime", lambda clock: real(clock) + (clock == time.CLOCK_BOOTTIME and sum(slept))
+    )
+    return slept.append
 
 
 @pytest.fixture

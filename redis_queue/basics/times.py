@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from datetime import datetime, timedelta, timezone
 from typing import Final
 
@@ -27,6 +28,17 @@ MAX_DELAY_MS = int(MAX_DELAY.total_seconds()) * 1000
 _UNITS: Final = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "m": 60_000, "s": 1000, "ms": 1}
 _PART: Final = r"\s*(\d{1,9}(?:\.\d{1,3})?)\s*(d|h|min|ms|m|s)"
 _SPAN: Final = re.compile(rf"([-+]?)(?:{_PART})+\s*", re.ASCII)
+
+
+_SINCE_BOOT: Final = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def monotonic() -> float:
+    """Return the seconds of a clock that never goes back, and does not stand still while the machine sleeps.
+
+    The monotonic clock of Linux does: a machine that wakes up would believe in leases that others have by now.
+    """
+    return time.monotonic() if _SINCE_BOOT is None else time.clock_gettime(_SINCE_BOOT)
 
 
 def duration_ms(value: Seconds, *, name: str = "delay") -> int:

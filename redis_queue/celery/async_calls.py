@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
@@ -15,7 +14,7 @@ from celery.backends.base import KeyValueStoreBackend
 from celery.result import ResultSet
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.basics.times import Seconds, duration_ms
+from redis_queue.basics.times import Seconds, duration_ms, monotonic
 from redis_queue.basics.waits import PerLoop, Threads
 from redis_queue.celery.async_tasks import as_part_of_run
 
@@ -43,7 +42,7 @@ async def within(timeout: Seconds, work: Callable[[], T], name: str) -> T:
     takes effect is unknown: the error says so. The same holds if the task is cancelled; then the log says so.
     """
     seconds = duration_ms(timeout, name="timeout") / 1000
-    deadline = time.monotonic() + seconds
+    deadline = monotonic() + seconds
     turns = TURNS.get()
     try:
         # Without turns, a burst would be handed to the threads at once, which then keep the loop from its work.
@@ -55,7 +54,7 @@ async def within(timeout: Seconds, work: Callable[[], T], name: str) -> T:
     waiting.add_done_callback(lambda _: turns.release())
     waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
-        done, _ = await asyncio.wait([waiting], timeout=max(0.0, deadline - time.monotonic()))
+        done, _ = await asyncio.wait([waiting], timeout=max(0.0, deadline - monotonic()))
     except asyncio.CancelledError:
         if not job.cancel():
             logger.warning("%s: cancelled; whether it took effect is unknown", name, extra={"action": "call_unknown"})
@@ -101,11 +100,11 @@ class ResultWaits:
 
         Raises TimeoutError after *timeout*.
         """
-        deadline = time.monotonic() + duration_ms(timeout, name="timeout") / 1000
+        deadline = monotonic() + duration_ms(timeout, name="timeout") / 1000
         pending = {self._future(node.id): node for node in _nodes(result)}
         try:
             while pending:
-                left = max(0.0, deadline - time.monotonic())
+                left = max(0.0, deadline - monotonic())
                 done, _ = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
                     raise TimeoutError(f"the result of {result.id} is not ready after {timeout} s")
@@ -117,7 +116,7 @@ class ResultWaits:
         finally:
             for future in pending:
                 self._waiting.pop(future, None)
-        left = max(0.001, deadline - time.monotonic())
+        left = max(0.001, deadline - monotonic())
         return await within(left, partial(_value, result), f"the result of {result.id}")
 
     def _future(self, id_: str) -> asyncio.Future[str]:

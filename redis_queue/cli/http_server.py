@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,6 +17,7 @@ from waitress import wasyncore
 from waitress.channel import HTTPChannel
 from waitress.server import BaseWSGIServer
 
+from redis_queue.basics.times import monotonic
 from redis_queue.basics.waits import signal_handler
 from redis_queue.cli.output import harmless
 from redis_queue.operate.addresses import network
@@ -60,7 +60,7 @@ class Connection(HTTPChannel):
 
     def __init__(self, limits: ClientLimits, server: Any, sock: Any, addr: Any, *rest: Any, **options: Any) -> None:
         self._limits = limits
-        self._since = time.monotonic()
+        self._since = monotonic()
         self.network = network(str(addr[0]))
         self.must_go = False
         super().__init__(server, sock, addr, *rest, **options)
@@ -71,8 +71,8 @@ class Connection(HTTPChannel):
     def readable(self) -> bool:
         """Return whether to read on. Every turn of the server's loop calls it, so it also closes late connections."""
         if self.requests:
-            self._since = time.monotonic()
-        elif self.must_go or time.monotonic() - self._since > self._patience():
+            self._since = monotonic()
+        elif self.must_go or monotonic() - self._since > self._patience():
             self.handle_close()
             return False
         return bool(super().readable())
@@ -85,7 +85,7 @@ class Connection(HTTPChannel):
         """Send; after the answer, the deadline of the next request begins."""
         super().handle_write()
         if not self.total_outbufs_len:
-            self._since = time.monotonic()
+            self._since = monotonic()
 
     def _patience(self) -> float:
         if self.total_outbufs_len:

@@ -7,11 +7,11 @@ import json
 import os
 import select
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from redis_queue.basics.times import monotonic
 from redis_queue.errors import RedisQueueError
 from redis_queue.keeper.protocol import RenewalTime, SharedTime, read_line, unpack
 from redis_queue.keeper.renewal import RENEWALS, Renewer
@@ -67,10 +67,10 @@ class Keeper:
     def run(self) -> None:
         """Renew until the worker closes the pipe."""
         due = 0.0
-        while self._listen(max(0.0, due - time.monotonic())):
-            if time.monotonic() >= due:
+        while self._listen(max(0.0, due - monotonic())):
+            if monotonic() >= due:
                 done = not _is_stopped(self._worker) and self._renew()
-                due = time.monotonic() + (self._every if done else min(RETRY, self._every))
+                due = monotonic() + (self._every if done else min(RETRY, self._every))
             else:
                 # Waking up for each message would cost the worker a tenth of its speed on a small machine.
                 pause(min(PAUSE, self._every / 10))
@@ -96,7 +96,7 @@ class Keeper:
             self._held[tag] = score
 
     def _renew(self) -> bool:
-        at = time.monotonic()
+        at = monotonic()
         # The worker relies on all lines written before *at* having been read.
         if not self._listen(0):
             return False

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.basics.times import Seconds, check_duration, from_ms
+from redis_queue.basics.times import Seconds, check_duration, from_ms, monotonic
 from redis_queue.errors import LeaseLostError, LockTakenError, RedisQueueError
 from redis_queue.model import Lease
 from redis_queue.queue.heartbeat import Heartbeat
@@ -69,14 +69,14 @@ class Lock:
         If all replies were lost (StoreUnavailableError), the lock may be taken until its lease ends.
         """
         left = check_wait(wait) / 1000
-        deadline = time.monotonic() + left
+        deadline = monotonic() + left
         token = os.urandom(16).hex()
         while True:
-            asked_at = time.monotonic()
+            asked_at = monotonic()
             fence, ends_in = self._acquire(now=self._clock(), token=token, lease=self.lease_ms)
             if fence:
                 return HeldLock(self, token, fence, asked_at)
-            left = min(left, deadline - time.monotonic())
+            left = min(left, deadline - monotonic())
             if left <= 0:
                 return None
             pause = min(left, ends_in / 1000, random.uniform(LOOK_AGAIN / 4, LOOK_AGAIN))
@@ -119,7 +119,7 @@ class _Term:
 
     def extend(self, held: Sequence[LeasedItem], lease_ms: int) -> list[bool]:
         """Lengthen it, and note until when it surely lasts."""
-        asked_at = time.monotonic()
+        asked_at = monotonic()
         kept = self._lock.extend(held, lease_ms)
         if all(kept):
             self.sure_until = asked_at + lease_ms / 1000
@@ -150,7 +150,7 @@ class HeldLock:
     @property
     def lost(self) -> bool:
         """Whether another holder may have the lock; known within a third of the lease, without asking Redis."""
-        return self._heartbeat.is_lost(self._term) or time.monotonic() > self._term.sure_until
+        return self._heartbeat.is_lost(self._term) or monotonic() > self._term.sure_until
 
     def check(self) -> None:
         """Ask Redis whether the lock is still held. Raises LeaseLostError if another holder has taken it."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+from redis_queue.basics.times import monotonic
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.monitor.model import Run, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.rows import MAX_TEXT, write_run, write_running, write_tally, write_worker
@@ -63,7 +63,7 @@ class Reports:
         for count in self.count_calls(tallies or {}):
             count()
         release = "" if worker is None or leaving else worker.release
-        due = release != self._release or time.monotonic() >= self._release_until
+        due = release != self._release or monotonic() >= self._release_until
         now: int = self._calls.prepare(
             "monitor/report",
             now=self._clock(),
@@ -74,7 +74,7 @@ class Reports:
             more=_encoded(part for run in ended[:MAX_ENDED] for part in (run.id, _root(run), write_run(run))),
         )()
         if due:
-            self._release, self._release_until = release, time.monotonic() + NOTE_RELEASE
+            self._release, self._release_until = release, monotonic() + NOTE_RELEASE
         return now
 
     def count_calls(self, tallies: Mapping[Series, Tally]) -> list[Callable[[], None]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from typing import Any, Final
 from kombu.exceptions import OperationalError
 
 from redis_queue.basics.options import did_you_mean
+from redis_queue.basics.times import monotonic
 from redis_queue.celery.queues.depth import BrokerQueues, Depth
 from redis_queue.celery.queues.names import known_queues, readable
 from redis_queue.celery.queues.open import broker_queues
@@ -207,9 +207,9 @@ class CeleryQueues:
 
     def _names(self, workers: Sequence[WorkerRow] | None, broker: BrokerQueues | None = None) -> list[str]:
         known = set(self.configured())
-        if broker is not None and time.monotonic() >= self._bound_until:
+        if broker is not None and monotonic() >= self._bound_until:
             self._bound = set(readable(broker.bound(known | self._bound)))
-            self._bound_until = time.monotonic() + REMEMBERED_SECONDS
+            self._bound_until = monotonic() + REMEMBERED_SECONDS
         consumed = readable(queue for row in workers or () for queue in row.queues)
         return sorted({*known, *consumed, *self._bound})[:MAX_CELERY_QUEUES]
 

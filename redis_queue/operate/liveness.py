@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from redis_queue.basics.times import span_text
+from redis_queue.basics.times import monotonic, span_text
 from redis_queue.monitor.model import RunningTask, WorkerRow
 from redis_queue.monitor.monitor import SEEN_MS, Workers
 from redis_queue.store.connection import Client
@@ -97,7 +97,7 @@ def liveness(
 
     If it only leaves messages waiting, wait up to *next_report* seconds for its next report: they may be new.
     """
-    scripts, workers, deadline = Scripts(client), Workers(client, prefix), time.monotonic() + next_report
+    scripts, workers, deadline = Scripts(client), Workers(client, prefix), monotonic() + next_report
     began = now_ms(scripts) / 1000
     while True:
         row = workers.row(worker, lost=True)
@@ -107,7 +107,7 @@ def liveness(
         waiting = _waiting(scripts, row.lists) if row.lists else None
         state, reason = _state(row, age, waiting, stuck_after)
         by_messages = state == "stuck" and _state(row, age, None, stuck_after)[0] == "alive"
-        if not by_messages or row.seen_at.timestamp() > began + TAKEN_WITHIN or time.monotonic() > deadline:
+        if not by_messages or row.seen_at.timestamp() > began + TAKEN_WITHIN or monotonic() > deadline:
             if state == "lost":
                 reason = lost_text(row, age, workers.running_of(worker))
             healthy = state in HEALTHY or (state == "silent" and age <= stuck_after)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -12,7 +11,7 @@ from typing import Final, Literal, TypeVar
 from kombu.exceptions import OperationalError
 
 from redis_queue.basics.options import Conditions
-from redis_queue.basics.times import span_text
+from redis_queue.basics.times import monotonic, span_text
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.next_steps import NextStep
 from redis_queue.celery.message.task_entry import TaskEntry
@@ -325,7 +324,7 @@ def _result(access: Access, id_: str) -> ResultRecord | None:
 def _waiting(access: Access, life: TaskLife) -> tuple[str, WaitingMessage] | None:
     """Search the queues of the task, or a few; append what was searched to the sources."""
     name, looked, searched = "Celery queues", 0, 0
-    ends = time.monotonic() + SEARCH_SECONDS
+    ends = monotonic() + SEARCH_SECONDS
     try:
         queues = [life.queue] if life.queue else _queues(access)
         for queue in queues:
@@ -335,7 +334,7 @@ def _waiting(access: Access, life: TaskLife) -> tuple[str, WaitingMessage] | Non
             if found is not None:
                 life.sources.append(Source(name, known=True))
                 return queue, found
-            if time.monotonic() > ends:
+            if monotonic() > ends:
                 break
         note = f"not among the next {looked:,} messages of {', '.join(queues[:searched]) or 'no queue'}"
     except ConfigurationError as error:

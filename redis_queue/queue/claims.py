@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from redis_queue.basics.logs import OutageLog, logger_of
-from redis_queue.basics.times import Seconds, duration_ms, from_ms
+from redis_queue.basics.times import Seconds, duration_ms, from_ms, monotonic
 from redis_queue.basics.waits import Backoff, sleep
 from redis_queue.errors import RedisQueueError, StoreError
 from redis_queue.model import Lease, Message, QueueStats, Unread
@@ -86,13 +85,13 @@ class QueueClaims:
                 self._outage.end()
                 if messages or not block:
                     return messages
-                left = deadline - time.monotonic()
+                left = deadline - monotonic()
                 if left <= 0:
                     return []
                 self._wait(min(next_in, self._poll, left, self._longest_wait))
                 backoff.reset()
             except StoreError as error:
-                if not block or not is_outage(error) or deadline <= time.monotonic():
+                if not block or not is_outage(error) or deadline <= monotonic():
                     raise
                 self._pause(error, backoff, deadline)
 
@@ -113,7 +112,7 @@ class QueueClaims:
                 step = call()
                 break
             except StoreError as error:
-                if not is_outage(error) or deadline <= time.monotonic():
+                if not is_outage(error) or deadline <= monotonic():
                     raise
                 if deadline == math.inf:
                     deadline = _deadline(timeout)
@@ -190,10 +189,10 @@ class QueueClaims:
         self._scripts.command("BLPOP", self._records.keys.wake, max(seconds, MIN_WAIT))
 
     def _pause(self, error: StoreError, backoff: Backoff, deadline: float) -> None:
-        pause = max(0.0, min(backoff.next(), deadline - time.monotonic()))
+        pause = max(0.0, min(backoff.next(), deadline - monotonic()))
         self._outage.note(error, retry_in=pause)
         sleep(pause)
 
 
 def _deadline(timeout: Seconds | None) -> float:
-    return math.inf if timeout is None else time.monotonic() + duration_ms(timeout, name="timeout") / 1000
+    return math.inf if timeout is None else monotonic() + duration_ms(timeout, name="timeout") / 1000

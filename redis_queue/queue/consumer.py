@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from redis_queue.basics.logs import OutageLog, logger_of
-from redis_queue.basics.times import Seconds, duration_ms
+from redis_queue.basics.times import Seconds, duration_ms, monotonic
 from redis_queue.basics.waits import Backoff, StopEvent, retry_delay, signal_handler
 from redis_queue.errors import RedisQueueError, StoreError, Verdict
 from redis_queue.model import Message
@@ -94,10 +93,10 @@ class Consumer:
             # Waking up now and then lets Python run signal handlers on every platform.
             while not self._stop.wait(1.0):
                 pass
-            deadline = time.monotonic() + self._grace
+            deadline = monotonic() + self._grace
             for thread in threads:
-                thread.join(max(0.0, deadline - time.monotonic()))
-            self._done.close(max(0.0, deadline - time.monotonic()))
+                thread.join(max(0.0, deadline - monotonic()))
+            self._done.close(max(0.0, deadline - monotonic()))
             self._abandon.set()
         if self._error is not None:
             raise self._error

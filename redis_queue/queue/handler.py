@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.basics.times import Seconds, duration_ms
+from redis_queue.basics.times import Seconds, duration_ms, monotonic
 from redis_queue.basics.waits import retry_delay
 from redis_queue.errors import Dead, InvalidValueError, Nack
 from redis_queue.model import Message
@@ -98,7 +97,7 @@ class AckBuffer:
             if waiting is not None:
                 waiting[1].append(message)
                 return
-            self._waiting[threading.get_ident()] = time.monotonic(), [message]
+            self._waiting[threading.get_ident()] = monotonic(), [message]
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="redis-queue-acks", daemon=True)
                 self._thread.start()
@@ -132,10 +131,10 @@ class AckBuffer:
         with self._lock:
             if not self._waiting:
                 return None
-            return max(0.0, min(since for since, _ in self._waiting.values()) + MAX_WAIT - time.monotonic())
+            return max(0.0, min(since for since, _ in self._waiting.values()) + MAX_WAIT - monotonic())
 
     def _take_due(self) -> list[Message]:
-        latest = time.monotonic() if self._closed.is_set() else time.monotonic() - MAX_WAIT
+        latest = monotonic() if self._closed.is_set() else monotonic() - MAX_WAIT
         with self._lock:
             due = [thread for thread, (since, _) in self._waiting.items() if since <= latest]
             return [message for thread in due for message in self._waiting.pop(thread)[1]]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import monotonic
 from redis_queue.basics.waits import off_loop
 from redis_queue.errors import RedisQueueError
 from redis_queue.store.records import LeasedItem
@@ -28,7 +28,7 @@ class Turn:
     """The start of the work on messages that were added together."""
 
     def __init__(self) -> None:
-        self.since = time.monotonic()
+        self.since = monotonic()
 
     def pause(self) -> None:
         """Stop the count until the next restart: waiting messages are extended without a limit."""
@@ -52,6 +52,8 @@ class Heartbeat:
         self._owner = None if owner is None else weakref.ref(owner)
         self._held: dict[tuple[str, str], tuple[LeasedItem, Turn]] = {}
         self._lost: set[tuple[str, str]] = set()
+        # From then on leases may have ended: the machine slept, or Redis was away.
+        self._sure_until = monotonic() + lease_ms / 1000
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._pid = os.getpid()
@@ -66,8 +68,8 @@ class Heartbeat:
 
     def restart(self, turn: Turn) -> None:
         """Count *max_runtime* anew for everything that was added with *turn*."""
-        late = not self._counts(turn)
-        turn.since = time.monotonic()
+        late = not self._counts(turn) or monotonic() > self._sure_until
+        turn.since = monotonic()
         if late:
             # It was not extended for a while: the worker must learn which leases were lost.
             self._beat_or_log()
@@ -86,11 +88,11 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Extend all leases once."""
+        began = monotonic()
         with self._lock:
             held = [item for item, turn in self._held.values() if self._counts(turn)]
-        if not held:
-            return
-        kept = self._extend(held, self._lease_ms)
+        kept = self._extend(held, self._lease_ms) if held else []
+        self._sure_until = began + self._lease_ms / 1000
         with self._lock:
             for item, mine in zip(held, kept, strict=True):
                 if not mine and self._held.pop(_key(item), None) is not None:
@@ -138,7 +140,7 @@ class Heartbeat:
             logger.exception("heartbeat failed, will try again", extra={"action": "heartbeat_failed"})
 
     def _counts(self, turn: Turn) -> bool:
-        return self._max_runtime is None or turn.since > time.monotonic() - self._max_runtime
+        return self._max_runtime is None or turn.since > monotonic() - self._max_runtime
 
 
 def _key(held: LeasedItem) -> tuple[str, str]:

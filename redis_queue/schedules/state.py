@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Literal, Protocol, cast
 
-from redis_queue.basics.times import from_ms
+from redis_queue.basics.times import from_ms, monotonic
 from redis_queue.errors import InvalidValueError
 from redis_queue.schedules.definition import Definition
 from redis_queue.store.ids import is_id
@@ -265,9 +264,9 @@ def _passed(definition: Definition, state: State, now: int, times: DueTimes, mos
         found = range(state.due, min(now, definition.until or now) + 1, every)
         return found[:most] if definition.missed == "all" and not state.is_paused else found
     listed: list[int] = []
-    stop_at = time.monotonic() + MAX_STEP
+    stop_at = monotonic() + MAX_STEP
     for due in dues_of(definition, state.since, state.due, times):
-        if definition.fire_ms(due) > now or len(listed) >= most or (listed and time.monotonic() > stop_at):
+        if definition.fire_ms(due) > now or len(listed) >= most or (listed and monotonic() > stop_at):
             break
         listed.append(due)
     return listed

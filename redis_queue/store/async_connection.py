@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import redis
 
+from redis_queue.basics.times import monotonic
 from redis_queue.store.links import Argument, Command, new_connection
 from redis_queue.store.redis_errors import as_unavailable
 from redis_queue.store.script_files import Script
@@ -59,7 +59,7 @@ class AsyncConnection:
 
     def send(self, calls: Iterable[AsyncCall]) -> None:
         """Send *calls* in one write."""
-        now = time.monotonic()
+        now = monotonic()
         calls = list(calls)
         self._check()
         self._unanswered.extend((now, call.on_reply) for call in calls)
@@ -119,7 +119,7 @@ class AsyncConnection:
     def check_deadline(self) -> None:
         """Handle all replies that have arrived; raises TimeoutError of redis-py if one is overdue."""
         self.read()
-        if time.monotonic() >= self.deadline:
+        if monotonic() >= self.deadline:
             raise redis.TimeoutError(f"Redis did not answer within {self._timeout:g} s")
 
     def close(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 import redis
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.basics.times import Seconds, duration_ms, point_ms
+from redis_queue.basics.times import Seconds, duration_ms, monotonic, point_ms
 from redis_queue.errors import ConfigurationError, InvalidValueError, Reason, StoreError, StoreUnavailableError
 from redis_queue.model import DeadLetter, InFlight, Item, PutBack, Quarantined
 from redis_queue.store.chunks import CHUNK, MANY, Pace, check_budget, check_limit, check_offset, chunks, gap_ms
@@ -163,7 +162,7 @@ class Shards:
             return
         if not done:
             raise errors[0]
-        now = time.monotonic()
+        now = monotonic()
         if now - self._warned_at.get(verb, -math.inf) >= QUIET:
             self._warned_at[verb] = now
             logger.warning(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
+from redis_queue.basics.times import monotonic
 from redis_queue.errors import InvalidValueError
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ class Pace:
 
     def delay(self) -> float:
         """Return the milliseconds until the next item."""
-        now = time.monotonic() * 1000
+        now = monotonic() * 1000
         self._started = self._started or now
         return max(0.0, self._before - (now - self._started))
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+from redis_queue.basics.times import monotonic
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.connection import connect
 from redis_queue.store.urls import scheme_of
@@ -141,9 +142,9 @@ class ServerProcess:
             os.killpg(self.process.pid, number)
 
     def _wait(self, answers: Callable[[], bool], timeout: float) -> None:
-        stop_at = time.monotonic() + timeout
+        stop_at = monotonic() + timeout
         while not answers():
-            if not self.running or time.monotonic() > stop_at:
+            if not self.running or monotonic() > stop_at:
                 code = self.process.poll()
                 ending = "does not answer" if code is None else f"ended with code {code}"
                 raise ServerStartError(f"{self._binary} {ending}:\n{self._log.read_text(errors='replace')}")

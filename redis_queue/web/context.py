@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
@@ -11,6 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 from flask import current_app, render_template
 
 from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import monotonic
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import RedisQueueError
 from redis_queue.operate.access import Access
@@ -79,16 +79,16 @@ class Watch(Generic[T]):
         with self._lock:
             if self._seen_at is None or (again and self._is_old(self._seen_at)):
                 return None
-            return replace(self._seen, seconds=time.monotonic() - self._seen_at)
+            return replace(self._seen, seconds=monotonic() - self._seen_at)
 
     def note(self, found: Sequence[T], failure: str = "") -> None:
         """Keep the result of a look."""
         with self._lock:
-            self._seen, self._seen_at = Seen(0.0, found, failure), time.monotonic()
+            self._seen, self._seen_at = Seen(0.0, found, failure), monotonic()
 
     def _start(self) -> None:
         with self._lock:
-            if time.monotonic() < self._next_at:
+            if monotonic() < self._next_at:
                 return
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="redis_queue-watch", daemon=True)
@@ -98,10 +98,10 @@ class Watch(Generic[T]):
             first.join(FIRST_WAIT)
 
     def _is_old(self, seen_at: float) -> bool:
-        return time.monotonic() > max(self._next_at, seen_at + self._every) + OLD_AFTER
+        return monotonic() > max(self._next_at, seen_at + self._every) + OLD_AFTER
 
     def _run(self) -> None:
-        began = time.monotonic()
+        began = monotonic()
         try:
             self.note(self._look())
         except RedisQueueError as error:
@@ -109,7 +109,7 @@ class Watch(Generic[T]):
         except Exception:  # noqa: BLE001 - nobody else would see it
             _log.exception("cannot check the queues", extra={"action": "check_failed"})
             self.note((), "see the log of the dashboard")
-        ended = time.monotonic()
+        ended = monotonic()
         self._next_at = ended + max(self._every, (ended - began) * SHARE)
 
 

@@ -18,6 +18,7 @@ from flask import Flask, Response, abort, current_app, g, request, session
 from flask.sessions import SecureCookieSessionInterface
 from werkzeug.sansio.utils import host_is_trusted
 
+from redis_queue.basics.times import monotonic
 from redis_queue.operate.actions.registry import PERMISSIONS
 from redis_queue.operate.addresses import network
 from redis_queue.web.settings import WebSettings
@@ -197,7 +198,7 @@ class _Failures:
         bucket = hash(login) % BUCKETS
         with self._lock:
             times = self._times.get(bucket)
-            while times and times[0] < time.monotonic() - FAILED_LOGIN_WINDOW:
+            while times and times[0] < monotonic() - FAILED_LOGIN_WINDOW:
                 times.popleft()
             if times is not None and not times:
                 del self._times[bucket]
@@ -206,7 +207,7 @@ class _Failures:
     def add(self, login: Login) -> None:
         """Count a failed login."""
         with self._lock:
-            self._times.setdefault(hash(login) % BUCKETS, deque(maxlen=self._most)).append(time.monotonic())
+            self._times.setdefault(hash(login) % BUCKETS, deque(maxlen=self._most)).append(monotonic())
 
 
 class Cookies(SecureCookieSessionInterface):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -45,6 +46,14 @@ def call(lock: Lock, script: str, **arguments: Any) -> Any:
 
 
 class TestHolding:
+    def test_a_holder_whose_machine_slept_knows_that_it_may_be_lost(
+        self, lock: Lock, sleep: Callable[[float], None]
+    ) -> None:
+        with lock.hold() as held:
+            assert not held.lost
+            sleep(90)
+            assert held.lost
+
     def test_one_holds_it_until_the_release(self, lock: Lock) -> None:
         with lock.hold() as held:
             assert current_lock() is held

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import types
-
 import pytest
 
 from redis_queue.store import chunks, scripts
@@ -13,4 +11,4 @@ from redis_queue.store import chunks, scripts
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repeat calls without a pause, and stop the clock within a call."""
     monkeypatch.setattr(scripts, "sleep", lambda _: None)
-    monkeypatch.setattr(chunks, "time", types.SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(chunks, "monotonic", lambda: 0.0)

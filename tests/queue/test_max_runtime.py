@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 
 import pytest
 import redis
@@ -12,7 +11,7 @@ from redis_queue import Consumer, Lease, Message, PutBack, RedisQueue
 from redis_queue.basics.times import from_ms
 from redis_queue.queue.heartbeat import Heartbeat
 from redis_queue.store.records import LeasedItem
-from tests.support.clock import Clock
+from tests.support.clock import START, Clock
 from tests.support.wait import wait_until
 
 LEASE = 30.0
@@ -43,7 +42,7 @@ class Time:
 @pytest.fixture
 def time(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Time:
     time = Time(clock)
-    monkeypatch.setattr("redis_queue.queue.heartbeat.time", SimpleNamespace(monotonic=time.monotonic))
+    monkeypatch.setattr("redis_queue.queue.heartbeat.monotonic", time.monotonic)
     return time
 
 
@@ -114,6 +113,26 @@ def test_the_heartbeat_forgets_a_lost_batch(queue: RedisQueue, time: Time) -> No
 
     assert not consumer._heartbeat._lost
     assert not consumer._heartbeat._held
+
+
+def test_a_consumer_whose_machine_slept_begins_no_message_of_another(
+    queue: RedisQueue, sleep: Callable[[float], None]
+) -> None:
+    def handle(message: Message) -> None:
+        seen.append(message.body)
+        sleep(90)
+        assert other.put_back() == PutBack(2)
+        taken.extend(other.get_many(10))
+
+    seen: list[int] = []
+    taken: list[Message] = []
+    other = RedisQueue("work", queue.client, clock=Clock(START + 90_000))
+    queue.put_many(range(2))
+    consumer = Consumer(queue, handle, batch=20)
+    consumer._handle(consumer._claim())
+
+    assert seen == [0]
+    assert [message.body for message in taken] == [0, 1]
 
 
 class Leases:

@@ -86,7 +86,7 @@ class TestUsers:
         self, open_dashboard: Open, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now = [1000.0]
-        monkeypatch.setattr(guard.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(guard, "monotonic", lambda: now[0])
         browser = open_dashboard(users=USERS)
 
         def ask(password: str, address: str = "10.0.0.1") -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ import redis
 from celery.worker import state
 
 from redis_queue.admission.flows import route_of
+from redis_queue.basics.times import monotonic
 from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.store.async_connection import AsyncCall, AsyncConnection, value_of
@@ -90,7 +90,7 @@ class Ends:
         return max(self._count, self._before)
 
     def _turn(self) -> None:
-        now = time.monotonic()
+        now = monotonic()
         if now - self._since >= RECENT:
             self._before = self._count if now - self._since < 2 * RECENT else 0
             self._since, self._count = now, 0
@@ -257,7 +257,7 @@ class Admission:
             return
         found = FlowReply.of(reply)
         self.left, self.signals, self.peers = found.left, found.signals, found.peers
-        self.next_at = time.monotonic() + found.next_in
+        self.next_at = monotonic() + found.next_in
         request.on_settled(found.missing)
         on_reply(found)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -16,6 +15,7 @@ from amqp.spec import Basic
 from celery import Celery
 from kombu.exceptions import OperationalError
 
+from redis_queue.basics.times import monotonic
 from redis_queue.celery.brokers.base import Broker, Settle, WhileWaiting, do_nothing, properties, reason_of
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.task_entry import restore_types
@@ -162,10 +162,10 @@ class AmqpBroker(Broker):
         return None
 
     def _await_confirms(self) -> None:
-        until = time.monotonic() + CONFIRM_WITHIN
+        until = monotonic() + CONFIRM_WITHIN
         while self._waiting:
             before = len(self._waiting)
-            left = until - time.monotonic()
+            left = until - monotonic()
             if left <= 0:
                 raise OperationalError(f"no confirm from the broker for {CONFIRM_WITHIN:.0f} s")
             try:
@@ -173,7 +173,7 @@ class AmqpBroker(Broker):
             except TimeoutError:
                 continue
             if len(self._waiting) < before:
-                until = time.monotonic() + CONFIRM_WITHIN
+                until = monotonic() + CONFIRM_WITHIN
 
     def _channel(self) -> Any:
         if self._confirming is None:

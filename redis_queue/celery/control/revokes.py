@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -11,6 +10,7 @@ from celery.utils.collections import LimitedSet
 from celery.worker import state
 
 from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import monotonic
 from redis_queue.celery.message.headers import call_in
 from redis_queue.celery.stored_tasks import delayed_of
 from redis_queue.delay.entries import MAX_REVOKED, REMEMBERED
@@ -37,7 +37,7 @@ class RevokedIds(LimitedSet):  # type: ignore[misc]
 
     def add_stored(self, ids: Iterable[str]) -> None:
         """Keep *ids* for as long as the store does."""
-        now, stored = time.monotonic(), self._stored
+        now, stored = monotonic(), self._stored
         for id_ in ids:
             stored.pop(id_, None)
             stored[id_] = now + REMEMBERED / 1000

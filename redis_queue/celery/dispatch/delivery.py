@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Protocol
 
 from celery import Celery
 
+from redis_queue.basics.times import monotonic
 from redis_queue.celery.brokers.base import Broker, WhileWaiting, do_nothing
 from redis_queue.celery.brokers.open import unavailable_if_away
 from redis_queue.celery.brokers.redis import RedisBroker
@@ -97,7 +97,7 @@ class Batch:
         for entry, envelope in ready:
             self._policy.begin(entry, envelope)
         for part in chunks(ready, broker.at_once):
-            if time.monotonic() >= until:
+            if monotonic() >= until:
                 break
             self._publish(self._deliver(part))
 

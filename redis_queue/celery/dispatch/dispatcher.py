@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Final, TypeVar
 from celery import Celery
 from kombu.exceptions import OperationalError
 
+from redis_queue.basics.times import monotonic
 from redis_queue.celery.brokers.base import Broker, WhileWaiting, do_nothing
 from redis_queue.celery.brokers.open import BrokerUnavailableError, open_broker
 from redis_queue.celery.dispatch.delivery import Batch
@@ -60,11 +60,11 @@ class Dispatcher:
         broker is away; nothing is lost then.
         """
         total = done = Dispatched()
-        stop_at = time.monotonic() + budget
+        stop_at = monotonic() + budget
         # Only a run that goes on can send a batch that was claimed ahead.
         while_waiting = self._claims.claim_ahead if self._overdue.policy == "run" else do_nothing
         try:
-            while time.monotonic() < stop_at:
+            while monotonic() < stop_at:
                 done = self._run_once(due=due, while_waiting=while_waiting)
                 total += done
                 if not done.more and not self._claims.pending:
@@ -178,7 +178,7 @@ class BatchClaims:
                 self._queue.nack_many(batch.claim.entries, reason="not sent: out of time", counted=False)
 
     def _claim(self, limit: int, within: float) -> ClaimedBatch:
-        at = time.monotonic()
+        at = monotonic()
         return ClaimedBatch(self._queue.moves.claim_batch(limit, within=within), at)
 
 
@@ -192,7 +192,7 @@ class Allowance:
 
     def take(self, limit: int) -> int:
         """Return how many of *limit* may be sent now."""
-        now = time.monotonic()
+        now = monotonic()
         self._left = min(max(1.0, self._rate), self._left + (now - self._at) * self._rate)
         self._at = now
         return min(limit, int(self._left))

@@ -16,6 +16,7 @@ from celery import Celery, bootsteps
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import OutageLog, logger_of
+from redis_queue.basics.times import monotonic
 from redis_queue.basics.waits import Backoff
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.outcome import DispatchReport
@@ -159,7 +160,7 @@ class DispatchLoop:
 
     def _put_back(self) -> None:
         """Put back the entries of dead dispatchers, once per lease: not every app runs the periodic task."""
-        now = time.monotonic()
+        now = monotonic()
         if now - self._put_back_at >= self._queue.settings.lease_ms / 1000:
             # Set before the call: if a shard is broken, the next poll must dispatch the others.
             self._put_back_at = now
@@ -254,7 +255,7 @@ class ScheduleLoop:
 
         Raises StoreUnavailableError: the caller tries again.
         """
-        if not self._declares or self._durable is None or time.monotonic() < self._declare_at:
+        if not self._declares or self._durable is None or monotonic() < self._declare_at:
             return
         try:
             self._durable.declare_schedules()
@@ -263,7 +264,7 @@ class ScheduleLoop:
         except StoreError as error:
             pause = self._backoff.next()
             self._undeclared.note(error, retry_in=pause)
-            self._declare_at = time.monotonic() + pause
+            self._declare_at = monotonic() + pause
             return
         except Exception:
             logger.exception("cannot declare beat_schedule", extra={"action": "schedules_undeclared"})
@@ -281,11 +282,11 @@ class ScheduleLoop:
         except Exception as error:  # noqa: BLE001 - as the docstring says
             left = min(self._interval, self._backoff.next())
             self._outage.note(error, retry_in=left)
-        self._look_at = time.monotonic() + left
+        self._look_at = monotonic() + left
 
     def due_in(self) -> float:
         """Return the seconds until the next look; inf if the app has no schedules."""
-        return math.inf if self._durable is None else max(0.0, self._look_at - time.monotonic())
+        return math.inf if self._durable is None else max(0.0, self._look_at - monotonic())
 
 
 class LeaderLease:
@@ -302,7 +303,7 @@ class LeaderLease:
 
     def renew(self) -> float:
         """Take or renew the lease when it is time; return the seconds for which another dispatcher leads, 0 if none."""
-        now = time.monotonic()
+        now = monotonic()
         if now - self._renewed_at < self._interval * RENEW:
             return 0.0
         leadership = self.take()
@@ -398,9 +399,9 @@ class WakeUps:
 
     def wait(self, seconds: float, stopped: threading.Event) -> None:
         """Sleep for *seconds*, or until an earlier entry is stored or *stopped* is set. Raises StoreError."""
-        until = time.monotonic() + seconds
+        until = monotonic() + seconds
         while self._pubsub is not None and not stopped.is_set():
-            left = until - time.monotonic()
+            left = until - monotonic()
             if left <= SOCKET_STEP:
                 time.sleep(max(0.0, left))
                 return
@@ -417,7 +418,7 @@ class WakeUps:
             pubsub.close()
 
     def _check(self) -> None:
-        if self._pubsub is None or time.monotonic() - self._pinged_at < self._interval:
+        if self._pubsub is None or monotonic() - self._pinged_at < self._interval:
             return
         # Wake-ups may be skipped here: the caller looks for due entries anyway.
         while (message := self._pubsub.get_message(timeout=0)) is not None:
@@ -440,7 +441,7 @@ class WakeUps:
 
     def _ping(self, pubsub: redis.client.PubSub) -> None:
         pubsub.ping()
-        self._pinged_at, self._answered = time.monotonic(), False
+        self._pinged_at, self._answered = monotonic(), False
 
     def _is_wake_up(self, message: dict[str, Any]) -> bool:
         self._answered = self._answered or message["type"] == "pong"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import cache
@@ -12,6 +11,7 @@ from typing import Final
 
 from redis_queue.basics.histogram import Histogram
 from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import monotonic
 from redis_queue.basics.waits import retry_delay
 from redis_queue.celery.message.envelope import Envelope, UnknownVersionError
 from redis_queue.celery.tracing import DispatchSpans
@@ -72,7 +72,7 @@ class DispatchOutcome:
         self._spans.end(entry)
         lease_ends = entry.due_at if entry.lease is None else entry.lease.expires_at
         at_claim = (lease_ends - entry.due_at).total_seconds() * 1000 - self._queue.settings.lease_ms
-        self._late_ms.append(max(0.0, at_claim) + max(0.0, time.monotonic() - self._claimed_at) * 1000)
+        self._late_ms.append(max(0.0, at_claim) + max(0.0, monotonic() - self._claimed_at) * 1000)
 
     def lost(self, entry: Entry) -> None:
         """End the span of *entry* with an error, unless its message was sent."""
@@ -128,7 +128,7 @@ class DispatchReport:
     def due_in(self) -> float:
         """Return the seconds until :meth:`write` has something to do."""
         busy = self._unwritten != Dispatched() and not self._failing
-        return max(0.0, self._written_at + (BUSY if busy else IDLE) - time.monotonic())
+        return max(0.0, self._written_at + (BUSY if busy else IDLE) - monotonic())
 
     def write(self, *, leads: bool, at_once: bool = False) -> None:
         """Write if it is time; with *at_once*, if there is anything to write."""
@@ -140,7 +140,7 @@ class DispatchReport:
         self._send(leads=False, leaving=True)
 
     def _send(self, *, leads: bool, leaving: bool) -> None:
-        self._written_at = time.monotonic()
+        self._written_at = monotonic()
         try:
             self._queue.dispatch_log.note(self._unwritten, dispatcher=self._row(leads=leads), leaving=leaving)
             self._unwritten = Dispatched()

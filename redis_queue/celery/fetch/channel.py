@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections import deque
 from collections.abc import Iterator
 from queue import Empty
@@ -19,6 +18,7 @@ from kombu.utils.scheduling import priority_cycle
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import monotonic
 from redis_queue.celery.admission.admission import Admission, Capacity, FlowRequest, Move, has_place, task_id_of
 from redis_queue.celery.fetch.fetch import Fetch, FetchReply, ListRequest, MessageList, PendingFetch
 from redis_queue.celery.fetch.message import Durations, FetchedMessage, FlowTurns
@@ -181,7 +181,7 @@ class FetchingChannel(Channel):
         A solo pool runs the task of a message meanwhile. A task that may take longer than a turn begins one: what was
         done before is settled, and no fetched message waits on the socket, where its lease would not be renewed.
         """
-        began = now = time.monotonic()
+        began = now = monotonic()
         handed = 0
         while self.has_messages and now - began < TURN and self.qos.can_consume():
             message = self._received[0]
@@ -194,7 +194,7 @@ class FetchingChannel(Channel):
             self._queue_cycle.rotate(message.queue)
             before = message.handed_at = now
             self.connection._deliver(message, message.queue)
-            now = time.monotonic()
+            now = monotonic()
             self._durations.note(message, now - before)
         return handed > 0
 
@@ -301,7 +301,7 @@ class FetchingChannel(Channel):
             self._request(fetch, room, capacity)
         elif room > 0:
             # More room may come: half a window is asked for at once, less with the next batch to settle.
-            self._settle_by(time.monotonic() + DELAY)
+            self._settle_by(monotonic() + DELAY)
 
     def _request(self, fetch: Fetch, room: int, capacity: Capacity) -> None:
         """Ask for up to *room* messages: from lists, and as many as *capacity* allows of flows."""

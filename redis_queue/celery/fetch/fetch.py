@@ -13,7 +13,6 @@ import hashlib
 import math
 import os
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -22,6 +21,7 @@ from typing import Any, Final, NamedTuple
 import redis
 
 from redis_queue.admission.flows import route_of
+from redis_queue.basics.times import monotonic
 from redis_queue.celery.admission.admission import Admission, FlowReply, FlowRequest, tag_of
 from redis_queue.store.async_connection import AsyncCall, AsyncConnection, value_of
 from redis_queue.store.keys import BrokerKeys
@@ -111,7 +111,7 @@ class Fetch:
         self._tracking = False
         self._line: tuple[bytes, bytes] | None = None
         self._pinged = False
-        self._ping_at = time.monotonic() + self._longest_look
+        self._ping_at = monotonic() + self._longest_look
         with ExitStack() as after_errors:
             self.commands = AsyncConnection(client)
             after_errors.callback(self.commands.close)
@@ -153,10 +153,10 @@ class Fetch:
     def _looks_into_lists(self, flow_request: FlowRequest | None) -> bool:
         if flow_request is None or self.lists_had_messages or not self._admission.competes:
             return True
-        return time.monotonic() >= self._lists_at + LISTS_WITHIN
+        return monotonic() >= self._lists_at + LISTS_WITHIN
 
     def _take_of_lists(self, line: tuple[bytes, bytes], request: ListRequest) -> AsyncCall:
-        since, tag = time.monotonic(), f"{os.urandom(12).hex()}-"
+        since, tag = monotonic(), f"{os.urandom(12).hex()}-"
         keys = self._admission.keys.of(self._script, line=line[0], listener=line[1])
         lease = self._admission.keys.in_flight.lease_ms
         turns, queues = int(request.turns), len(request.queues)
@@ -190,7 +190,7 @@ class Fetch:
                 self._rest()
 
     def _take_of_flows(self, line: tuple[bytes, bytes], queues: Sequence[str], request: FlowRequest) -> AsyncCall:
-        since, alone = time.monotonic(), self.pending is None
+        since, alone = monotonic(), self.pending is None
 
         def taken(reply: FlowReply | Exception) -> None:
             self.pending_flows = None
@@ -230,7 +230,7 @@ class Fetch:
         """Look for messages if it is time; check that both connections are alive."""
         self.commands.check_deadline()
         self.wake_up()
-        now = time.monotonic()
+        now = monotonic()
         if now >= self._admission.next_at:
             # A message waits for this time.
             self._admission.next_at = math.inf
@@ -289,7 +289,7 @@ class Fetch:
 
     def _look_in(self, seconds: float) -> None:
         # Not all at the same time.
-        self.look_at = time.monotonic() + min(seconds, self._longest_look) * random.uniform(0.8, 1)
+        self.look_at = monotonic() + min(seconds, self._longest_look) * random.uniform(0.8, 1)
 
     def _line_of(self, queues: Sequence[str]) -> tuple[bytes, bytes]:
         name = hashlib.sha1("\n".join(sorted(queues)).encode(), usedforsecurity=False).hexdigest()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Any, Final
@@ -13,6 +12,7 @@ from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 
+from redis_queue.basics.times import monotonic
 from redis_queue.celery.admission.admission import Admission, Capacity, has_place
 
 NAMES: Final = 1000
@@ -115,12 +115,12 @@ class FlowTurns:
 
     def begin_wait(self) -> float:
         """Record that messages of flows have arrived; return when those that still wait must go back."""
-        self.returns_at = time.monotonic() + GIVE_BACK
+        self.returns_at = monotonic() + GIVE_BACK
         return self.returns_at
 
     def overdue(self, received: Iterable[FetchedMessage]) -> list[FetchedMessage]:
         """Return those of the *received* messages that have waited too long, and must go back; each only once."""
-        if time.monotonic() < self.returns_at:
+        if monotonic() < self.returns_at:
             return []
         self.returns_at = math.inf
         return [message for message in received if self.waits(message)]
@@ -136,7 +136,7 @@ class FlowTurns:
 
         At once if the worker, with *free* processes, has nothing else to run.
         """
-        now = time.monotonic()
+        now = monotonic()
         if message is not None:
             self._runs.note(message, now - message.handed_at)
         # Not before this turn of the event loop ends: first the worker notes that it has room for another message.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
-import time
 from collections.abc import Callable
 from queue import Empty
 from typing import Any, Final, NamedTuple
 
 from kombu.asynchronous import get_event_loop
 from kombu.transport.redis import MultiChannelPoller
+
+from redis_queue.basics.times import monotonic
 
 FETCH: Final = "FETCH"
 """The type of our connections beside BRPOP and LISTEN in kombu's poller."""
@@ -37,11 +38,11 @@ class HubTimer:
         if at < self.at:
             self.at = at
             if hub is not None:
-                hub.call_later(max(0.0, at - time.monotonic()), self._fire, at)
+                hub.call_later(max(0.0, at - monotonic()), self._fire, at)
 
     def check(self) -> None:
         """Call the function if it is time."""
-        if time.monotonic() >= self.at:
+        if monotonic() >= self.at:
             self._fire(self.at)
 
     def _fire(self, at: float) -> None:
@@ -161,7 +162,7 @@ class FetchingPoller(MultiChannelPoller):
         self._settling.check()
         self._looking.check()
         self.on_poll_start()
-        soonest = min(self._settling.at, self._looking.at) - time.monotonic()
+        soonest = min(self._settling.at, self._looking.at) - monotonic()
         if soonest < (math.inf if timeout is None else timeout):
             timeout = max(0.0, soonest)
         return super().get(callback, timeout)
@@ -194,7 +195,7 @@ class FetchingPoller(MultiChannelPoller):
             raise Empty
 
     def _settle(self, *, early: bool = False) -> None:
-        now = time.monotonic()
+        now = monotonic()
         for channel in tuple(self._channels):
             if early or self._hub is None or channel.settles_at <= now:
                 channel.settle()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Callable, Sequence, Set
 from typing import Any, Final
 
 import redis
 
 from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import monotonic
 from redis_queue.celery.admission.admission import AdmissionKeys, Move, has_place
 from redis_queue.errors import RedisQueueError
 from redis_queue.store.async_connection import AsyncCall, AsyncConnection
@@ -64,7 +64,7 @@ class Settlement:
         """Settle *tag* with the next batch; no-op if it was added before."""
         if tag not in self._tags:
             if not self._waiting:
-                self._since = time.monotonic()
+                self._since = monotonic()
             self._waiting.append(tag)
             self._tags.add(tag)
 

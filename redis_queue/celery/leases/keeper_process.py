@@ -10,12 +10,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
 from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import monotonic
 from redis_queue.basics.waits import Backoff
 from redis_queue.errors import ConfigurationError
 from redis_queue.keeper.protocol import RenewalTime, SharedTime
@@ -81,7 +81,7 @@ class KeeperProcess:
         self._is_up = False
         self._closed = threading.Event()
         # On the monotonic clock.
-        self._heard_at = time.monotonic()
+        self._heard_at = monotonic()
         self._warned_at = -math.inf
         self._start_first()
         threading.Thread(target=self._watch, name="redis-queue-leases-watch", daemon=True).start()
@@ -164,7 +164,7 @@ class KeeperProcess:
             pipe.write(self._greeting)
         os.set_blocking(pipe.fileno(), False)
         self._process = process
-        self._heard_at, self._is_up = time.monotonic(), False
+        self._heard_at, self._is_up = monotonic(), False
         threading.Thread(target=self._read_events, args=(process,), name="redis-queue-leases", daemon=True).start()
         return process
 
@@ -182,7 +182,7 @@ class KeeperProcess:
         self._first_ended.set()
 
     def _take(self, event: dict[str, Any]) -> None:
-        self._heard_at = time.monotonic()
+        self._heard_at = monotonic()
         if "up" in event:
             self._was_up = self._is_up = True
             self._backoff.reset()
@@ -220,11 +220,11 @@ class KeeperProcess:
 
     def _watch(self) -> None:
         """Kill a keeper that neither renews nor reports why, so that it is replaced."""
-        looked_at = time.monotonic()
+        looked_at = monotonic()
         while not self._closed.wait(self._look):
             # Lines that did not fit into the pipe must not wait for the next message.
             self.write(b"")
-            now = time.monotonic()
+            now = monotonic()
             if now - looked_at > 2 * self._look:
                 # This process was stopped, and a keeper does not renew for a stopped worker.
                 self._heard_at = now

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import pickle
 import random
-import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
@@ -14,6 +13,7 @@ import redis
 from celery import Celery
 
 from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import monotonic
 from redis_queue.celery.admission.admission import Admission
 from redis_queue.celery.fetch.fetch import PendingFetch
 from redis_queue.celery.fetch.settlement import InFlightRecords, Settlement
@@ -103,7 +103,7 @@ class WorkerLeases:
         held = [HeldMessage(since, score) for _ in tags]
         self._held.update(zip(tags, held, strict=True))
         if self._keeper.write(b"".join(write_line(tag, score) for tag in tags)):
-            now = time.monotonic()
+            now = monotonic()
             for message in held:
                 message.told_at = now
 
@@ -155,7 +155,7 @@ class WorkerLeases:
             return False
         renewed = self._keeper.renewed
         renewed_at = renewed.at if held.told_at < renewed.at else held.since
-        if time.monotonic() - renewed_at < self._trusted:
+        if monotonic() - renewed_at < self._trusted:
             return True
         try:
             lost = self._renewer.renew({tag: held.score_at(renewed)}).lost
@@ -220,7 +220,7 @@ class WorkerLeases:
         if held is not None and not held.lost:
             held.lost = True
             self.lost += 1
-            self._on_lost(tag, time.monotonic() - held.since)
+            self._on_lost(tag, monotonic() - held.since)
             self.counters.add("lost")
 
 

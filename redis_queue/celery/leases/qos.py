@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from typing import Any, Final
 
 import redis
@@ -15,6 +14,7 @@ from kombu.utils.json import dumps, loads
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import monotonic
 from redis_queue.celery.admission.admission import Move, places_without_message, tag_of, task_id_of
 from redis_queue.celery.fetch.channel import FetchingChannel
 from redis_queue.celery.fetch.fetch import PendingFetch
@@ -63,7 +63,7 @@ class LeasedQoS(QoS):
         if delivery_tag in self._fetched:
             virtual.QoS.append(self, message, delivery_tag)
             return
-        since, delivery = time.monotonic(), message.delivery_info
+        since, delivery = monotonic(), message.delivery_info
         record = dumps([message._raw, delivery["exchange"], delivery["routing_key"]])
         score = self._records.add(delivery_tag, record)
         virtual.QoS.append(self, message, delivery_tag)
@@ -201,7 +201,7 @@ class LeasedQoS(QoS):
         Those are messages whose leases ended by the clock of Redis, and messages that workers without leases hold for
         longer than the visibility timeout.
         """
-        now = time.monotonic()
+        now = monotonic()
         if now - self._swept_at >= min(MAX_SWEEP_INTERVAL, self.leases.lease / SWEEPS_PER_LEASE):
             self._swept_at = now
             try:

@@ -20,6 +20,7 @@ from celery.worker.state import maybe_shutdown
 
 from redis_queue.admission.declarations import Declarations
 from redis_queue.basics.logs import OutageLog, logger_of
+from redis_queue.basics.times import monotonic
 from redis_queue.basics.waits import Backoff
 from redis_queue.celery.admission.admission import Admission, AdmissionKeys, has_place, processes_of
 from redis_queue.celery.admission.policy import FlowPolicy
@@ -286,7 +287,7 @@ class Refusals:
             raise BrokerRefusesError(str(refusal)) from error
 
     def _note(self, error: Exception) -> None:
-        now = time.monotonic()
+        now = monotonic()
         if now - self._ready_at > QUIET:
             self._pauses.reset()
         self._ready_at = math.inf
@@ -296,12 +297,12 @@ class Refusals:
 
     def _pause(self) -> None:
         stops = (bootsteps.CLOSE, bootsteps.TERMINATE)
-        while (left := self._next_at - time.monotonic()) > 0 and self._consumer.blueprint.state not in stops:
+        while (left := self._next_at - monotonic()) > 0 and self._consumer.blueprint.state not in stops:
             maybe_shutdown()
             time.sleep(min(left, STOP_CHECK_INTERVAL))
 
     def _end_outage(self, on_ready: Callable[[], Any]) -> Any:
-        self._ready_at = time.monotonic()
+        self._ready_at = monotonic()
         self._outage.end()
         return on_ready()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -14,7 +13,7 @@ from celery import Celery
 from redis_queue.admission.backlog import Backlog
 from redis_queue.admission.flows import OF_QUEUE, route_of
 from redis_queue.basics.logs import logger_of
-from redis_queue.basics.times import from_ms
+from redis_queue.basics.times import from_ms, monotonic
 from redis_queue.celery.brokers.base import Broker, reason_of
 from redis_queue.celery.brokers.open import BrokerUnavailableError, broker_of, unavailable_if_away
 from redis_queue.celery.brokers.redis import RedisBroker
@@ -225,7 +224,7 @@ class Release:
             new = [entry for entry in claimed.entries if not self._outcome.was_refused(entry)]
             if new:
                 # After the end of a lease a dispatcher may hold the entry.
-                until = time.monotonic() + self._queue.settings.lease_ms / 2000
+                until = monotonic() + self._queue.settings.lease_ms / 2000
                 Batch(self._app, self._queue, broker, self._outcome).send(new, until=until)
             more = bool(new) or claimed.more
             progress(self.released, max(total, self.released))

@@ -18,7 +18,7 @@ from celery.utils.serialization import UnpickleableExceptionWrapper
 
 from redis_queue.basics.histogram import Durations
 from redis_queue.basics.logs import hide_secrets, logger_of
-from redis_queue.basics.times import from_ms, iso_time
+from redis_queue.basics.times import from_ms, iso_time, monotonic
 from redis_queue.celery.message.body import retries_in
 from redis_queue.celery.message.headers import ETA, SCHEDULE, SENT
 from redis_queue.monitor.failure_rows import MAX_FAILURE_TEXT, cut, name_of
@@ -181,7 +181,7 @@ class Activity:
         self._sums: dict[tuple[Any, Any, Any], _Sum] = {}
         #: Ended runs of schedules until they are reported: name, task id, outcome, and when they ended.
         self.schedule_ends: deque[tuple[str, str, Outcome, float]] = deque(maxlen=MAX_SCHEDULE_ENDS)
-        self._looks: deque[tuple[float, int, int]] = deque([(time.monotonic(), 0, 0)])
+        self._looks: deque[tuple[float, int, int]] = deque([(monotonic(), 0, 0)])
         # A handler of a signal may interrupt a thread that holds it, and end a run.
         self._lock = threading.RLock()
 
@@ -202,7 +202,7 @@ class Activity:
 
     def look(self) -> None:
         """Notice how many runs have ended so far: call it about once a second."""
-        now, executed, failures = time.monotonic(), self.executed, self.failures
+        now, executed, failures = monotonic(), self.executed, self.failures
         if executed != self._looks[-1][1]:
             self.ended_at = now
         self._looks.append((now, executed, failures))

@@ -11,7 +11,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.basics.times import from_ms
+from redis_queue.basics.times import from_ms, monotonic
 from redis_queue.celery.message.body import retries_in
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.monitor.activity import QueueOf, exception_name, text_of, unwrapped
@@ -51,7 +51,7 @@ class FailureLog:
         self._release = release
         self._queue_of = queue_of
         self._limits = limits
-        self._trimmed = time.monotonic()
+        self._trimmed = monotonic()
         self._failing = False
         self._lock = threading.Lock()
         self._noted: list[Failure] = []
@@ -91,7 +91,7 @@ class FailureLog:
         if self._limits is None:
             return
         found, missed = self.take(skew)
-        if not found and not missed and time.monotonic() - self._trimmed < TRIM:
+        if not found and not missed and monotonic() - self._trimmed < TRIM:
             return
         try:
             failures.keep(found, self._limits.tasks, self._limits.days, missed)
@@ -102,7 +102,7 @@ class FailureLog:
             return
         self._failing = False
         self.written()
-        self._trimmed = time.monotonic()
+        self._trimmed = monotonic()
 
     def _note(self, read: Callable[[], Failure]) -> None:
         if self._limits is None:

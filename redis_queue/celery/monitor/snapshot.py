@@ -14,7 +14,7 @@ from typing import Any, Final
 import celery
 from celery.worker import state
 
-from redis_queue.basics.times import from_ms
+from redis_queue.basics.times import from_ms, monotonic
 from redis_queue.celery.dispatch.outcome import installed_version
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import ListNames
@@ -71,7 +71,7 @@ class Snapshots:
 
     def worker(self, skew: float) -> WorkerRow:
         """Return the state of the worker; *skew* is how many seconds the clock of Redis is ahead."""
-        consumer, activity, now = self._consumer, self._activity, time.monotonic()
+        consumer, activity, now = self._consumer, self._activity, monotonic()
         running, reserved = len(self._requests(state.active_requests)), self._requests(state.reserved_requests)
         step = self._step()
         # Those of the messages of the broker; without them, those of messages of flows.

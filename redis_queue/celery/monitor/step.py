@@ -13,7 +13,7 @@ from celery import Celery, bootsteps
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
-from redis_queue.basics.times import END_OF_CALENDAR_MS
+from redis_queue.basics.times import END_OF_CALENDAR_MS, monotonic
 from redis_queue.basics.waits import Backoff
 from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.message.headers import SENT
@@ -220,7 +220,7 @@ class MonitorStep(bootsteps.StartStopStep):  # type: ignore[misc]
             reporter.stop()
 
     def _turn(self) -> None:
-        self._snapshots.loop_at = time.monotonic()
+        self._snapshots.loop_at = monotonic()
 
 
 def _note_discards(consumer: Any, log: FailureLog) -> None:

@@ -19,7 +19,7 @@ from kombu.utils.uuid import uuid
 from redis_queue.admission.owners import HOLD_MS, AcquireReply, new_token
 from redis_queue.admission.rules import TIME, Unique
 from redis_queue.basics.logs import logger_of
-from redis_queue.basics.times import duration_ms, to_ms
+from redis_queue.basics.times import duration_ms, monotonic, to_ms
 from redis_queue.celery.admission.policy import UniquePolicy
 from redis_queue.celery.message.entry import unique_header_of
 from redis_queue.celery.message.headers import Attempt, UniqueHeader
@@ -228,7 +228,7 @@ class UniqueCalls:
 
         *running*: token of the running message, if the call is its retry.
         """
-        until = time.monotonic() + MAX_WAIT
+        until = monotonic() + MAX_WAIT
         wait = FIRST_PAUSE
         owned_for = self._owned_for(call)
         while True:
@@ -239,7 +239,7 @@ class UniqueCalls:
                 if not call.is_retry and self._stored.settings.on_store_error != "broker":
                     raise OperationalError(str(error)) from error
                 return call.send_as(call.id)
-            late = time.monotonic() >= until
+            late = monotonic() >= until
             if found.owns:
                 with suppress(LostKeyError):
                     return self._send_message(header, found, call)

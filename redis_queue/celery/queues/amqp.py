@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -12,6 +11,7 @@ from urllib.parse import quote, unquote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import monotonic
 from redis_queue.celery.queues.depth import BrokerQueues, Depth
 from redis_queue.store.codec import read_document, small_integer
 
@@ -56,9 +56,9 @@ class Management:
         return {name: depth for row in self._rows() for name, depth in _depth(row)}
 
     def _rows(self) -> Iterator[Any]:
-        until = time.monotonic() + DEADLINE
+        until = monotonic() + DEADLINE
         for page in range(1, MAX_PAGES + 1):
-            answer = self._get(f"?page={page}&page_size={PAGE}&columns={COLUMNS}", until - time.monotonic())
+            answer = self._get(f"?page={page}&page_size={PAGE}&columns={COLUMNS}", until - monotonic())
             rows, pages = answer.get("items"), answer.get("page_count")
             if not isinstance(rows, list):
                 raise ManagementError("the management API answers with something else than queues")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -15,7 +14,7 @@ from typing import Final
 from celery import Celery
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.basics.times import from_ms
+from redis_queue.basics.times import from_ms, monotonic
 from redis_queue.celery.entries import MessageWriter
 from redis_queue.celery.message.entry import task_options
 from redis_queue.celery.message.headers import SCHEDULE, SCHEDULED_FOR, new_call
@@ -66,7 +65,7 @@ class Runs:
         Raises StoreError if Redis refuses work for now, or the keys of schedules cannot be used. Whatever else fails
         concerns one schedule, and is noted among its events.
         """
-        stop_at = time.monotonic() + budget
+        stop_at = monotonic() + budget
         while True:
             now, left, found = self._store.due(BATCH)
             if not found:
@@ -74,10 +73,10 @@ class Runs:
             changes: list[Change] = []
             for stored in found:
                 changes += self._changes(stored, now)
-                if time.monotonic() >= stop_at:
+                if monotonic() >= stop_at:
                     break
             self._store.change(changes)
-            if time.monotonic() >= stop_at:
+            if monotonic() >= stop_at:
                 return 0.0
 
     def message(

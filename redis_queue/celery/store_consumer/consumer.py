@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ import redis
 from celery.bootsteps import RUN
 
 from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import monotonic
 from redis_queue.basics.waits import Backoff
 from redis_queue.celery.admission.admission import Admission, AdmissionKeys, processes_of
 from redis_queue.celery.admission.sender import check_admission, uses_admission
@@ -224,7 +224,7 @@ class StoreConsumer:
             raise error
         if self._watch is not None or self._stopped.is_set():
             return
-        now = time.monotonic()
+        now = monotonic()
         if now - self._lost_at > QUIET:
             self._pauses.reset()
             # Without flows of its own, the worker only wants to know whether other apps have some.
@@ -243,7 +243,7 @@ class StoreConsumer:
 
     def _look(self) -> None:
         while not self._stopped.wait(self._pauses.next()):
-            self._lost_at = time.monotonic()
+            self._lost_at = monotonic()
             try:
                 self._store.client.ping()
             except RedisErrors:
@@ -295,7 +295,7 @@ class PrefetchLimiter:
 
     def note(self, *, waits: bool) -> None:
         """Record whether messages of flows wait for a process."""
-        now = time.monotonic()
+        now = monotonic()
         if waits:
             self._until = now + KEEP
         is_low = now < self._until

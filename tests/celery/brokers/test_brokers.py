@@ -454,7 +454,7 @@ class TestOverdue:
         DelayQueue("scheduled", redis_url, clock=old).push_many([late(app) for _ in range(50)])
         fresh = send_due(delayed)
         now = [1000.0]
-        monkeypatch.setattr("redis_queue.celery.dispatch.dispatcher.time.monotonic", lambda: now[0])
+        monkeypatch.setattr("redis_queue.celery.dispatch.dispatcher.monotonic", lambda: now[0])
         work = Dispatcher(app, delayed.queue)
         sent = [work.run_once().sent]
         for _ in range(3):

@@ -231,7 +231,7 @@ class TestWaitingCall:
         discard_tasks(f"id-{number}" for number in range(5))
         assert [f"id-{number}" in state.revoked for number in range(5)] == [False, False, True, True, True]
         now = time.monotonic()
-        monkeypatch.setattr(revokes, "time", SimpleNamespace(monotonic=lambda: now + 86_401))
+        monkeypatch.setattr(revokes, "monotonic", lambda: now + 86_401)
         discard_tasks(["later"])
         assert "id-4" not in state.revoked
         assert "later" in state.revoked

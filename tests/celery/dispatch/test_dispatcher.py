@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -281,9 +280,8 @@ class TestRun:
     ) -> None:
         queue.push_many([call(number) for number in range(10)])
         ticks = iter(range(1000))
-        clock = SimpleNamespace(monotonic=lambda: next(ticks) * 0.25)
         for module in (dispatcher, delivery, outcome):
-            monkeypatch.setattr(module, "time", clock)
+            monkeypatch.setattr(module, "monotonic", lambda: next(ticks) * 0.25)
 
         done = Dispatcher(app, queue, batch=2).run(budget=1)
 
@@ -311,9 +309,8 @@ class TestRun:
             monkeypatch.setattr(kind, "at_once", 1)
         # One reading at the claim, then one before each publish and one after it.
         looks = iter([0.0, 10.0, 11.0, 29.0, 30.0, 31.0])
-        clock = SimpleNamespace(monotonic=lambda: next(looks))
         for module in (dispatcher, delivery, outcome):
-            monkeypatch.setattr(module, "time", clock)
+            monkeypatch.setattr(module, "monotonic", lambda: next(looks))
 
         assert Dispatcher(app, queue).run_once() == Dispatched(sent=2)
 

@@ -111,7 +111,7 @@ class TestTime:
     def now(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         """The monotonic clock of the report, set by the test."""
         now = [1000.0]
-        monkeypatch.setattr("redis_queue.celery.dispatch.outcome.time.monotonic", lambda: now[0])
+        monkeypatch.setattr("redis_queue.celery.dispatch.outcome.monotonic", lambda: now[0])
         return now
 
     def test_counts_are_written_at_most_once_a_second_and_a_heartbeat_every_ten(

@@ -144,6 +144,14 @@ def test_crashing_keepers_are_replaced_with_backoff(
     wait_for_renewal(begun)
 
 
+def test_a_worker_whose_machine_slept_asks_before_it_settles(begin: Begin, sleep: Callable[[float], None]) -> None:
+    begun = begin()
+    begun.hold(["taken by another"], time.monotonic(), time.time())
+    assert begun.is_ours("taken by another")
+    sleep(90)
+    assert not begun.is_ours("taken by another")
+
+
 def test_a_new_keeper_renews_more_messages_than_its_pipe_holds(begin: Begin, client: redis.Redis) -> None:
     begun, now = begin(), float(client.time()[0])
     tags = [f"tag-{number:060}" for number in range(20_000)]

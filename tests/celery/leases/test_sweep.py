@@ -181,7 +181,7 @@ def test_app_sets_the_limit_of_a_sweep() -> None:
 
 def test_sweeps_are_limited_in_rate(channel: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = [1000.0]
-    monkeypatch.setattr(qos.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(qos, "monotonic", lambda: seconds[0])
     channel.qos.restore_visible()
     hold(client, "out", TIMEOUT + 2)
     for seconds[0] in (1001.0, 1009.9):

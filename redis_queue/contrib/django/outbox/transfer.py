@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,7 +13,7 @@ from django.db import Error, connections, router, transaction
 from django.db.models import F, QuerySet
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.basics.times import MAX_DELAY, to_ms
+from redis_queue.basics.times import MAX_DELAY, monotonic, to_ms
 from redis_queue.basics.waits import Backoff
 from redis_queue.celery.message.entry import TaskCall
 from redis_queue.celery.message.headers import CALL, call_name
@@ -73,7 +72,7 @@ class Breaker:
     After the pause one caller tries; the others skip Redis until that attempt ends.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._backoff = Backoff(first=FIRST_PAUSE, cap=MAX_PAUSE)
         self._pause_until: float | None = None
