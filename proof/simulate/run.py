@@ -1,0 +1,110 @@
+"""Run schedules, shorten those that fail, and tell."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+import zlib
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Final
+
+import redis.utils
+from redis.connection import AbstractConnection, Connection
+
+from proof.simulate.faults import Fault, draw, plan
+from proof.simulate.scheduler import SIM, StuckError
+from proof.simulate.server import Server
+from proof.simulate.world import World
+from redis_queue.validation.history import Violation
+
+STEP: Final = 1.0
+"""Seconds between two looks whether all is done."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a schedule did: *trace* is all of it in one number."""
+
+    violations: list[Violation]
+    faults: list[Fault]
+    steps: int
+    seconds: float
+    trace: str
+
+
+def run(make: Callable[[Server], World], seed: int, only: Collection[int] | None = None) -> Outcome:
+    """Run the schedule of *seed* in a new world; *only*: the numbers of the faults that happen."""
+    SIM.begin(seed)
+    random.seed(seed)
+    server = _STATE.server = Server()
+    world = make(server)
+    faults = draw(seed, world)
+    for number, fault in enumerate(faults):
+        if only is None or number in only:
+            plan(fault, world)
+    found: list[Violation] = []
+    try:
+        world.begin()
+        SIM.run(world.horizon)
+        _heal(server)
+        end = world.horizon + world.calm
+        while not world.is_done():
+            if SIM.now >= end:
+                found.append(Violation(f"not done {world.calm:g} s after the last fault", "-", world.events))
+                break
+            SIM.run(SIM.now + STEP)
+    except StuckError as error:
+        found.append(Violation(str(error), "-", world.events))
+    found += world.check().violations
+    trace = f"{zlib.crc32(repr((world.events, SIM.now, SIM.steps)).encode()):08x}"
+    SIM.close()
+    return Outcome(found, faults, SIM.steps, SIM.now, trace)
+
+
+def shortest(make: Callable[[Server], World], seed: int) -> tuple[list[int], Outcome]:
+    """Return the fewest faults, by leaving out one after the other, with which *seed* still breaks the same promise."""
+    outcome = run(make, seed)
+    promises = {violation.promise for violation in outcome.violations}
+    left = list(range(len(outcome.faults)))
+    for number in reversed(range(len(outcome.faults))):
+        fewer = [other for other in left if other != number]
+        again = run(make, seed, fewer)
+        if promises & {violation.promise for violation in again.violations}:
+            left, outcome = fewer, again
+    return left, outcome
+
+
+def _heal(server: Server) -> None:
+    server.refuses, server.is_down = "", False
+    server.partitioned.clear()
+    for process in SIM.processes.values():
+        process.stopped = False
+        machine = process.machine
+        if machine.fell_asleep_at is not None:
+            machine.wake()
+    for connection in server.sessions:
+        connection.silent_until = min(connection.silent_until, SIM.now)
+    SIM.unpark()
+
+
+class _State:
+    server: Server
+
+
+_STATE: Final = _State()
+
+
+def _connect(connection: Any) -> Any:
+    return _STATE.server.connect(connection.socket_timeout)
+
+
+def prepare() -> None:
+    """Let redis-py connect to the simulated server; be quiet."""
+    Connection._connect = _connect  # type: ignore[method-assign]
+    redis.utils.get_lib_version = lambda: "8"
+    logging.disable(logging.CRITICAL)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
