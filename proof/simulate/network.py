@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import math
 import os
 import select
 import socket
@@ -244,7 +245,7 @@ class Poll:
         del self._watched[end if isinstance(end, int) else end.fileno()]
 
     def poll(self, timeout: float | None = None) -> list[tuple[int, int]]:
-        seconds = None if timeout is None or timeout < 0 else timeout / 1000
+        seconds = None if timeout is None or timeout < 0 else math.ceil(timeout) / 1000
         return wait_for(self._events, lambda: self._watched, seconds)
 
     def _events(self) -> list[tuple[int, int]]:

@@ -211,6 +211,8 @@ def kill(pid: int, number: int) -> None:
 class DateTime(datetime.datetime):
     """The time of the current process."""
 
+    __slots__ = ()
+
     @classmethod
     def now(cls, tz: datetime.tzinfo | None = None) -> DateTime:
         return cls.fromtimestamp(now(), tz)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import random
+import time
 import zlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -104,7 +106,11 @@ def prepare() -> None:
     """Let redis-py connect to the simulated server; be quiet."""
     Connection._connect = _connect  # type: ignore[method-assign]
     redis.utils.get_lib_version = lambda: "8"
-    logging.disable(logging.CRITICAL)
+    if level := os.environ.get("LOG"):
+        logging.Formatter.converter = time.gmtime
+        logging.basicConfig(level=level, format="%(asctime)s.%(msecs)03d %(process)d %(name)s %(message)s")
+    else:
+        logging.disable(logging.CRITICAL)
     gc.collect()
     gc.freeze()
     gc.disable()

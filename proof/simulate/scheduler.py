@@ -62,6 +62,7 @@ class Process:
         self.alive, self.stopped = True, False
         self.globals: dict[int, Any] = {}
         self.tasks: list[Task] = []
+        self.stdio: tuple[Any, Any] = (None, None)
         self.at_exit: list[Callable[[], None]] = []
         self.code = 0
         self.error: BaseException | None = None
@@ -144,11 +145,11 @@ class Simulation:
         self._timers: list[tuple[float, int, Any, int]] = []
         self._count = itertools.count()
         self.hub = getcurrent()
-        self._globals: tuple[tuple[Any, str, Any], ...] = ()
+        self._globals: tuple[tuple[Any, str, Callable[[], Any]], ...] = ()
 
-    def keep_apart(self, *names: tuple[Any, str]) -> None:
-        """Give each process its own value of these globals (module, name); it begins with a copy of the present one."""
-        self._globals = tuple((module, name, getattr(module, name)) for module, name in names)
+    def keep_apart(self, *names: tuple[Any, str, Callable[[], Any]]) -> None:
+        """Give each process its own value of these globals: module, name, and what makes the first value."""
+        self._globals = names
 
     # What the simulator calls.
 
@@ -225,19 +226,14 @@ class Simulation:
     def _switch(self, task: Task, error: type[BaseException] | None = None) -> None:
         self.current = task
         process = task.process
-        for number, (module, name, first) in enumerate(self._globals):
-            if number in process.globals:
-                value = process.globals[number]
-            else:
-                value = first.copy() if hasattr(first, "copy") else first
-            setattr(module, name, value)
+        for number, (module, name, make) in enumerate(self._globals):
+            setattr(module, name, process.globals[number] if number in process.globals else make())
         if error is None:
             task.greenlet.switch()
         else:
             task.greenlet.throw(error)
-        for number, (module, name, first) in enumerate(self._globals):
+        for number, (module, name, _) in enumerate(self._globals):
             process.globals[number] = getattr(module, name)
-            setattr(module, name, first)
         self.current = None
 
     def close(self) -> None:
@@ -258,7 +254,8 @@ class Simulation:
         task.waits, task.woken = True, False
         task.turn += 1
         if seconds is not None:
-            seconds = max(0.0, seconds)
+            # Else a loop that waits for a point in time might wait for less than a number can tell.
+            seconds = max(1e-6, seconds)
             task.until = task.process.machine.monotonic() + seconds
             heapq.heappush(self._timers, (self.now + seconds, next(self._count), task, task.turn))
         self.hub.switch()

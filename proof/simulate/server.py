@@ -136,7 +136,12 @@ class Server:
                 return ModelError("NOSCRIPT No matching script. Please use EVAL.")
             if name == b"EVAL" or command[1].upper() == b"LOAD":
                 self.scripts.add(MODEL._load(command[1 if name == b"EVAL" else 2]))
-        return MODEL.call(*command)
+        if name == b"MGET":
+            return [MODEL.call(b"GET", key) for key in command[1:]]
+        reply = MODEL.call(*command)
+        if isinstance(reply, ModelError) and "unknown" in str(reply):
+            raise NotImplementedError(f"{command}: {reply}")
+        return reply
 
     def _after(self, writer: Session) -> None:
         """Serve those who wait for an element, and tell those who track a key of its change."""

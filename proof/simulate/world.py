@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Final
@@ -89,7 +90,8 @@ class World(ABC):
                 continue
             error, process.error = process.error, None
             if error is not None and not isinstance(error, RedisQueueError):
-                self.crashes.append(Violation(f"crashed: {type(error).__name__}: {error}", name, []))
+                text = "".join(traceback.format_exception(error)[-3:])
+                self.crashes.append(Violation(f"crashed with {text}", name, []))
             if process.code or error is not None:
                 self._running[name] = Process(name, process.machine, self.roles[name])
         SIM.at(SIM.now + RESTART, self._supervise)

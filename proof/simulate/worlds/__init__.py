@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final
 
-WORLDS: Final = {"queue": "QueueWorld"}
+WORLDS: Final = {"queue": "QueueWorld", "delay": "DelayWorld", "celery": "CeleryWorld"}
 
 
 def load(name: str) -> Callable[[Any], Any]:

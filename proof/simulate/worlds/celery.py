@@ -1,0 +1,129 @@
+"""Whole Celery workers with DurableTasks: solo pools, event loops, atomic fetch, leases and keepers, dispatchers."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import kombu.asynchronous.hub
+import kombu.pools
+from celery import Celery
+from celery.worker import WorkController
+from celery.worker import state as worker_state
+from kombu.exceptions import OperationalError
+
+from proof.simulate import keeper
+from proof.simulate.scheduler import SIM
+from proof.simulate.server import MODEL, Server
+from proof.simulate.world import World
+from redis_queue.basics.waits import Background
+from redis_queue.celery import worker
+from redis_queue.celery.dispatch import loop
+from redis_queue.celery.durable_tasks import DurableTasks
+from redis_queue.celery.leases import poison
+from redis_queue.errors import RedisQueueError
+from redis_queue.store.keys import Keys
+from redis_queue.validation.history import Event
+
+TASKS: Final = 8
+
+keeper.install()
+
+
+class CeleryWorld(World):
+    """A sender and two workers."""
+
+    lease = 12.0
+    settings: dict[str, Any] = {}
+    _sent = False
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        worker_state.reset_state()
+        kombu.pools.reset()
+        gc.collect()
+        SIM.keep_apart(
+            (kombu.asynchronous.hub, "_current_loop", lambda: None),
+            (loop, "_own", set),
+            (worker, "_background", Background),
+            (poison, "PROCESS", lambda: os.urandom(8).hex()),
+        )
+
+    @property
+    def roles(self) -> dict[str, Callable[[], object]]:
+        """The processes."""
+        return {"sender": self.send, "worker-1": self.work, "worker-2": self.work}
+
+    def app(self) -> Celery:
+        """Return a new app."""
+        assert SIM.current is not None
+        # Each process has a name of its own for Redis, as kombu keeps the connections of one URL together.
+        app = Celery("sim", broker=f"redis://redis{SIM.current.process.pid}/0", set_as_current=False)
+        app.conf.update(
+            redis_queue_task_lease=self.lease,
+            redis_queue_monitor=False,
+            worker_enable_remote_control=False,
+            worker_prefetch_multiplier=4,
+            broker_connection_retry_on_startup=True,
+            **self.settings,
+        )
+
+        def run(label: str) -> None:
+            self.execute(label)
+
+        app.task(run, name="run", ignore_result=True, shared=False)
+        DurableTasks(app)
+        return app
+
+    def send(self) -> None:
+        """Send tasks, each once, with and without a delay."""
+        app = self.app()
+        begun = {event.id for event in self.events}
+        for number in range(TASKS):
+            label = f"t{number}"
+            if label in begun:
+                continue
+            delay = SIM.rng.choice((0, 0, SIM.rng.uniform(0, 10)))
+            due = self.now_ms() + round(delay * 1000) if delay else 0
+            self.note(Event("put", "invoke", label, due=due))
+            try:
+                app.tasks["run"].apply_async((label,), countdown=delay or None, retry=False)
+                self.note(Event("put", "ok", label, due=due))
+            except (RedisQueueError, OperationalError):
+                pass
+            time.sleep(SIM.rng.uniform(0, 2 * self.horizon / TASKS))
+        self._sent = True
+
+    def execute(self, label: str) -> None:
+        """Run a task: it takes a moment, or longer than a lease."""
+        assert SIM.current is not None
+        self.note(Event("claim", "ok", label, at=self.now_ms()))
+        time.sleep(SIM.rng.choice((0.001, 0.01, 1, SIM.rng.uniform(0, 2 * self.lease))))
+        self.note(Event("execute", "ok", label), Event("ack", "ok", label))
+
+    def work(self) -> None:
+        """Run a worker."""
+        app = self.app()
+        app.set_current()
+        WorkController(
+            app=app,
+            hostname=f"{SIM.current.process.machine.name}",  # type: ignore[union-attr]
+            pool="solo",
+            concurrency=1,
+            without_gossip=True,
+            without_mingle=True,
+            without_heartbeat=True,
+        ).start()
+
+    def stored(self) -> Iterator[bytes]:
+        """Yield all messages in Redis."""
+        yield from MODEL.call(b"LRANGE", b"celery", b"0", b"-1")  # type: ignore[misc]
+        yield from MODEL.call(b"HVALS", b"unacked")  # type: ignore[misc]
+        yield from MODEL.call(b"HVALS", Keys("redis_queue", "delay", "scheduled", 0).records)  # type: ignore[misc]
+
+    def is_done(self) -> bool:
+        """Return whether all tasks are sent, and nothing is left."""
+        return self._sent and not any(True for _ in self.stored())
