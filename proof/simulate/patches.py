@@ -243,6 +243,7 @@ def install() -> None:
     threading.RLock = threading._PyRLock  # type: ignore[attr-defined]
     threading.Thread, threading.local = Thread, Local  # type: ignore[misc, assignment]
     threading.current_thread = current_thread
+    threading._active[1] = _main  # type: ignore[attr-defined]
     threading.get_ident = _thread.get_ident = get_ident
     queue.SimpleQueue = queue._PySimpleQueue  # type: ignore[attr-defined, misc]
     datetime.datetime = DateTime  # type: ignore[misc]

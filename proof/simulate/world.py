@@ -38,6 +38,8 @@ class World(ABC):
     def __init__(self, server: Server) -> None:
         self.server = server
         self.events: list[Event] = []
+        #: The kinds of the faults of the schedule.
+        self.faults: set[str] = set()
         self.undone: list[tuple[int, float, float]] = []
         self.kept: dict[Any, tuple[object, float]] = {}
         self.dead_until: dict[str, float] = {}

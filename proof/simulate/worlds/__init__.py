@@ -18,5 +18,5 @@ def load(name: str) -> Callable[[Any], Any]:
     found: Callable[[Any], Any] = getattr(import_module(f"{__name__}.{name}"), WORLDS[name])
     from proof.simulate import run  # noqa: PLC0415
 
-    run.prepare()
+    run.prepare(found)
     return found

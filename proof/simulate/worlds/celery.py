@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from celery.worker import state as worker_state
 from kombu.exceptions import OperationalError
 
 from proof.simulate import keeper
-from proof.simulate.scheduler import SIM
+from proof.simulate.scheduler import SIM, Process
 from proof.simulate.server import MODEL, Server
 from proof.simulate.world import World
 from redis_queue.basics.waits import Background
@@ -26,9 +25,12 @@ from redis_queue.celery.durable_tasks import DurableTasks
 from redis_queue.celery.leases import poison
 from redis_queue.errors import RedisQueueError
 from redis_queue.store.keys import Keys
-from redis_queue.validation.history import Event
+from redis_queue.validation.history import Event, Violation
 
 TASKS: Final = 8
+
+HARMLESS: Final = {"kill", "cut", "silence", "skew"}
+"""Faults after which no task of a worker that lives runs twice."""
 
 keeper.install()
 
@@ -42,9 +44,10 @@ class CeleryWorld(World):
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
+        self.twice: list[str] = []
+        self._runs: dict[str, list[Process]] = {}
         worker_state.reset_state()
         kombu.pools.reset()
-        gc.collect()
         SIM.keep_apart(
             (kombu.asynchronous.hub, "_current_loop", lambda: None),
             (loop, "_own", set),
@@ -101,6 +104,11 @@ class CeleryWorld(World):
         """Run a task: it takes a moment, or longer than a lease."""
         assert SIM.current is not None
         self.note(Event("claim", "ok", label, at=self.now_ms()))
+        for other in self._runs.get(label, ()):
+            # After the end of a run as well: its settlement is sent until it is confirmed.
+            if other.alive and self.faults <= HARMLESS:
+                self.twice.append(label)
+        self._runs.setdefault(label, []).append(SIM.current.process)
         time.sleep(SIM.rng.choice((0.001, 0.01, 1, SIM.rng.uniform(0, 2 * self.lease))))
         self.note(Event("execute", "ok", label), Event("ack", "ok", label))
 
@@ -117,6 +125,10 @@ class CeleryWorld(World):
             without_mingle=True,
             without_heartbeat=True,
         ).start()
+
+    def wrong(self) -> Iterator[Violation]:
+        """Yield tasks that ran again although the worker that had them lived."""
+        yield from (Violation("ran twice", label, self.events) for label in self.twice)
 
     def stored(self) -> Iterator[bytes]:
         """Yield all messages in Redis."""
