@@ -7,10 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Final
 
+from chaos.checker import check
 from proof.simulate.scheduler import EPOCH, SIM, Machine, Process
 from proof.simulate.server import Server
 from redis_queue.errors import RedisQueueError
-from redis_queue.validation.history import CheckResult, Event, Violation, check
+from redis_queue.validation.history import CheckResult, Event, Violation
 
 URL: Final = "redis://redis:6379/0"
 
@@ -116,7 +117,7 @@ class World(ABC):
             for event in self.events[:count]:
                 begun[event.op, event.id, event.claim] = event.kind == "invoke"
             doubtful |= {id_ for (_, id_, _), is_open in begun.items() if is_open}
-        result = check((event for event in self.events if event.id not in doubtful), self.left())
+        result = check([event for event in self.events if event.id not in doubtful], self.left())
         result.violations += [*self.crashes, *self.wrong()]
         return result
 

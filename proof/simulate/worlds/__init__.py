@@ -6,7 +6,14 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final
 
-WORLDS: Final = {"queue": "QueueWorld", "delay": "DelayWorld", "celery": "CeleryWorld"}
+WORLDS: Final = {
+    "queue": "QueueWorld",
+    "delay": "DelayWorld",
+    "lock": "LockWorld",
+    "celery": "CeleryWorld",
+    "flows": "FlowsWorld",
+    "schedules": "SchedulesWorld",
+}
 
 
 def load(name: str) -> Callable[[Any], Any]:

@@ -24,7 +24,7 @@ from redis_queue.celery.dispatch import loop
 from redis_queue.celery.durable_tasks import DurableTasks
 from redis_queue.celery.leases import poison
 from redis_queue.errors import RedisQueueError
-from redis_queue.store.keys import Keys
+from redis_queue.store.keys import FlowKeys, Keys
 from redis_queue.validation.history import Event, Violation
 
 TASKS: Final = 8
@@ -39,7 +39,7 @@ class CeleryWorld(World):
     """A sender and two workers."""
 
     lease = 12.0
-    settings: dict[str, Any] = {}
+    longest = 24.0
     _sent = False
 
     def __init__(self, server: Server) -> None:
@@ -71,15 +71,28 @@ class CeleryWorld(World):
             worker_enable_remote_control=False,
             worker_prefetch_multiplier=4,
             broker_connection_retry_on_startup=True,
-            **self.settings,
+            **self.settings(),
         )
+        self.register(app)
+        DurableTasks(app)
+        return app
+
+    def settings(self) -> dict[str, Any]:
+        """Return further settings."""
+        return {}
+
+    def register(self, app: Celery) -> None:
+        """Add the tasks to *app*."""
 
         def run(label: str) -> None:
             self.execute(label)
 
         app.task(run, name="run", ignore_result=True, shared=False)
-        DurableTasks(app)
-        return app
+
+    def call(self, app: Celery, label: str, delay: float) -> str:
+        """Send the task of *label*; return what becomes of it."""
+        app.tasks["run"].apply_async((label,), countdown=delay or None, retry=False)
+        return label
 
     def send(self) -> None:
         """Send tasks, each once, with and without a delay."""
@@ -93,8 +106,8 @@ class CeleryWorld(World):
             due = self.now_ms() + round(delay * 1000) if delay else 0
             self.note(Event("put", "invoke", label, due=due))
             try:
-                app.tasks["run"].apply_async((label,), countdown=delay or None, retry=False)
-                self.note(Event("put", "ok", label, due=due))
+                found = self.call(app, label, delay)
+                self.note(Event("put", "ok", found, due=due if found == label else 0))
             except (RedisQueueError, OperationalError):
                 pass
             time.sleep(SIM.rng.uniform(0, 2 * self.horizon / TASKS))
@@ -109,7 +122,7 @@ class CeleryWorld(World):
             if other.alive and self.faults <= HARMLESS:
                 self.twice.append(label)
         self._runs.setdefault(label, []).append(SIM.current.process)
-        time.sleep(SIM.rng.choice((0.001, 0.01, 1, SIM.rng.uniform(0, 2 * self.lease))))
+        time.sleep(SIM.rng.choice((0.001, 0.01, 1, SIM.rng.uniform(0, self.longest))))
         self.note(Event("execute", "ok", label), Event("ack", "ok", label))
 
     def work(self) -> None:
@@ -134,6 +147,7 @@ class CeleryWorld(World):
         """Yield all messages in Redis."""
         yield from MODEL.call(b"LRANGE", b"celery", b"0", b"-1")  # type: ignore[misc]
         yield from MODEL.call(b"HVALS", b"unacked")  # type: ignore[misc]
+        yield from MODEL.call(b"ZRANGE", FlowKeys("redis_queue").oldest, b"0", b"-1")  # type: ignore[misc]
         yield from MODEL.call(b"HVALS", Keys("redis_queue", "delay", "scheduled", 0).records)  # type: ignore[misc]
 
     def is_done(self) -> bool:
