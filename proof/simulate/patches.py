@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, MutableSet
 from typing import Any, Final
 
 from proof.simulate.scheduler import EPOCH, SIM, Task
@@ -53,7 +53,7 @@ class Lock:
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         task = SIM.current
-        if task is not None and task.process.alive and SIM.rng.random() < PREEMPT:
+        if task is not None and SIM.rng.random() < PREEMPT:
             SIM.pause()
         until = SIM.now + timeout
         while self.locked():
@@ -206,6 +206,34 @@ def kill(pid: int, number: int) -> None:
         raise ProcessLookupError(errno.ESRCH, "No such process")
     if number:
         process.kill(-number)
+
+
+class Ordered(MutableSet[Any]):
+    """A set in the order of its insertions: that of objects in a set depends on where they are in memory."""
+
+    def __init__(self, items: Iterable[Any] = ()) -> None:
+        self._items = dict.fromkeys(items)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, item: Any) -> None:
+        self._items[item] = None
+
+    def discard(self, item: Any) -> None:
+        self._items.pop(item, None)
+
+    def update(self, items: Iterable[Any]) -> None:
+        self._items.update(dict.fromkeys(items))
+
+    def copy(self) -> Ordered:
+        return Ordered(self)
 
 
 class DateTime(datetime.datetime):

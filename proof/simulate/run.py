@@ -63,7 +63,6 @@ def run_here(make: Callable[[Server], World], seed: int, only: Collection[int] |
         found.append(Violation(str(error), "-", world.events))
     found += world.check().violations
     trace = f"{zlib.crc32(repr((world.events, SIM.now, SIM.steps)).encode()):08x}"
-    SIM.close()
     return Outcome(found, faults, SIM.steps, SIM.now, trace)
 
 
@@ -113,6 +112,8 @@ def _heal(server: Server) -> None:
 
 class _State:
     server: Server
+    #: Processes of the first schedule: their greenlets must not end.
+    kept: Any
 
 
 _STATE: Final = _State()
@@ -128,11 +129,14 @@ def prepare(make: Callable[[Server], World]) -> None:
     redis.utils.get_lib_version = lambda: "8"
     if level := os.environ.get("LOG"):
         logging.Formatter.converter = time.gmtime
-        logging.basicConfig(level=level, format="%(asctime)s.%(msecs)03d %(process)d %(name)s %(message)s")
+        logging.basicConfig(level=level, format="%(asctime)s %(process)d %(name)s %(message)s")
+        # A lock would be part of the schedule.
+        logging.root.handlers[0].acquire = logging.root.handlers[0].release = lambda: None  # type: ignore[method-assign]
     else:
         logging.disable(logging.CRITICAL)
     # What is loaded and compiled at first use is loaded once.
     run_here(make, 0)
+    _STATE.kept = SIM.processes
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -17,10 +17,6 @@ MAX_STEPS: Final = 400_000
 """Turns of a schedule that goes on without an end."""
 
 
-class Killed(BaseException):
-    """Unwinds the threads of a process that was killed: it can no longer do anything."""
-
-
 class StuckError(Exception):
     """A schedule never ends."""
 
@@ -77,8 +73,8 @@ class Process:
     def kill(self, code: int = -9) -> None:
         """End it: nothing of it runs, or is sent, from now on; what is on its way may arrive."""
         if self.alive:
+            # Its greenlets are kept, but never go on: an end would run their handlers of errors.
             self.alive, self.code = False, code
-            SIM.dying.append(self)
             for done in self.at_exit:
                 done()
 
@@ -112,11 +108,8 @@ class Task:
     def _run(self) -> None:
         try:
             self._work()
-        except Killed:
-            pass
         except BaseException as error:  # noqa: BLE001 - the world tells
-            if self.process.alive:
-                self.process.error = error
+            self.process.error = error
         self.done = True
         for other in self.joins:
             SIM.wake(other)
@@ -139,7 +132,6 @@ class Simulation:
         self.pids = itertools.count(100)
         self.ready: list[Task] = []
         self.parked: list[Task] = []
-        self.dying: list[Process] = []
         self.processes: dict[int, Process] = {}
         self.steps = 0
         self._timers: list[tuple[float, int, Any, int]] = []
@@ -172,13 +164,13 @@ class Simulation:
         """Give turns until the time *until*, or *done*; return whether it is done."""
         rng = self.rng
         while True:
-            if self.dying:
-                self._bury()
             ready = self.ready
             if ready:
                 place = int(rng.random() * len(ready))
                 task, ready[place] = ready[place], ready[-1]
                 ready.pop()
+                if not task.process.alive:
+                    continue
                 if not task.process.runs:
                     self.parked.append(task)
                     continue
@@ -213,35 +205,15 @@ class Simulation:
         task.waits = False
         self.ready.append(task)
 
-    def _bury(self) -> None:
-        """Unwind the threads of killed processes: whatever they still want to do raises."""
-        while self.dying:
-            for task in self.dying.pop().tasks:
-                task.waits = False
-                if not task.done:
-                    self._switch(task, Killed)
-        self.ready = [task for task in self.ready if task.process.alive]
-        self.parked = [task for task in self.parked if task.process.alive]
-
-    def _switch(self, task: Task, error: type[BaseException] | None = None) -> None:
+    def _switch(self, task: Task) -> None:
         self.current = task
         process = task.process
         for number, (module, name, make) in enumerate(self._globals):
             setattr(module, name, process.globals[number] if number in process.globals else make())
-        if error is None:
-            task.greenlet.switch()
-        else:
-            task.greenlet.throw(error)
+        task.greenlet.switch()
         for number, (module, name, _) in enumerate(self._globals):
             process.globals[number] = getattr(module, name)
         self.current = None
-
-    def close(self) -> None:
-        """Kill all processes that are left."""
-        for process in self.processes.values():
-            process.kill()
-        self._bury()
-        self._timers.clear()
 
     # What threads call.
 
@@ -249,8 +221,6 @@ class Simulation:
         """Wait until the current thread is woken, for *seconds* at most; return whether it was woken."""
         task = self.current
         assert task is not None, "a wait outside of a process"
-        if not task.process.alive:
-            raise Killed
         task.waits, task.woken = True, False
         task.turn += 1
         if seconds is not None:
@@ -259,21 +229,14 @@ class Simulation:
             task.until = task.process.machine.monotonic() + seconds
             heapq.heappush(self._timers, (self.now + seconds, next(self._count), task, task.turn))
         self.hub.switch()
-        if not task.process.alive:
-            raise Killed
         return task.woken
 
     def pause(self) -> None:
         """Let others go on first, perhaps."""
         task = self.current
-        if task is None:
-            return
-        if not task.process.alive:
-            raise Killed
-        self.ready.append(task)
-        self.hub.switch()
-        if not task.process.alive:
-            raise Killed
+        if task is not None:
+            self.ready.append(task)
+            self.hub.switch()
 
 
 SIM: Final = Simulation()

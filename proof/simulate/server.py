@@ -81,8 +81,6 @@ class Server:
 
     def connect(self, timeout: float | None) -> Connection:
         """Return a new connection, as redis-py makes one."""
-        if SIM.current is not None and not SIM.current.process.alive:
-            SIM.pause()
         connection = Connection(self)
         if self.is_down:
             raise ConnectionRefusedError(111, "Connection refused")

@@ -9,12 +9,16 @@ from typing import Any, Final
 
 import kombu.asynchronous.hub
 import kombu.pools
+import kombu.transport.redis
+import kombu.transport.virtual.base
+import redis.connection
 from celery import Celery
 from celery.worker import WorkController
 from celery.worker import state as worker_state
 from kombu.exceptions import OperationalError
 
 from proof.simulate import keeper
+from proof.simulate.patches import Ordered
 from proof.simulate.scheduler import SIM, Process
 from proof.simulate.server import MODEL, Server
 from proof.simulate.world import World
@@ -33,6 +37,8 @@ HARMLESS: Final = {"kill", "cut", "silence", "skew"}
 """Faults after which no task of a worker that lives runs twice."""
 
 keeper.install()
+for module in (kombu.asynchronous.hub, kombu.transport.redis, kombu.transport.virtual.base, redis.connection):
+    module.set = Ordered  # type: ignore[attr-defined]
 
 
 class CeleryWorld(World):
