@@ -59,6 +59,10 @@ class CeleryWorld(World):
             (loop, "_own", set),
             (worker, "_background", Background),
             (poison, "PROCESS", lambda: os.urandom(8).hex()),
+            # Celery's sets themselves are bound as defaults of its functions.
+            (worker_state.active_requests, "data", Ordered),
+            (worker_state.reserved_requests, "data", Ordered),
+            (worker_state.scheduled_requests, "data", Ordered),
         )
 
     @property
