@@ -1,6 +1,6 @@
 # Every target creates its own virtual environment; no target needs root.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-release coverage test-oldest test-newest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-flow bench-schedules bench-publish bench-peers figures test-django workflow-check release-check dist api bench-scaling compose-check clean
+.PHONY: help setup demo test test-all test-release coverage test-oldest test-newest test-servers million chaos chaos-short simulate mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-flow bench-schedules bench-publish bench-peers figures test-django workflow-check release-check dist api bench-scaling compose-check clean
 
 VENV := .venv
 OLDEST := .venv-oldest
@@ -28,6 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Like pip, uv accepts the certificates of the system, including that of a company proxy.
 export UV_SYSTEM_CERTS ?= true
 PROCESSES := 4
+SEEDS := 0:1000
 IN_PARALLEL := -m tests.support.rerun -n $(PROCESSES) --dist worksteal -q
 PYTEST := $(BIN)/python $(IN_PARALLEL)
 TEST_PARTS := $(BIN)/python -m tests.support.parts
@@ -114,6 +115,9 @@ chaos: $(BENCH)/.ready setup ## the same with 100,000 messages and more, then Ce
 
 screenshots: setup ## create the images of docs/images again
 	$(BIN)/python -m tests.web.browser.screenshots
+
+simulate: setup ## run the real code on a seeded scheduler with simulated faults: SEEDS=0:1000, ARGS='--world celery'
+	$(BIN)/python -m proof.simulate --seeds $(SEEDS) --jobs 2 $(ARGS)
 
 mutants: setup ## put a fault into the code: the tests must find each
 	$(BIN)/python -m tests.chaos mutants

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -23,9 +22,10 @@ CLOCK: Final = time.perf_counter
 def main(arguments: Sequence[str]) -> int:
     """Run schedules; return the exit code."""
     parser = argparse.ArgumentParser(MODULE, description="Run the real code on simulated schedules.")
-    parser.add_argument("--seeds", default="0:1000", help="the first seed, and the one after the last (default: %(default)s)")
+    parser.add_argument("--seeds", default="0:1000", help="first, and one after the last (default: %(default)s)")
     parser.add_argument("--world", choices=WORLDS, action="append", help="a world; default: all, one after the other")
     parser.add_argument("--faults", help="only the faults with these numbers: 0,3; of none: -")
+    parser.add_argument("--kinds", help="only faults of these kinds, such as kill,sleep")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the schedules")
     parser.add_argument("--json", action="store_true", help="print nothing but the last line")
     parser.add_argument("--traces", action="store_true", help="print what each schedule did, as one number")
@@ -34,11 +34,11 @@ def main(arguments: Sequence[str]) -> int:
     seeds = range(int(first), int(end or int(first) + 1))
     worlds = options.world or list(WORLDS)
     began = CLOCK()
-    if options.jobs > 1:
-        results = _in_processes(options, seeds, worlds)
+    if options.jobs > 1 or len(worlds) > 1:
+        results = [result for world in worlds for result in _in_processes(options, seeds, world)]
     else:
-        results = [_run(options, seeds, world) for world in worlds]
-    totals: dict[str, Any] = {name: dict(Counter()) for name in worlds}
+        results = [_run(options, seeds, worlds[0])]
+    totals: dict[str, Any] = {name: {} for name in worlds}
     for world, schedules, violations, seconds in results:
         row = totals[world]
         for key, value in (("schedules", schedules), ("violations", violations), ("seconds", seconds)):
@@ -51,23 +51,25 @@ def main(arguments: Sequence[str]) -> int:
 Result = tuple[str, int, int, float]
 
 
-def _in_processes(options: argparse.Namespace, seeds: range, worlds: Sequence[str]) -> list[Result]:
-    """Share the seeds among processes."""
-    commands = []
+def _in_processes(options: argparse.Namespace, seeds: range, world: str) -> list[Result]:
+    """Share the seeds among processes; what another world has imported is no part of a schedule."""
+    children = []
     for job in range(options.jobs):
         share = seeds[len(seeds) * job // options.jobs : len(seeds) * (job + 1) // options.jobs]
+        flags = [flag for flag in ("json", "traces") if getattr(options, flag)]
+        kinds = ["--kinds", options.kinds] if options.kinds else []
+        command = [sys.executable, "-m", MODULE, "--world", world, "--seeds", f"{share.start}:{share.stop}", *kinds]
         if share:
-            flags = [flag for world in worlds for flag in ("--world", world)] + ["--json"] * options.json
-            commands.append([sys.executable, "-m", MODULE, "--seeds", f"{share.start}:{share.stop}", *flags])
-    jobs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+            arguments = [*command, *(f"--{flag}" for flag in flags)]
+            children.append(subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True))
     found = []
-    for job in jobs:
-        *told, last = job.communicate()[0].splitlines() or ["{}"]
+    for child in children:
+        *told, last = (child.communicate()[0] or "{}").splitlines()
         print(*told, sep="\n", end="\n" if told else "")
-        rows = json.loads(last).get("worlds")
-        if rows is None:
-            raise SystemExit(f"a process ended with {job.returncode}")
-        found += [(world, row["schedules"], row["violations"], row["seconds"]) for world, row in rows.items()]
+        row = json.loads(last).get("worlds", {}).get(world)
+        if row is None:
+            raise SystemExit(f"a process ended with {child.returncode}")
+        found.append((world, row["schedules"], row["violations"], row["seconds"]))
     return found
 
 
@@ -76,7 +78,10 @@ def _run(options: argparse.Namespace, seeds: range, world: str) -> Result:
     began = CLOCK()
     make = load(world)
     from proof.simulate import run  # noqa: PLC0415 - after the patches
+    from proof.simulate.faults import KINDS  # noqa: PLC0415 - the same
 
+    if options.kinds:
+        make.spared = frozenset(KINDS) - {*options.kinds.split(",")}  # type: ignore[attr-defined]
     broken = 0
     only = None if options.faults is None else [int(part) for part in options.faults.split(",") if part != "-"]
     for seed in seeds:

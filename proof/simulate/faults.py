@@ -43,7 +43,7 @@ def plan(fault: Fault, world: World) -> None:
     """Let *fault* happen at its time."""
     if fault.kind == "failover":
         lag = min(fault.seconds, 1.0)
-        SIM.at(max(0.0, fault.at - lag), lambda: _keep(world, fault, lag))
+        SIM.at(max(0.0, fault.at - lag), lambda: _keep(world, fault))
     SIM.at(fault.at, lambda: KINDS[fault.kind](world, fault))
 
 
@@ -111,7 +111,7 @@ def _restart(world: World, fault: Fault) -> None:
     SIM.at(SIM.now + fault.seconds, lambda: setattr(world.server, "is_down", False))
 
 
-def _keep(world: World, fault: Fault, lag: float) -> None:
+def _keep(world: World, fault: Fault) -> None:
     world.kept[fault] = MODEL.save(), SIM.now
 
 

@@ -66,8 +66,8 @@ def _is_stopped(pid: int) -> bool:
 
 def install() -> None:
     """Let workers start simulated keepers."""
-    keeper_process.subprocess = SimpleNamespace(  # type: ignore[attr-defined]
+    keeper_process.subprocess = SimpleNamespace(  # type: ignore[assignment, attr-defined]
         Popen=Popen, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired
     )
-    loop.sys = SimpleNamespace(stdin=_Std(0), stdout=_Std(1))  # type: ignore[attr-defined]
+    loop.sys = SimpleNamespace(stdin=_Std(0), stdout=_Std(1))  # type: ignore[assignment, attr-defined]
     loop._is_stopped = _is_stopped

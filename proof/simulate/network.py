@@ -41,7 +41,7 @@ class End:
     def __init__(self) -> None:
         self.number = next(_numbers)
         OPEN[self.number] = self
-        self.process: Process | None = SIM.current and SIM.current.process
+        self.process: Process | None = None if SIM.current is None else SIM.current.process
         self.timeout: float | None = None
         self.inbox = bytearray()
         self.ended = False
@@ -276,22 +276,19 @@ def wait_for(look: Callable[[], list[Any]], numbers: Callable[[], Iterable[int]]
     return found
 
 
-def _select(reads: Any, writes: Any, errors: Any, timeout: float | None = None) -> tuple[list[Any], list[Any], list[Any]]:
-    numbers = [found if isinstance(found, int) else found.fileno() for found in reads]
-    ready = lambda: [number for number in numbers if number in OPEN and OPEN[number].is_readable]  # noqa: E731
-    if not numbers:
+def _select(reads: Any, _: Any, __: Any, timeout: float | None = None) -> tuple[list[Any], list[Any], list[Any]]:
+    """Stand in for select.select, of which only the descriptors to read are used."""
+    if not reads:
         SIM.wait(timeout)
         return [], [], []
-    return wait_for(ready, lambda: numbers, timeout), [], []
+    return wait_for(lambda: [number for number in reads if OPEN[number].is_readable], lambda: reads, timeout), [], []
 
 
 def install() -> None:
     """Replace select, socket pairs, and the calls on descriptors."""
-    if select.poll is Poll:
-        return
     read, write, block = os.read, os.write, os.set_blocking
     os.read = lambda number, size: OPEN[number].recv(size) if number >= FIRST else read(number, size)
-    os.write = lambda number, data: OPEN[number].send(data) if number >= FIRST else write(number, data)  # type: ignore[assignment]
+    os.write = lambda number, data: OPEN[number].send(bytes(data)) if number >= FIRST else write(number, data)
     os.set_blocking = lambda number, flag: None if number >= FIRST else block(number, flag)
     select.poll, select.select = Poll, _select  # type: ignore[assignment, misc]
     socket.socketpair = pair  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""What stands in for time, threads, random numbers and processes of Python; in place before anything else is imported."""
+"""What stands in for time, threads, random numbers and processes of Python, before anything else is imported."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def since_boot(clock: int) -> float:
     return now() if clock == time.CLOCK_REALTIME else SIM.now if clock == time.CLOCK_BOOTTIME else monotonic()
 
 
-def sleep(seconds: float) -> None:
+def sleep(seconds: Any) -> None:
     """Stand in for time.sleep."""
     SIM.wait(seconds)
 
@@ -48,7 +48,7 @@ class Lock:
     """A lock, also one of an imported module, which a process that was killed no longer holds."""
 
     def __init__(self) -> None:
-        self._holder: Task | None | bool = False
+        self._holder: Task | bool | None = False
         self._waiting: deque[Task] = deque()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
@@ -98,7 +98,7 @@ class Thread:
 
     def __init__(
         self,
-        group: None = None,
+        _: None = None,
         target: Callable[..., Any] | None = None,
         name: str | None = None,
         args: Any = (),
@@ -112,7 +112,7 @@ class Thread:
 
     @property
     def ident(self) -> int | None:
-        return self._task and self._task.number
+        return None if self._task is None else self._task.number
 
     native_id = ident
 
@@ -252,13 +252,11 @@ class DateTime(datetime.datetime):
 
 def install() -> None:
     """Replace them. Modules that are imported later get them by whatever way they import."""
-    if time.sleep is sleep:
-        return
     late = [name for name in ("redis", "kombu", "celery", "redis_queue") if name in sys.modules]
     if late:
         raise RuntimeError(f"{late}: must not be imported before")
+    import concurrent.futures.thread  # noqa: F401, PLC0415
     import logging  # noqa: F401, PLC0415 - its locks stay those of Python: nothing waits while it holds one
-    import concurrent.futures.thread  # noqa: F401, PLC0415, I001
 
     time.time, time.monotonic, time.clock_gettime, time.sleep = now, monotonic, since_boot, sleep
     time.perf_counter = monotonic
@@ -267,7 +265,7 @@ def install() -> None:
     os.getpid = lambda: 1 if SIM.current is None else SIM.current.process.pid
     os.kill = kill
     socket.gethostname = lambda: "host" if SIM.current is None else SIM.current.process.machine.name
-    threading.Lock = threading._allocate_lock = _thread.allocate_lock = Lock  # type: ignore[attr-defined, misc, assignment]
+    threading.Lock = threading._allocate_lock = _thread.allocate_lock = Lock  # type: ignore[attr-defined, assignment]
     threading.RLock = threading._PyRLock  # type: ignore[attr-defined]
     threading.Thread, threading.local = Thread, Local  # type: ignore[misc, assignment]
     threading.current_thread = current_thread

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import redis.utils
-from redis.connection import AbstractConnection, Connection
+from redis.connection import Connection
 
 from proof.simulate.faults import Fault, draw, plan
 from proof.simulate.scheduler import SIM, StuckError

@@ -1,4 +1,4 @@
-"""Scheduler: threads of simulated processes as greenlets of one thread; a seed decides who goes on, and what time it is."""
+"""Scheduler: threads of simulated processes as greenlets; a seed decides who goes on, and what time it is."""
 
 from __future__ import annotations
 
@@ -160,38 +160,34 @@ class Simulation:
         self.ready += self.parked
         self.parked = []
 
-    def run(self, until: float, done: Callable[[], bool] = lambda: False) -> bool:
-        """Give turns until the time *until*, or *done*; return whether it is done."""
-        rng = self.rng
+    def run(self, until: float) -> None:
+        """Give turns until the time *until*. Raises StuckError."""
         while True:
-            ready = self.ready
-            if ready:
-                place = int(rng.random() * len(ready))
-                task, ready[place] = ready[place], ready[-1]
-                ready.pop()
-                if not task.process.alive:
-                    continue
-                if not task.process.runs:
-                    self.parked.append(task)
-                    continue
-                self._switch(task)
-                self.steps += 1
-                if self.steps > MAX_STEPS:
-                    raise StuckError("no end in sight")
-                if done():
-                    return True
-                continue
-            if not self._timers or self._timers[0][0] > until:
+            if self.ready:
+                self._give_turn()
+            elif self._timers and self._timers[0][0] <= until:
+                at, _, what, turn = heapq.heappop(self._timers)
+                self.now = max(self.now, at)
+                if not isinstance(what, Task):
+                    what()
+                elif what.waits and what.turn == turn and what.process.alive:
+                    self._time_out(what)
+            else:
+                # Nobody can go on before then.
                 self.now = max(self.now, until)
-                return done()
-            at, _, what, turn = heapq.heappop(self._timers)
-            self.now = max(self.now, at)
-            if not isinstance(what, Task):
-                what()
-                if done():
-                    return True
-            elif what.waits and what.turn == turn and what.process.alive:
-                self._time_out(what)
+                return
+
+    def _give_turn(self) -> None:
+        ready, place = self.ready, int(self.rng.random() * len(self.ready))
+        task, ready[place] = ready[place], ready[-1]
+        ready.pop()
+        if task.process.alive and not task.process.runs:
+            self.parked.append(task)
+        elif task.process.alive:
+            self._switch(task)
+            self.steps += 1
+            if self.steps > MAX_STEPS:
+                raise StuckError("no end in sight")
 
     def _time_out(self, task: Task) -> None:
         machine = task.process.machine

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,7 +14,9 @@ MODEL: Final = Model(lambda: 0)
 
 EMPTY: Final = MODEL.save()
 
-INFO: Final = b"redis_version:7.4.0\r\nrole:master\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\nuptime_in_seconds:1000\r\n"
+INFO: Final = (
+    b"redis_version:7.4.0\r\nrole:master\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\nuptime_in_seconds:1000\r\n"
+)
 
 REFUSED: Final = {
     "readonly": b"-READONLY You can't write against a read only replica.\r\n",
@@ -26,7 +26,17 @@ REFUSED: Final = {
 }
 """What a Redis replies that takes no writes, or nothing, for now."""
 
-HANDSHAKE: Final = {b"HELLO", b"CLIENT", b"SELECT", b"PING", b"SUBSCRIBE", b"UNSUBSCRIBE", b"MULTI", b"DISCARD", b"INFO"}
+HANDSHAKE: Final = {
+    b"HELLO",
+    b"CLIENT",
+    b"SELECT",
+    b"PING",
+    b"SUBSCRIBE",
+    b"UNSUBSCRIBE",
+    b"MULTI",
+    b"DISCARD",
+    b"INFO",
+}
 
 
 @dataclass(eq=False)
@@ -202,9 +212,6 @@ class Server:
 
     def _do_info(self, *_: object) -> bytes:
         return encode(INFO)
-
-    def _do_config(self, _: Connection, __: Session, command: list[bytes]) -> bytes:
-        return b"*0\r\n"
 
     def _do_ping(self, _: Connection, session: Session, command: list[bytes]) -> bytes:
         if session.channels and session.protocol == 2:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final
+
+from proof.simulate import network, patches
 
 WORLDS: Final = {
     "queue": "QueueWorld",
@@ -18,12 +21,11 @@ WORLDS: Final = {
 
 def load(name: str) -> Callable[[Any], Any]:
     """Return the class of a world, after time and threads were replaced."""
-    from proof.simulate import network, patches  # noqa: PLC0415
-
-    patches.install()
-    network.install()
+    if "redis_queue" not in sys.modules:
+        patches.install()
+        network.install()
     found: Callable[[Any], Any] = getattr(import_module(f"{__name__}.{name}"), WORLDS[name])
-    from proof.simulate import run  # noqa: PLC0415
+    from proof.simulate.run import prepare  # noqa: PLC0415 - it imports redis-py
 
-    run.prepare(found)
+    prepare(found)
     return found

@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import celery.app.base
+import celery.bootsteps
+import celery.worker.consumer.consumer
 import kombu.asynchronous.hub
 import kombu.pools
 import kombu.transport.redis
@@ -37,7 +40,15 @@ HARMLESS: Final = {"kill", "cut", "silence", "skew"}
 """Faults after which no task of a worker that lives runs twice."""
 
 keeper.install()
-for module in (kombu.asynchronous.hub, kombu.transport.redis, kombu.transport.virtual.base, redis.connection):
+for module in (
+    celery.app.base,
+    celery.bootsteps,
+    celery.worker.consumer.consumer,
+    kombu.asynchronous.hub,
+    kombu.transport.redis,
+    kombu.transport.virtual.base,
+    redis.connection,
+):
     module.set = Ordered  # type: ignore[attr-defined]
 
 

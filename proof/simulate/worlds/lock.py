@@ -26,7 +26,7 @@ class LockWorld(World):
         super().__init__(server)
         self._fence = 0
         self._found: list[str] = []
-        self._left = {role: ROUNDS for role in ("a", "b", "c")}
+        self._left = dict.fromkeys(("a", "b", "c"), ROUNDS)
 
     @property
     def roles(self) -> dict[str, Callable[[], object]]:

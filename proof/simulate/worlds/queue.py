@@ -126,9 +126,9 @@ class QueueWorld(World):
     def wrong(self) -> Iterator[Violation]:
         """Yield ids in two places, or in none."""
         places = [self.keys.waiting, self.keys.in_flight, self.keys.dead]
-        found: list[Any] = list(MODEL.call(b"LRANGE", self.keys.ready, b"0", b"-1"))  # type: ignore[arg-type]
+        found: Any = MODEL.call(b"LRANGE", self.keys.ready, b"0", b"-1")
         for key in places:
-            found += MODEL.call(b"ZRANGE", key, b"0", b"-1")  # type: ignore[operator]
+            found += MODEL.call(b"ZRANGE", key, b"0", b"-1")
         records: Any = MODEL.call(b"HKEYS", self.keys.records)
         if sorted(found) != sorted(records):
             yield Violation(f"misplaced: {found} for {records}", "-", [])

@@ -12,7 +12,6 @@ from chaos.schedule_runs import ran, stands
 from proof.simulate.scheduler import SIM
 from proof.simulate.worlds.celery import CeleryWorld
 from redis_queue.celery.durable_tasks import DurableTasks
-from redis_queue.errors import RedisQueueError
 from redis_queue.schedules.state import State
 
 EVERY: Final = {"t1": 3.0, "t2": 7.0}
@@ -61,5 +60,7 @@ class SchedulesWorld(CeleryWorld):
         for stored in store.get(list(EVERY)):
             if stored is not None:
                 name = stored.name
-                self.note(*stands(name, round(EVERY[name] * 1000), State.read(stored.state_text), schedules.events(name)))
+                self.note(
+                    *stands(name, round(EVERY[name] * 1000), State.read(stored.state_text), schedules.events(name))
+                )
         self._sent = True
