@@ -235,6 +235,8 @@ class Ordered(MutableSet[Any]):
     def copy(self) -> Ordered:
         return Ordered(self)
 
+    union, intersection, difference = MutableSet.__or__, MutableSet.__and__, MutableSet.__sub__
+
 
 class DateTime(datetime.datetime):
     """The time of the current process."""

@@ -49,7 +49,7 @@ for module in (
     kombu.transport.virtual.base,
     redis.connection,
 ):
-    module.set = Ordered  # type: ignore[attr-defined]
+    vars(module)["set"] = Ordered
 
 
 class CeleryWorld(World):
