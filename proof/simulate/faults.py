@@ -33,7 +33,7 @@ def draw(seed: int, world: World) -> list[Fault]:
     dice = random.Random(~seed)
     kinds = [kind for kind in KINDS if kind not in world.spared]
     found = []
-    for _ in range(dice.randint(0, MOST)):
+    for _ in range(dice.randint(0, MOST) if kinds else 0):
         seconds = dice.choice((dice.uniform(0, 0.1), dice.uniform(0, 3), dice.uniform(0, 3 * world.lease)))
         found.append(Fault(dice.uniform(0, world.horizon), dice.choice(kinds), seconds, dice.random()))
     return sorted(found)
