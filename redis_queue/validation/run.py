@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from redis_queue.basics.times import monotonic
 from redis_queue.errors import ConfigurationError, InvalidValueError
 from redis_queue.model import Message
 from redis_queue.queue.queue import RedisQueue
@@ -113,14 +112,14 @@ def validate(plan: Plan, progress: Callable[[int], None] = lambda _: None) -> Re
     queue = _queue(plan, client)
     if key := next(_keys(client, plan.prefix), None):
         raise ConfigurationError(f"prefix {plan.prefix!r} is in use (key {text(key)!r}): must be unused")
-    started, scripts = monotonic(), Scripts(client)
+    started, scripts = time.perf_counter(), Scripts(client)
     try:
         with tempfile.TemporaryDirectory(prefix="redis-queue-validate-") as folder:
             queue.put_many(range(plan.messages))
-            put_at = monotonic()
+            put_at = time.perf_counter()
             run = _Run(plan, queue, Path(folder))
             run.work(progress)
-            worked_at, left = monotonic(), queue.stats()
+            worked_at, left = time.perf_counter(), queue.stats()
             puts = (Event("put", "ok", str(number), lane=1) for number in range(plan.messages))
             found = check([*puts, *read(*run.histories)], [])
             return Report.of(
@@ -131,7 +130,7 @@ def validate(plan: Plan, progress: Callable[[int], None] = lambda _: None) -> Re
                 left_over=left.ready + left.delayed + left.in_flight + left.dead + left.quarantined,
                 put_per_s=round(plan.messages / max(put_at - started, 1e-6), 1),
                 handled_per_s=round((found.executed - found.repeated) / max(worked_at - put_at, 1e-6), 1),
-                seconds=round(monotonic() - started, 2),
+                seconds=round(time.perf_counter() - started, 2),
             )
     finally:
         queue.destroy()
@@ -162,14 +161,14 @@ class _Run:
             _end(*consumers)
 
     def _watch(self, consumers: list[subprocess.Popen[str]], progress: Callable[[int], None]) -> None:
-        done, moved_at, done_at_kill = 0, monotonic(), 0
+        done, moved_at, done_at_kill = 0, time.perf_counter(), 0
         while True:
             self._queue.put_back()
             stats = self._queue.stats()
             if stats.acked > done:
-                done, moved_at = stats.acked, monotonic()
+                done, moved_at = stats.acked, time.perf_counter()
                 progress(done)
-            if not stats.ready + stats.delayed + stats.in_flight or monotonic() - moved_at > QUIET_SECONDS:
+            if not stats.ready + stats.delayed + stats.in_flight or time.perf_counter() - moved_at > QUIET_SECONDS:
                 return
             time.sleep(KILL_EVERY)
             # Only after some progress: on a slow machine consumers would otherwise be killed before they have started.
