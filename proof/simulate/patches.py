@@ -9,6 +9,7 @@ import os
 import queue
 import random
 import select
+import signal
 import socket
 import sys
 import threading
@@ -266,6 +267,8 @@ def install() -> None:
     os.urandom = random._urandom = random.randbytes  # type: ignore[attr-defined]
     os.getpid = lambda: 1 if SIM.current is None else SIM.current.process.pid
     os.kill = kill
+    # A consumer in a main thread would take the signals of the simulator itself.
+    signal.signal = lambda *_: signal.SIG_DFL
     socket.gethostname = lambda: "host" if SIM.current is None else SIM.current.process.machine.name
     threading.Lock = threading._allocate_lock = _thread.allocate_lock = Lock  # type: ignore[attr-defined, assignment]
     threading.RLock = threading._PyRLock  # type: ignore[attr-defined]
