@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.children import ROOT
-from benchmarks.kills.campaign.app import LEASE, POPPING, QUEUE, STOCK, task_id
+from benchmarks.kills.campaign.app import LEASE, OURS, POPPING, QUEUE, STOCK, task_id
 from benchmarks.kills.campaign.crew import OFFSETS, Crew, Slot
 from benchmarks.kills.campaign.ledger import Fault, Ledger
 from benchmarks.kills.peer import _contents
@@ -95,7 +95,7 @@ class Piece:
         if "skew" in faults:
             for slot in slots:
                 slot.offset = self._dice.choice(OFFSETS)
-        if "mixed" in faults:
+        if "mixed" in faults and ours == OURS:
             slots[2:] = [Slot("solo", kind, url, immortal=True) for kind in (STOCK, POPPING)]
         return slots
 
