@@ -184,12 +184,10 @@ class FetchingChannel(Channel):
         began = now = monotonic()
         handed = 0
         while self.has_messages and now - began < TURN and self.qos.can_consume():
-            message = self._received[0]
-            if self._durations.of(message) >= TURN:
-                if handed:
-                    break
-                self._prepare_for_long_task()
-            self._received.popleft()
+            if self._durations.of(self._received[0]) >= TURN and (handed or not self._prepare_for_long_task()):
+                break
+            # Not before: replies that came meanwhile may have put another message first.
+            message = self._received.popleft()
             handed += 1
             self._queue_cycle.rotate(message.queue)
             before = message.handed_at = now
@@ -351,11 +349,13 @@ class FetchingChannel(Channel):
         room = self.qos.can_consume_max_estimate()
         return CHUNK if room is None else min(room, CHUNK)
 
-    def _prepare_for_long_task(self) -> None:
+    def _prepare_for_long_task(self) -> bool:
+        """Settle, and read what was fetched; return whether there is still a message to deliver."""
         self.flush()
         if self._fetch is not None and self._fetch.is_asking:
             with self._ended_by_errors():
                 self._fetch.commands.wait()
+        return self.has_messages
 
     def _take_in(self, fetched: FetchReply) -> None:
         received: list[FetchedMessage] = []

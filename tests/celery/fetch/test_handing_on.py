@@ -89,6 +89,15 @@ def test_what_was_done_is_settled_before_a_long_task(redis_server: RedisServer, 
         assert taker.take(2) == ["first", "second"]
 
 
+def test_a_reply_that_comes_before_a_long_task_may_put_another_message_first(redis_server: RedisServer) -> None:
+    with connected(redis_server) as connection:
+        taker = with_long_tasks(connection, 4)
+        # As messages of a flow do whose turn it is.
+        taker.channel._prepare_for_long_task = lambda: taker.channel._received.rotate(1) or True
+        assert sorted(taker.take(4)) == [0, 1, 2, 3]
+        taker.settle()
+
+
 def test_more_messages_are_asked_for_before_the_last_is_handed_on(
     redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
