@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import threading
@@ -141,6 +142,9 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """Connect by *connect*, and hold the messages of the connection under leases."""
         consumer, hub = self._consumer, self._consumer.hub
         before = set()
+        if self.leases is not None:
+            # The objects of a lost connection refer to each other: Python would free them after many more of them.
+            gc.collect()
         if hub is not None:
             # The poller of the connection before would tick on.
             hub.on_tick -= self._ticks

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import redis
 from kombu.connection import Connection
@@ -301,12 +302,13 @@ def test_fifty_lost_connections_repeat_no_task_and_leave_nothing_open(server: Re
                 wait_until(lambda: losses() > cut, description="the worker to notice")  # noqa: B023
                 leasing.wait_for_ends(len(ids))
                 if cut == 4:
-                    files, threads = measured()
+                    files, threads, memory = *measured(), psutil.Process(one.pid).memory_info().rss
             leasing.wait_until_settled()
             files_now, threads_now = measured()
             assert sorted(leasing.started) == sorted(leasing.ended) == sorted(ids)
             assert files_now - files < 10
             assert threads_now <= threads
+            assert psutil.Process(one.pid).memory_info().rss - memory < 4 * 1024 * 1024
             assert "lost the lease" not in one.output
             assert one.finish() == 0
         assert not client.exists(leasing.queue, "unacked", "unacked_index")
