@@ -35,11 +35,12 @@ SUMS: Final = ("tasks", "kills", "strikes", "lost", "undone", "doubled", "waitin
 
 
 def table(pieces: list[dict[str, Any]]) -> str:
-    """Return the sums of *pieces*, by peer and faults."""
+    """Return the sums of *pieces*, by peer and faults; those with a rate are not in the sum of all."""
     rows: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     seeds: dict[tuple[str, str], list[int]] = defaultdict(list)
     for piece in pieces:
-        for faults in (piece["faults"], "all"):
+        rate = piece.get("rate")
+        for faults in [f"{piece['faults']}, {rate}/s"] if rate else [piece["faults"], "all"]:
             key = piece["peer"], faults
             rows[key].update({name: piece[name] for name in SUMS})
             seeds[key].append(piece["seed"])
@@ -61,19 +62,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the first piece; the next ones have the next seeds")
     parser.add_argument("--pieces", type=int, default=1, help="number of pieces; 0 prints the table only (default 1)")
     parser.add_argument("--faults", help=f"some of {','.join(FAULTS)} (default: by the seed)")
+    parser.add_argument("--rate", type=int, default=0, help="most tasks sent in a second (default: as many as run)")
     parser.add_argument("--results", type=Path, default=PIECES, help="file to which each piece adds a line")
     options = parser.parse_args()
     if unknown := set((options.faults or "kills").split(",")) - set(FAULTS):
         parser.error(f"argument --faults: {sorted(unknown)[0]!r}: must be some of {','.join(FAULTS)}")
     done = _read(options.results)
-    known = {(piece["peer"], piece["seed"], piece["faults"], piece["asked"]) for piece in done}
+    known = {tuple(piece.get(name, 0) for name in ("peer", "seed", "faults", "asked", "rate")) for piece in done}
     started = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     for seed in range(options.seed, options.seed + options.pieces):
         faults = options.faults or PLANS[seed % len(PLANS)]
-        if (options.peer, seed, faults, options.tasks) in known:
+        if (options.peer, seed, faults, options.tasks, options.rate) in known:
             continue
-        plan = Plan(options.peer, options.tasks, seed, tuple(faults.split(",")))
+        plan = Plan(options.peer, options.tasks, seed, tuple(faults.split(",")), options.rate)
 
         def tell(line: str, seed: int = seed) -> None:
             sys.stderr.write(f"{time.monotonic() - started:6.0f} s  {options.peer} {seed}: {line}\n")

@@ -50,6 +50,8 @@ class Plan:
     tasks: int
     seed: int
     faults: tuple[str, ...]
+    rate: int = 0
+    """Most tasks sent in a second; 0 for as many as are executed."""
 
 
 class Piece:
@@ -101,7 +103,8 @@ class Piece:
 
     def _produce(self) -> subprocess.Popen[bytes]:
         plan = self._plan
-        arguments = [self._server.url, plan.peer, str(plan.tasks), str(plan.seed), str(self._ledger.calls)]
+        numbers = map(str, (plan.tasks, plan.seed, plan.rate))
+        arguments = [self._server.url, plan.peer, str(self._ledger.calls), *numbers]
         with (self._folder / "producer.log").open("wb") as log:
             command = [sys.executable, "-m", "benchmarks.kills.campaign.producer", *arguments]
             return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
@@ -266,6 +269,7 @@ class Piece:
             "peer": plan.peer,
             "seed": plan.seed,
             "faults": ",".join(plan.faults),
+            "rate": plan.rate,
             "tasks": ledger.sent + ledger.unknown,
             "unknown": ledger.unknown,
             "executed": ledger.executed,

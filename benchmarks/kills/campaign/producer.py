@@ -1,4 +1,4 @@
-"""``python -m benchmarks.kills.campaign.producer URL KIND TASKS SEED FILE``: send tasks, and record each call."""
+"""``python -m benchmarks.kills.campaign.producer URL KIND FILE TASKS SEED RATE``: send tasks, and record each call."""
 
 from __future__ import annotations
 
@@ -87,19 +87,23 @@ def _run(number: int) -> None:
     raise NotImplementedError
 
 
-def main(url: str, kind: str, tasks: str, seed: str, path: str) -> None:
-    """Send all."""
+def main(url: str, kind: str, path: str, *numbers: str) -> None:
+    """Send all, at most *rate* in a second, or as many as are executed if it is 0."""
+    tasks, seed, rate = map(int, numbers)
+    chunk, started = max(1, rate // 20) if rate else CHUNK, time.monotonic()
     producer, dice = Producer(url, kind), random.Random(f"calls {seed}")
     with Path(path).open("ab", buffering=0) as file:
-        for start in range(0, int(tasks), CHUNK):
-            numbers = range(start, min(int(tasks), start + CHUNK))
-            left = [(number, dice.random() * MAX_DELAY * (dice.random() < DELAYED)) for number in numbers]
+        for start in range(0, tasks, chunk):
+            some = range(start, min(tasks, start + chunk))
+            left = [(number, dice.random() * MAX_DELAY * (dice.random() < DELAYED)) for number in some]
             while left:
                 producer.wait()
                 known = dict(producer.send(left))
                 at = time.monotonic()
                 file.write(b"".join(CALL.pack(n, state, at, producer.due[n]) for n, state in known.items()))
                 left = [call for call in left if call[0] not in known]
+            if rate:
+                time.sleep(max(0.0, started + some.stop / rate - time.monotonic()))
 
 
 if __name__ == "__main__":
