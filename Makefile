@@ -1,6 +1,6 @@
 # Every target creates its own virtual environment; no target needs root.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-release coverage test-oldest test-newest test-servers million chaos chaos-short simulate mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-flow bench-schedules bench-publish bench-peers figures test-django workflow-check release-check dist api bench-scaling compose-check clean
+.PHONY: help setup demo test test-all test-release coverage test-oldest test-newest test-servers million chaos chaos-short explore simulate mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-flow bench-schedules bench-publish bench-peers figures test-django workflow-check release-check dist api bench-scaling campaign soak compose-check clean
 
 VENV := .venv
 OLDEST := .venv-oldest
@@ -119,6 +119,9 @@ screenshots: setup ## create the images of docs/images again
 simulate: setup ## run the real code on a seeded scheduler with simulated faults: SEEDS=0:1000, ARGS='--world celery'
 	$(BIN)/python -m proof.simulate --seeds $(SEEDS) --jobs 2 $(ARGS)
 
+explore: setup ## visit the states that all interleavings of the scripts reach; TRANSITIONS=100000000 for a release
+	$(BIN)/python -m proof.explore --transitions $(or $(TRANSITIONS),1000000) $(ARGS)
+
 mutants: setup ## put a fault into the code: the tests must find each
 	$(BIN)/python -m tests.chaos mutants
 
@@ -183,6 +186,12 @@ bench-scaling: setup ## the cost of many entries in one Redis, and of tasks on 1
 
 bench-leases: setup ## messages lost when consumers are killed: stock, with leases, with atomic fetch
 	$(BIN)/python -m benchmarks.leases $(ARGS)
+
+campaign: setup ## real workers under kills and faults, in pieces of 200,000 tasks with a seed each: ARGS='--seed 100 --pieces 15'
+	$(BIN)/python -m benchmarks.kills.campaign $(ARGS)
+
+soak: setup ## a day of an app in minutes, then lost connections: memory, descriptors and connections must not grow
+	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 figures: setup $(BENCH)/.ready ## measure the figures of docs/figures.md again, one benchmark after the other; ARGS=queue for some
 	$(BIN)/python -m docs.generated --measure $(ARGS)

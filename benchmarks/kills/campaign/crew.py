@@ -81,9 +81,10 @@ class Crew:
         now = time.monotonic()
         for slot in self.slots:
             if slot.process.poll() is None:
-                limit = WARM_WITHIN if slot.cause == "upgrade" else DYING_WITHIN
+                warm = slot.cause.startswith("upgrade")
+                limit = WARM_WITHIN if warm else DYING_WITHIN
                 if slot.cause and now > slot.caused_at + limit:
-                    if slot.cause == "upgrade":
+                    if warm:
                         self.crashed.append(f"worker {slot.worker} ({slot.pool}) did not stop in {limit:g} s")
                         slot.cause = "stuck"
                     self._kill_group(slot)
@@ -134,7 +135,7 @@ class Crew:
                 return True
             slot = left.pop(0)
             if not slot.cause:
-                slot.cause, slot.caused_at = "upgrade", now
+                slot.cause, slot.caused_at = f"upgrade {slot.pool}", now
                 slot.pool = NEXT[slot.pool]
                 if slot.immortal and slot.kind in (STOCK, OURS):
                     slot.kind = OURS if slot.kind == STOCK else STOCK
