@@ -201,14 +201,16 @@ def _access(ctx: click.Context) -> Access:
     return access_to(connect(store["url"], check=False), store["prefix"])
 
 
-def _url_of(ctx: click.Context) -> str:
+def url_of(ctx: click.Context) -> str:
+    """Return the URL of the Redis of a command."""
     from redis_queue.operate.access import AppAccess  # noqa: PLC0415 - as above
 
     app = _app_of(ctx)
     return str(ctx.meta[_STORE]["url"] if app is None else AppAccess(app).url)
 
 
-def _required_app(ctx: click.Context) -> Any:
+def required_app(ctx: click.Context) -> Any:
+    """Return the Celery app of a command; without one the command is a usage error."""
     app, name = _app_of(ctx), ctx.info_name
     if app is None:
         raise click.UsageError(
@@ -220,10 +222,10 @@ def _required_app(ctx: click.Context) -> Any:
 with_access: Final = _passing(_access)
 """Pass the Access as the first argument."""
 
-with_url: Final = _passing(_url_of)
+with_url: Final = _passing(url_of)
 """Pass the URL of the Redis as the first argument."""
 
-with_app: Final = _passing(_required_app)
+with_app: Final = _passing(required_app)
 """Pass the Celery app as the first argument; without an app the command is a usage error."""
 
 
@@ -239,6 +241,12 @@ def with_store(*, timeout: float) -> Callable[[Function], Function]:
         return client, store["prefix"]
 
     return _passing(store_of)
+
+
+def name_of_app(ctx: click.Context) -> str | None:
+    """Return what ``--app`` of the command, or of ``celery``, says."""
+    found: str | None = ctx.meta.get(_APP) or ctx.find_root().params.get("app")
+    return found
 
 
 def _app_of(ctx: click.Context) -> Any:

@@ -1,50 +1,75 @@
-"""``redis-queue validate``: check on your own Redis that no message is lost."""
+"""``redis-queue validate``: check on your own Redis, or with your own Celery app, that no message is lost."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from redis_queue.cli.access import UrlCommand, with_url
+from redis_queue.basics.waits import signal_handler
+from redis_queue.cli.access import UrlCommand, name_of_app, required_app, url_of
 from redis_queue.cli.options import json_flag
-from redis_queue.cli.output import FAILED, progress_bar, show_json, wants_json
+from redis_queue.cli.output import FAILED, interrupt, progress_bar, show_json, wants_json
 from redis_queue.validation import Plan, Report
 from redis_queue.validation import validate as run
 
+_OF_CELERY: Final = ("pool", "concurrency")
+_OF_BOTH: Final = ("messages", "lease")
+
 
 @click.command(cls=UrlCommand)
-@click.option("--messages", type=int, default=20_000, show_default=True, help="Number of messages.")
-@click.option(
-    "--lose-every", type=int, default=2, show_default=True, help="Lose every n-th message on purpose; 0: none."
-)
-@click.option("--batch", type=int, default=10, show_default=True, help="Messages per claim and ack, 1 to 500.")
-@click.option("--consumers", type=int, default=2, show_default=True, help="Consumer processes.")
-@click.option("--kill", is_flag=True, help="Kill consumers with SIGKILL, up to four times a second.")
-@click.option("--lease", type=float, default=1.0, show_default=True, help="Length of a lease in seconds.")
-@click.option("--prefix", default=None, help="Prefix of the keys; must not be in use.  [default: a random one]")
+@click.option("--celery", is_flag=True, help="Check the broker and workers of the Celery app; takes about a minute.")
+@click.option("--messages", type=int, help="Number of messages.  [default: 20000; of Celery 500]")
+@click.option("--lose-every", type=int, help="Lose every n-th message on purpose; 0: none.  [default: 2]")
+@click.option("--batch", type=int, help="Messages per claim and ack, 1 to 500.  [default: 10]")
+@click.option("--consumers", type=int, help="Consumer processes.  [default: 2]")
+@click.option("--kill", is_flag=True, default=None, help="Kill consumers with SIGKILL, up to four times a second.")
+@click.option("--lease", type=float, help="Length of a lease in seconds.  [default: 1; of Celery 5]")
+@click.option("--prefix", help="Prefix of the keys; must not be in use.  [default: a random one]")
+@click.option("-P", "--pool", help="With --celery: pool of the workers.  [default: as the app sets it]")
+@click.option("-c", "--concurrency", type=int, help="With --celery: size of the pool.  [default: as the app sets it]")
 @json_flag("Print one JSON object instead of a table.")
-@with_url
-def validate(url: str, *, prefix: str | None, **options: Any) -> None:
+@click.pass_context
+def validate(ctx: click.Context, /, *, celery: bool, **options: Any) -> None:
     """Put numbered messages, lose some on purpose, kill consumers, and compare the results.
 
+    With --celery, a worker of the app is killed while it runs tasks of this command, some of them delayed, from a
+    queue of its own. It runs no other task and reads no other queue.
+
     All keys have a separate prefix and are deleted at the end. Exit code 0: every promise was kept. 1: one was
-    broken, or Redis cannot be reached. 2: invalid arguments or settings.
+    broken, or a server cannot be reached. 2: invalid arguments or settings.
 
     Example: redis-queue validate --messages 1000 --kill
+
+    Example: redis-queue validate --celery -A shop
     """
-    if prefix is not None:
-        options["prefix"] = prefix
-    plan = Plan(url=url, **options)
-    with progress_bar("handled") as show:
-        report = run(plan, lambda done: show(done, plan.messages))
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given:
+        if name not in _OF_BOTH and (name in _OF_CELERY) != celery:
+            raise click.UsageError(f"--{name.replace('_', '-')} cannot be used with{'' if celery else 'out'} --celery")
+    with signal_handler(interrupt), progress_bar("handled") as show:
+        if celery:
+            report = _of_celery(ctx, given, show)
+        else:
+            plan = Plan(url=url_of(ctx), **given)
+            report = run(plan, lambda done: show(done, plan.messages))
     if wants_json():
         show_json(report.as_dict())
     else:
         click.echo(_table(report))
     if not report.passed:
         sys.exit(FAILED)
+
+
+def _of_celery(ctx: click.Context, given: dict[str, Any], show: Any) -> Report:
+    from redis_queue.celery.validation import CeleryPlan, validate_app  # noqa: PLC0415 - Celery takes long
+
+    app, name = required_app(ctx), name_of_app(ctx)
+    if name is None:
+        raise click.UsageError("--celery starts workers: name the app, as in redis-queue validate --celery -A APP")
+    plan = CeleryPlan(name, **given)
+    return validate_app(app, plan, lambda done: show(done, plan.messages))
 
 
 def _table(report: Report) -> str:

@@ -32,10 +32,12 @@ _PREFIX: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Result of a run.
+    """Result of a run; a figure that it did not measure is None.
 
     *lost* messages were put and never acked; *doubled* ones were acked twice, or came again after their ack; *unknown*
-    ones came without a put; *out_of_order* ones came before a message that was put earlier.
+    ones came without a put; *early* ones before they were due; *out_of_order* ones before a message that was put
+    earlier. Of a Celery app, *redelivered* tasks were started again after a kill, the slowest of them
+    *redelivered_within_s* after it, and *late* are those that waited for a due time.
     """
 
     messages: int
@@ -43,40 +45,51 @@ class Report:
     lost: int
     doubled: int
     unknown: int
-    out_of_order: int
-    lost_on_purpose: int
+    early: int
+    out_of_order: int | None = None
+    lost_on_purpose: int | None = None
     handled_again: int
-    late_acks_refused: int
+    late_acks_refused: int | None = None
     kills: int
-    put_back: int
+    put_back: int | None = None
+    redelivered: int | None = None
+    redelivered_within_s: float | None = None
+    late_p50_s: float | None = None
+    late_max_s: float | None = None
     left_over: int
-    put_per_s: float
-    handled_per_s: float
+    put_per_s: float | None = None
+    handled_per_s: float | None = None
     seconds: float
 
     @classmethod
     def of(cls, verdict: CheckResult, **figures: Any) -> Report:
         """Return the report of a checked history and the other *figures* of the run."""
-        return cls(
-            handled=verdict.executed - verdict.repeated,
-            lost=verdict.broken("lost"),
-            doubled=verdict.broken("acked twice", "came again after its ack"),
-            unknown=verdict.broken("came from nowhere"),
-            out_of_order=verdict.broken("out of order"),
-            lost_on_purpose=verdict.dropped,
-            handled_again=verdict.repeated,
-            late_acks_refused=verdict.refused,
-            **figures,
-        )
+        found = {
+            "handled": verdict.executed - verdict.repeated,
+            "lost": verdict.broken("lost"),
+            "doubled": verdict.broken("acked twice", "came again after its ack"),
+            "unknown": verdict.broken("came from nowhere"),
+            "early": verdict.broken("early"),
+            "out_of_order": verdict.broken("out of order"),
+            "lost_on_purpose": verdict.dropped,
+            "handled_again": verdict.repeated,
+            "late_acks_refused": verdict.refused,
+        }
+        return cls(**{**found, **figures})
 
     @property
     def passed(self) -> bool:
         """Whether every promise was kept."""
-        return not (self.lost or self.doubled or self.unknown or self.out_of_order or self.left_over)
+        return not (self.lost or self.doubled or self.unknown or self.early or self.out_of_order or self.left_over)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report with its verdict, ready for JSON."""
-        return {"passed": self.passed, **asdict(self)}
+        """Return what was measured, with the verdict, ready for JSON."""
+        return {"passed": self.passed, **{name: value for name, value in asdict(self).items() if value is not None}}
+
+
+def new_prefix() -> str:
+    """Return a prefix that no key has."""
+    return f"redis_queue_validate_{random.randrange(16**8):08x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +103,7 @@ class Plan:
     consumers: int = 2
     kill: bool = False
     lease: float = 1.0
-    prefix: str = field(default_factory=lambda: f"redis_queue_validate_{random.randrange(16**8):08x}")
+    prefix: str = field(default_factory=new_prefix)
 
     def __post_init__(self) -> None:
         check_limit(self.messages, 10_000_000, name="messages")
