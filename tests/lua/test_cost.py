@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,14 +18,19 @@ from redis_queue.store.script_files import Script, load
 from tests.support.lua import Text, names
 from tests.support.servers import RedisServer
 
-MAX_MS: Final = 250
-"""Maximum milliseconds of CPU of a call with up to a megabyte of arguments: far more than any needs."""
+MAX_MS: Final = 50
+"""Maximum milliseconds of CPU of a call with up to a megabyte of arguments."""
 
 MAX_BYTES: Final = 96 << 20
 """Maximum bytes by which a call may let the server grow."""
 
 LONG = "a" * 600_000
 """A text of most of the bytes that a call may have."""
+
+IDS: Final = [f"id{number}" for number in range(500)]
+
+LARGE: Final = {"records", "unacked", "failures", "tracebacks", "runs", "schedules", "schedule_states"}
+"""Hashes whose records may be large; those of the others are bounded by what writes them."""
 
 VALUES: Final = ("0", "1e-20", "-1", "1e300", "nan", "-inf", "", LONG)
 
@@ -41,6 +47,10 @@ MANY: Final = {
     "long mark": ["id", "a" * 300_000 + "b"] * 2,
     "long entry": ["id", "0", "0", "a" * 300_000 + "b", "record"],
     "pairs": ["a", LONG],
+    # Each of the 500 records, by the form of the rows of a script.
+    **{
+        f"all {width}": [part for one in IDS for part in (one, *["1"] * (width - 1))] for width in (1, 2, 3, 5, 6, 8, 9)
+    },
 }
 """What may follow the named arguments."""
 
@@ -60,23 +70,38 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
         yield client
 
 
-def fill(client: redis.Redis, text: Text) -> list[str]:
-    """Create the keys that the script declares, with much in them; return their names."""
-    keys = []
-    for label in text.keys:
-        name = f"{{x}}:{label}"
-        keys.append(name)
-        kind = TYPES.get(label)
-        ids = ["id", *(f"id{number}" for number in range(300))]
-        if kind == "ZSET":
-            client.zadd(name, dict.fromkeys(ids, 1.0))
-        elif kind == "HASH":
-            client.hset(name, mapping=dict.fromkeys(ids, "v1 1 0 0 " + "a" * 200))
-            if label in ("records", "unacked"):
-                client.hset(name, "id", "v1 1 0 0 " + "a" * 1_200_000)
-        elif kind == "LIST":
-            client.rpush(name, *(["a" * 200] * 300))
-    client.rpush("list", *["a" * 100] * 500)
+def template(client: redis.Redis, kind: str, size: int) -> str:
+    """Return the name of a key with 500 records of *size* bytes, made at the first call."""
+    name, record = f"template {kind} {size}", f"v1 1 - 0 {size}\n{'a' * size}"
+    if not client.exists(name):
+        for one in IDS:
+            client.hset(name, one, record) if kind == "HASH" else client.rpush(name, record)
+    return name
+
+
+def make(client: redis.Redis, label: str, name: str, size: int) -> None:
+    """Create the key *name*, which scripts call *label*, with 500 records of *size* bytes, or ids."""
+    kind = TYPES.get(label)
+    if kind == "ZSET" or label == "place":
+        client.zadd(name, dict.fromkeys(["id", *IDS], 1.0))
+    elif label == "leases":
+        client.hset(name, mapping=dict.fromkeys(["id", *IDS], "1 1"))
+    elif kind == "HASH":
+        client.copy(template(client, kind, size if label in LARGE else 200), name)
+        client.hset(name, "id", f"v1 1 - 0 1200000\n{'a' * 1_200_000}" if label in LARGE else "v1 1")
+    elif label in ("ready", "wake"):
+        client.rpush(name, *IDS)
+    elif kind == "LIST":
+        client.copy(template(client, kind, size), name)
+
+
+def fill(client: redis.Redis, text: Text, size: int) -> list[str]:
+    """Create the keys that the script declares, with 500 records of *size* bytes; return their names."""
+    client.unlink("none", *(key for key in client.scan_iter(count=1000) if not key.startswith(b"template")))
+    keys = [f"{{x}}:{label}" for label in text.keys]
+    for label, name in zip(text.keys, keys, strict=True):
+        make(client, label, name, size)
+    client.copy(template(client, "LIST", size), "list")
     if text.name == "delay/move_due":
         body = "\x01" + "\x82" * 490
         frames = dict.fromkeys(["id", "id0"], f"v1 1 - 0 {len(body)} 4\nlist{body}".encode("latin-1"))
@@ -114,13 +139,14 @@ def calls(script: Script) -> Iterator[tuple[str, list[str]]]:
         yield "a long phrase", ["0", "500", "0", "0", "t", "-1", LONG]
         yield "many phrases", ["0", "500", "0", "0", "t", "-1", *["a" * 1000] * 100]
     for (number, label), value in itertools.product(enumerate(named), VALUES):
-        rest = "lists" if script.name == "broker/fetch" else next(iter(rests))
-        yield f"{label}={value[:10]} {rest}", [*plain[:number], value, *plain[number + 1 :], *rests[rest][:200]]
+        first = "lists" if script.name == "broker/fetch" else next(iter(rests))
+        for rest in (first, *(rest for rest in rests if value is LONG and rest.startswith("all"))):
+            yield f"{label}={value[:10]} {rest}", [*plain[:number], value, *plain[number + 1 :], *rests[rest][:900]]
 
 
-def cpu_ms(process: psutil.Process) -> int:
-    """Return the milliseconds for which a process has run: those in which it waits for a core are not its own."""
-    return round(sum(process.cpu_times()[:2]) * 1000)
+def cpu_ms(process: psutil.Process) -> float:
+    """Return the milliseconds for which a server has run: those in which it waits for a core are not its own."""
+    return int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[0]) / 1e6
 
 
 def peak_of(process: psutil.Process) -> int:
@@ -132,29 +158,37 @@ def peak_of(process: psutil.Process) -> int:
     return int(found[1]) * 1024
 
 
+@pytest.mark.parametrize("size", [200, pytest.param(240_000, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", names())
-def test_cost_is_bounded_whatever_the_arguments_are(server: RedisServer, client: redis.Redis, name: str) -> None:
+def test_cost_is_bounded_whatever_the_arguments_are(
+    server: RedisServer, client: redis.Redis, name: str, size: int
+) -> None:
     script, text = load(name), Text(name)
     process = psutil.Process(client.info("server")["process_id"])
     dear: list[Any] = []
-    sequence = itertools.count(1)
+    sequence, keys, filled = itertools.count(1), list[str](), -1
     for what, arguments in calls(script):
-        client.flushall()
-        keys = fill(client, text)
-        if "sequence" in script.arguments and not what.startswith("sequence"):
-            arguments[script.arguments.index("sequence")] = str(next(sequence))
-        peak_of(process)
-        before, started = process.memory_info().rss, cpu_ms(process)
-        try:
-            client.eval(script.source, len(keys), *keys, *arguments)
-        except redis.ResponseError:
-            # Wrong arguments are refused.
-            pass
-        except redis.TimeoutError:
-            server.restart()
-            pytest.fail(f"{name} with {what} does not end")
-        if (spent := cpu_ms(process) - started) > MAX_MS:
-            dear.append((what, f"{spent} ms"))
-        if (grown := peak_of(process) - before) > MAX_BYTES:
-            dear.append((what, f"{grown >> 20} MB"))
+        spent = grown = math.inf
+        # The least of some attempts: another process may have had the caches of the core.
+        for _ in range(3):
+            if filled != (filled := client.info("persistence")["rdb_changes_since_last_save"]):
+                keys = fill(client, text, size)
+                filled = client.info("persistence")["rdb_changes_since_last_save"]
+            if "sequence" in script.arguments and not what.startswith("sequence"):
+                arguments[script.arguments.index("sequence")] = str(next(sequence))
+            peak_of(process)
+            before, started = process.memory_info().rss, cpu_ms(process)
+            try:
+                client.eval(script.source, len(keys), *keys, *arguments)
+            except redis.ResponseError:
+                # Wrong arguments are refused.
+                pass
+            except redis.TimeoutError:
+                server.restart()
+                pytest.fail(f"{name} with {what} does not end")
+            spent, grown = min(spent, cpu_ms(process) - started), min(grown, peak_of(process) - before)
+            if spent <= MAX_MS and grown <= MAX_BYTES:
+                break
+        else:
+            dear.append((what, f"{spent:.0f} ms", f"{grown / 2**20:.0f} MiB"))
     assert dear == []

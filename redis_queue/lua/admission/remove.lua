@@ -16,7 +16,7 @@
 -- ARGV found     LIST  for each, oldest first: number of older messages, size, message or beginning, "" or the end
 --                      of a large one, the message with its new route ("" to delete it)
 --
--- Returns flags: 1 = done, 0 = not found.
+-- Returns flags: 1 = done, 0 = not found, or not looked for since 16 MiB were read before.
 -- O(found * older messages)
 
 -- include last_call

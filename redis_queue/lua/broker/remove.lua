@@ -8,7 +8,7 @@
 -- ARGV found     LIST  for each, oldest first: number of older messages, size, message or its beginning, "" or the end
 --                      of a large one, the message to push ("" = only remove)
 --
--- Returns flags: 1 = done, 0 = not found.
+-- Returns flags: 1 = done, 0 = not found, or not looked for since 16 MiB were read before.
 -- O(found * older messages)
 
 -- include last_call, remove_near

@@ -15,6 +15,7 @@
 -- O(limit * log waiting)
 
 local MAX_BYTES = 1048576
+if #nonce > 128 then return redis.error_reply('ERR nonce: must be at most 128 bytes') end
 -- include schema, clock, unreadable, last_call
 if last == sequence then
   -- The newest leases end last. If the lease of this claim is not among them, its entries are put back when it ends.

@@ -22,6 +22,7 @@
 
 local FIRST, MAX_LATE, MAX_CODES, MAX_ID, MAX_BYTES, LARGE = 130, 315619200000, 500, 1020, 1048576, 4096
 local MAX_PHRASE = 1024
+if #nonce > 128 then return redis.error_reply('ERR nonce: must be at most 128 bytes') end
 -- Caches the type of each destination, or that it is not allowed.
 local kinds, codes, phrases = setmetatable({}, {__index = function() return lists >= 0 and 'barred' end}), {}, 0
 for i, item in ipairs(more) do

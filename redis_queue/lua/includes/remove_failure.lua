@@ -1,10 +1,11 @@
 -- Remove a failure.
 --
--- It is counted out of its group.
---
--- Needs failures, tracebacks, failed_at, groups, retrying. Defines remove_failure: takes an id.
+-- Needs failures, tracebacks, failed_at, groups, retrying. Defines LARGE: bytes that none has that workers keep, GROUP:
+-- bytes in which its group is, remove_failure: takes an id; also counts it out of its group, unless it is larger.
+local LARGE, GROUP = 65536, 4096
 local function remove_failure(id)
-  local group = string.match(redis.call('HGET', failures, id) or '', '^([^%z]*%z[^%z]*)%z')
+  local row = redis.call('HSTRLEN', failures, id) <= LARGE and redis.call('HGET', failures, id) or ''
+  local group = string.match(string.sub(row, 1, GROUP), '^([^%z]*%z[^%z]*)%z')
   if group then
     local count, rest = string.match(redis.call('HGET', groups, group) or '', '^(%d+)( .*)$')
     if count and tonumber(count) > 1 then

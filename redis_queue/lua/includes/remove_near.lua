@@ -1,14 +1,17 @@
 -- Remove messages from a list from whose right end workers take meanwhile.
 --
--- Needs slot, sequence. Defines NEAR: by how many places a message may have come nearer to the end, find_near: takes a
--- list, the place where a message was (-1 = the oldest), its size, the message or its beginning, and "" or the end of a
--- large one; returns its place now and the message; nil if it is not found, remove_near: takes a list, a table with the
--- number of older messages, size, beginning and end of each, oldest first, how many values each has there, and what is
--- called with a message that was found and its fifth value; returns flags: 1 = removed, 0 = not found, and how many.
-local NEAR = 16
+-- Needs slot, sequence. Defines NEAR: by how many places a message may have come nearer to the end, READ: most bytes
+-- that are read, bytes_read: so many were read, find_near: takes a list, the place where a message was (-1 = the
+-- oldest), its size, the message or its beginning, and "" or the end of a large one; returns its place now and the
+-- message; nil if it is not found, remove_near: takes a list, a table with the number of older messages, size, beginning
+-- and end of each, oldest first, how many values each has there, and what is called with a message that was found and
+-- its fifth value; returns flags: 1 = removed, 0 = not found, and how many.
+local NEAR, READ, bytes_read = 16, 16777216, 0
 local function find_near(list, place, size, head, tail)
   for near = 0, math.min(NEAR, -1 - place) do
+    if bytes_read >= READ then return end
     local message = redis.call('LINDEX', list, place + near)
+    bytes_read = bytes_read + #(message or '')
     local same = tail == '' and message == head
     if message and tail ~= '' and #message == tonumber(size) then
       same = string.sub(message, 1, #head) == head and string.sub(message, -#tail) == tail

@@ -10,6 +10,7 @@
 -- Returns flags: 1 = claimed or given back, 0 = gone, replaced by a later failure, or claimed by another caller.
 -- O(failures)
 
+if #token > 128 then return redis.error_reply('ERR token: must be at most 128 bytes') end
 -- include clock, last_call
 if last == sequence then return outcome end
 -- check retrying

@@ -10,12 +10,13 @@
 -- ARGV ended     LIST  id, root and JSON of ended runs; three for each, at most 100
 --
 -- Returns the time in ms. Also removes workers that were not seen for an hour, out of ten random ones, and the oldest
--- runs: those of at most 20,000 tasks are kept, for two days, and ten of each task. Of more than 100 releases the one
--- that was reported longest ago is removed.
+-- runs, as long as it read less than 4 MiB: those of at most 20,000 tasks are kept, for two days, and of each task ten,
+-- or one if they are more than 64 KiB. Of more than 100 releases the one that was reported longest ago is removed.
 -- O(log runs * ended)
 
 local GONE, LOOK, MAX_RUNS, KEEP_RUNS, LINES, TRIM, EXPIRE = 3600000, 10, 20000, 172800000, 10, 60, 345600
-local MAX_RELEASES, KEEP_RELEASES = 100, 10368000
+local MAX_RELEASES, KEEP_RELEASES, MAX_ENDED, LARGE, MAX_BYTES = 100, 10368000, 100, 65536, 4194304
+if #ended > 3 * MAX_ENDED then return redis.error_reply('ERR ended: must be at most 100 runs') end
 -- include clock, last_call
 local answer = string.format('%.0f', now)
 if last == sequence then return tonumber(answer) end
@@ -25,10 +26,15 @@ local kept = redis.call('ZCARD', runs_order)
 local there = redis.call('HRANDFIELD', workers, LOOK, 'WITHVALUES')
 -- first_write workers
 
+-- Not a pattern: in a long row without a zero byte it would look for one from each byte.
+local function split(row)
+  local at = string.find(row, '\0', 1, true)
+  if at then return string.sub(row, 1, at - 1), string.sub(row, at + 1) end
+end
 for i = 1, #ended - 2, 3 do
   local id, root, line = ended[i], ended[i + 1], ended[i + 2]
   local lines = {line}
-  local old_root, before = string.match(redis.call('HGET', runs, id) or '', '^([^%z]*)%z(.*)$')
+  local old_root, before = split(redis.call('HSTRLEN', runs, id) <= LARGE and redis.call('HGET', runs, id) or '')
   -- A caller may use an id again, under another root.
   if old_root and old_root ~= root then redis.call('ZREM', trees, old_root .. '\0' .. id) end
   for older in string.gmatch(before or '', '[^\n]+') do
@@ -39,12 +45,13 @@ for i = 1, #ended - 2, 3 do
   redis.call('ZADD', trees, 0, root .. '\0' .. id)
 end
 if #ended > 0 then
-  local oldest = redis.call('ZRANGE', runs_order, 0, #ended + TRIM, 'WITHSCORES')
+  local oldest, bytes = redis.call('ZRANGE', runs_order, 0, #ended + TRIM, 'WITHSCORES'), 0
   for i = 1, #oldest, 2 do
     local id = oldest[i]
-    if kept > MAX_RUNS or tonumber(answer) - oldest[i + 1] > KEEP_RUNS then
-      local root = string.match(redis.call('HGET', runs, id) or '', '^([^%z]*)%z')
-      redis.call('ZREM', trees, (root or '') .. '\0' .. id)
+    if bytes < MAX_BYTES and (kept > MAX_RUNS or tonumber(answer) - oldest[i + 1] > KEEP_RUNS) then
+      local row = redis.call('HGET', runs, id) or ''
+      bytes = bytes + #row
+      redis.call('ZREM', trees, (split(row) or '') .. '\0' .. id)
       redis.call('HDEL', runs, id)
       kept = kept - redis.call('ZREM', runs_order, id)
     end

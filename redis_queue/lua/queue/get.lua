@@ -15,6 +15,7 @@
 -- O((held + limit) * log in flight)
 
 local MAX_BYTES = 1048576
+if #nonce > 128 then return redis.error_reply('ERR nonce: must be at most 128 bytes') end
 -- include schema, clock, unreadable, last_call
 if last == sequence then
   local flags, claim = string.match(outcome, '^([01]*) (.*)$')

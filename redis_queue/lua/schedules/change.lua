@@ -22,7 +22,8 @@ if last == sequence then return {0, outcome} end
 local count, states, flags, sends = redis.call('HLEN', schedule_states), {}, {}, 0
 for i = 1, #items, 9 do
   local name, before, after = items[i], items[i + 1], items[i + 2]
-  local found = states[name] or redis.call('HGET', schedule_states, name) or ''
+  local same = redis.call('HSTRLEN', schedule_states, name) == #before
+  local found = states[name] or same and (redis.call('HGET', schedule_states, name) or '')
   local flag = found == before and 1 or 0
   if flag == 1 and found == '' and after ~= '' then
     if count >= limit then flag = 2 else count = count + 1 end

@@ -20,11 +20,12 @@ if limit > 0 then names = redis.call('ZRANGEBYSCORE', schedule_looks, '-inf', at
 local reply, bytes = {at, 0}, 0
 for _, name in ipairs(names) do
   local definition = redis.call('HGET', schedules, name) or ''
+  local state = redis.call('HGET', schedule_states, name) or ''
   reply[#reply + 1] = name
-  reply[#reply + 1] = redis.call('HGET', schedule_states, name) or ''
+  reply[#reply + 1] = state
   reply[#reply + 1] = definition
   reply[#reply + 1] = redis.call('ZSCORE', schedule_looks, name) or ''
-  bytes = bytes + #definition
+  bytes = bytes + #definition + #state
   if bytes >= MAX_BYTES then break end
 end
 if #names == 0 then
