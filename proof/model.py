@@ -43,13 +43,13 @@ class Model:
         if name == b"SCRIPT" and command[1].upper() == b"LOAD":
             return self._load(command[2])
         if name not in (b"EVAL", b"EVALSHA"):
-            return _reply(self._server[b"command"](*command))
+            return reply_of(self._server[b"command"](*command))
         sha = self._load(command[1]) if name == b"EVAL" else command[1].lower()
         if sha not in self._scripts:
             return ModelError("NOSCRIPT No matching script. Please use EVAL.")
         keys = 3 + int(command[2])
         arguments = self._table(command[3:keys]), self._table(command[keys:])
-        return _reply(self._server[b"script"](self._scripts[sha], *arguments))
+        return reply_of(self._server[b"script"](self._scripts[sha], *arguments))
 
     def listen(self, told: Callable[[bytes, bytes], int], listeners: Callable[[bytes], int]) -> None:
         """Call *told* for each published message, and *listeners* for a channel: both return how many listen."""
@@ -76,9 +76,10 @@ class Model:
         return sha
 
 
-def _reply(value: Any) -> Reply:
+def reply_of(value: Any) -> Reply:
+    """Return a reply of Lua as Python has it."""
     if lua_type(value) != "table":
         return None if value is False or value is None else int(value) if isinstance(value, float) else value
     if (error := value[b"err"]) is not None:
         return ModelError(error.decode(errors="replace"))
-    return value[b"ok"] or [_reply(value[index]) for index in range(1, len(value) + 1)]
+    return value[b"ok"] or [reply_of(value[index]) for index in range(1, len(value) + 1)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from proof.model import FOLDER, lua
+from proof.model import FOLDER, Reply, lua, reply_of
 from redis_queue.store.keys import Key, KeyGroup, Keys
 from redis_queue.store.script_files import Script, all_scripts
 
@@ -35,6 +35,15 @@ class Explored:
     finished: bool
     wrong: str | None
     path: list[str]
+
+
+class Made(NamedTuple):
+    """A call: source of a script, or name of a command, keys, arguments with the time, and the reply of the model."""
+
+    source: bytes
+    keys: list[bytes]
+    arguments: list[bytes]
+    reply: Reply
 
 
 class Explorer:
@@ -95,20 +104,28 @@ class Explorer:
                 continue
         return path
 
-    def wander(self, length: int, choose: Callable[[int], int]) -> tuple[list[tuple[Any, ...]], list[str]]:
+    def lists(self) -> dict[bytes, list[bytes]]:
+        """Return the lists that are there at the start."""
+        return {name: list(held[b"data"].values()) for name, held in self._explorer[b"keys"].items()}
+
+    def wander(self, length: int, choose: Callable[[int], int]) -> tuple[list[Made], list[str]]:
         """Take *length* steps, of n possible ones that with the number that *choose* returns for n, from 1.
 
-        Returns the calls: source of the script or name of a command, keys, arguments, reply, ms of the server's clock;
-        and the steps.
+        Returns the calls that they made, and the steps.
         """
         made, path = self._explorer[b"wander"](length, choose)
-        return [_call(row) for row in made.values()], [step.decode() for step in path.values()]
+        return [_made(row) for row in made.values()], [step.decode() for step in path.values()]
 
 
-def _call(row: Any) -> tuple[Any, ...]:
+def _made(row: Any) -> Made:
     keys, arguments, reply, script, now = row.values()
-    source = script if isinstance(script, bytes) else script[b"source"]
-    return source, list(keys.values()), list(arguments.values()), reply, int(now)
+    words = list(arguments.values())
+    if isinstance(script, bytes):
+        return Made(script, [], words, reply_of(reply))
+    names = list(script[b"arguments"].values())
+    if b"now" in names:
+        words[names.index(b"now")] = b"%d" % now
+    return Made(script[b"source"], list(keys.values()), words, reply_of(reply))
 
 
 @cache

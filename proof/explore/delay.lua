@@ -85,10 +85,10 @@ return function(kit, names)
       function(before) return counted(before) end)
   end
 
-  -- Notes that the entry was taken; it must be due.
+  -- Notes that the entry was taken; it must be due. Once it was, the clock may go back.
   local function taken(known, after)
     if after.now < (known.current.due or 0) then after.wrong = 'm1: was taken before it is due' end
-    return known
+    return changed(known, {current = changed(known.current, {due = false})})
   end
   local function moving(add)
     add('moves', 'delay/move_due', {limit = 10, offset = 0, within = 0, nonce = 't', lists = 1}, {LIST},

@@ -95,7 +95,7 @@ end
 -- make: takes the kit and the names, and returns a model: what clients do and what is promised, see queue.lua.
 return function(server, scripts, names, make)
   local model = make(kit, names)
-  local explorer = {states = 0, transitions = 0, depth = 0, drained = 0}
+  local explorer = {keys = model.keys or {}, states = 0, transitions = 0, depth = 0, drained = 0}
   local limits, START = model.limits, 1700000000000
 
   -- A call: label, script or command, and its keys and arguments; ran: takes what is known of all, the reply and the

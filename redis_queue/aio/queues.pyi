@@ -10,7 +10,9 @@ from typing import Any, Generic, Literal, TypeVar
 
 from typing_extensions import Self, Unpack
 
-from redis_queue.basics.times import Seconds
+from redis_queue.basics.times import (
+    Seconds,
+)
 from redis_queue.delay import queue as delay
 from redis_queue.delay.entries import HasDueTime
 from redis_queue.delay.model import OnConflict, Push

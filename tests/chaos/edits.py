@@ -14,7 +14,7 @@ from tests.chaos.runs import SEEDS, run
 from tests.support.paths import ROOT, copy_parts
 
 PACKAGE: Final = "redis_queue"
-COPIED: Final = (PACKAGE, "chaos", "tests", "tasks", "celeryconfig.py", "pyproject.toml")
+COPIED: Final = (PACKAGE, "chaos", "proof", "tests", "tasks", "celeryconfig.py", "pyproject.toml")
 
 
 class Edit(NamedTuple):

@@ -1,0 +1,99 @@
+"""The explorer finds faults, its steps are those of a server, and the scripts have none within its reach."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import redis
+
+from proof.explore import MODELS, Explorer, follow
+from proof.model import ModelError
+from tests.chaos.edits import MUTANTS, mutated, patched
+from tests.support.paths import ROOT
+from tests.support.servers import RedisServer
+
+FAULTS = {
+    "repeat a call as if it were new (M11)": "queue",
+    "ack without its token (M2)": "queue",
+    "put back and keep in flight (M4)": "queue",
+    "reschedule what is not there (M8)": "delay",
+    "take what is due and record nothing (M3)": "delay",
+    "take what is not due": "delay",
+    "return what another sweep has returned": "broker",
+}
+MOST = 100_000
+
+
+def explore(name: str, root: Any, transitions: int) -> tuple[int, dict[str, Any], str]:
+    """Return the exit code, the figures and the text of a run in a folder."""
+    command = [sys.executable, "-m", "proof.explore", name, "--transitions", str(transitions), "--quiet"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=170)
+    assert done.stderr == ""
+    return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stdout
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_and_told_as_a_test(fault: str) -> None:
+    mutant = next(mutant for mutant in MUTANTS if mutant.name == fault)
+    with patched(mutant) as folder:
+        code, figures, text = explore(FAULTS[fault], folder, MOST)
+
+    assert (code, figures["violations"]) == (1, 1), text
+    assert figures["transitions"] < MOST
+    assert f'    wrong = follow(\n        "{FAULTS[fault]}",\n' in text
+    assert mutated(mutant)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_nothing_is_broken_within_a_few_steps(model: str) -> None:
+    code, figures, text = explore(model, ROOT, 20_000)
+
+    assert (code, figures["violations"]) == (0, 0), text
+    assert figures["transitions"] >= 20_000
+    assert figures["states"] > 10_000
+
+
+@pytest.mark.matrix
+def test_a_million_transitions_break_nothing() -> None:
+    done = subprocess.run(["make", "explore"], cwd=ROOT, capture_output=True, text=True, timeout=900)
+    figures = json.loads(done.stdout.splitlines()[-1])
+
+    assert done.returncode == 0, done.stdout
+    assert figures["transitions"] >= 1_000_000
+
+
+def test_steps_can_be_followed() -> None:
+    assert follow("queue", "A puts m1, reply lost", "A again puts m1", "B gets, died", "1001 ms later") is None
+    with pytest.raises(LookupError, match="no such step: A sings"):
+        follow("queue", "A sings")
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> Any:
+    """A client whose replies have no types beyond those of scripts."""
+    with redis_server.client(protocol=2) as client:
+        yield client
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_server_answers_as_on_the_way(model: str, client: redis.Redis) -> None:
+    explorer, dice = Explorer(model), random.Random(1)
+    for _ in range(30):
+        client.flushall()
+        for key, values in explorer.lists().items():
+            client.rpush(key, *values)
+        calls, path = explorer.wander(12, lambda most: dice.randint(1, most))
+        for source, keys, arguments, reply in calls:
+            if source == b"PING":
+                continue
+            command = [source] if source == b"HGET" else [b"EVAL", source, len(keys), *keys]
+            if isinstance(reply, ModelError):
+                with pytest.raises(redis.ResponseError, match=str(reply)):
+                    client.execute_command(*command, *arguments)
+            else:
+                assert client.execute_command(*command, *arguments) == reply, path
