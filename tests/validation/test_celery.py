@@ -138,6 +138,7 @@ def test_an_app_that_loses_tasks_fails(
 
     assert (code, report["passed"]) == (1, False)
     assert report["lost"] > 0
+    assert "redelivered_within_s" not in report
     assert client.keys() == []
 
 
