@@ -27,7 +27,7 @@ from celery.app.utils import find_app
 from kombu.connection import Connection
 from kombu.exceptions import OperationalError
 
-from redis_queue.basics.times import check_duration
+from redis_queue.basics.times import check_duration, monotonic
 from redis_queue.celery.brokers.open import BrokerUnavailableError
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.queues.open import broker_queues, connected
@@ -176,7 +176,7 @@ class _Run:
 
     def report(self, progress: Callable[[int], None]) -> Report:
         """Send tasks, let workers run them, which are killed meanwhile, and check what they did."""
-        started = time.monotonic()
+        started = monotonic()
         self._send()
         self._work(progress)
         left, events, cut = self._left(), [*self._puts.values()], list[tuple[str, float]]()
@@ -201,7 +201,7 @@ class _Run:
             late_p50_s=round(statistics.median(late), 3) if late else None,
             late_max_s=round(max(late), 3) if late else None,
             left_over=left,
-            seconds=round(time.monotonic() - started, 2),
+            seconds=round(monotonic() - started, 2),
         )
 
     def _send(self) -> None:
@@ -223,14 +223,14 @@ class _Run:
 
     def _work(self, progress: Callable[[int], None]) -> None:
         """Let a worker run until nothing is left; kill it and start another one meanwhile."""
-        worker, moved_at, seen, plan = self._start(), time.monotonic(), 0, self._plan
+        worker, moved_at, seen, plan = self._start(), monotonic(), 0, self._plan
         try:
-            while time.monotonic() - moved_at < QUIET_SECONDS + 2 * plan.lease:
+            while monotonic() - moved_at < QUIET_SECONDS + 2 * plan.lease:
                 mine = list(read(self._history(len(self._killed))))
                 earlier = [event for number in range(len(self._killed)) for event in read(self._history(number))]
                 done = {event.id for event in [*earlier, *mine] if event.op == "execute"}
                 if len(earlier) + len(mine) > seen:
-                    moved_at, seen = time.monotonic(), len(earlier) + len(mine)
+                    moved_at, seen = monotonic(), len(earlier) + len(mine)
                     progress(len(done))
                 if len(done) == plan.messages and not self._left():
                     worker.terminate()
