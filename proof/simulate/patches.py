@@ -262,7 +262,11 @@ def install() -> None:
     import logging  # noqa: F401, PLC0415 - its locks stay those of Python: nothing waits while it holds one
 
     time.time, time.monotonic, time.clock_gettime, time.sleep = now, monotonic, since_boot, sleep
-    time.perf_counter = monotonic
+    time.perf_counter, time.time_ns, time.monotonic_ns = (
+        monotonic,
+        lambda: int(now() * 1e9),
+        lambda: int(monotonic() * 1e9),
+    )
     threading._time = queue.time = monotonic  # type: ignore[attr-defined]
     os.urandom = random._urandom = random.randbytes  # type: ignore[attr-defined]
     os.getpid = lambda: 1 if SIM.current is None else SIM.current.process.pid

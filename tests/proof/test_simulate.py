@@ -66,7 +66,7 @@ def simulate(*arguments: str, **options: str) -> tuple[list[str], dict[str, Any]
     return lines, json.loads(last)
 
 
-@pytest.mark.parametrize("world", ["queue", "celery"])
+@pytest.mark.parametrize("world", ["queue", "delay", "flows"])
 def test_a_seed_has_one_history(world: str) -> None:
     together, _ = simulate("--world", world, "--seeds", "3:6", "--traces", PYTHONHASHSEED="1")
     alone, _ = simulate("--world", world, "--seeds", "5", "--traces")
