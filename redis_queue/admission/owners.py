@@ -18,7 +18,7 @@ from redis_queue.store.chunks import CHUNK, check_limit, check_offset, chunks
 from redis_queue.store.connection import Client
 from redis_queue.store.ids import id_text
 from redis_queue.store.keys import MAX_NAME, FlowKeys
-from redis_queue.store.scripts import Clock, Scripts, literal, now_ms, pairs, server_clock
+from redis_queue.store.scripts import Clock, NumberedCalls, Scripts, literal, now_ms, pairs, server_clock
 
 HOLD_MS: Final = 10_000
 """Milliseconds in which a message that owns a key has to be confirmed; as HOLD in the scripts."""
@@ -87,8 +87,7 @@ class Owners:
         self._clock = clock
         self._scripts = Scripts(client)
         self._keys = FlowKeys(prefix, broker_prefix)
-        self._acquire = self._scripts.bind("admission/acquire", self._keys)
-        self._confirm = self._scripts.bind("admission/confirm", self._keys)
+        self._calls = NumberedCalls(self._scripts, self._keys)
         self._extend = self._scripts.bind("admission/extend", self._keys)
         self._release = self._scripts.bind("admission/release", self._keys)
         self._revoke = self._scripts.bind("admission/revoke", self._keys)
@@ -145,7 +144,8 @@ class Owners:
         *running*: token of the message that the caller runs, and sends again. *replaces*: also instead of a message
         that waits. *gone*: task id of a message that waits, but is a dead letter. *awaited*: others wait for the task.
         """
-        outcome, other, state = self._acquire(
+        outcome, other, state = self._calls.call(
+            "admission/acquire",
             now=self._clock(),
             field=field,
             token=token,
@@ -170,7 +170,9 @@ class Owners:
 
         *gone*: what it replaces was removed from the store.
         """
-        return bool(self._confirm(now=self._clock(), field=field, token=token, gone=int(gone)))
+        return bool(
+            self._calls.call("admission/confirm", now=self._clock(), field=field, token=token, gone=int(gone))
+        )
 
     def extend(self, field: str, token: str, *, due_ms: int, ttl_ms: int) -> bool:
         """Let the message *token*, which waits in the store until *due_ms*, own *field* for *ttl_ms* after that.

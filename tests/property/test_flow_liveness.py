@@ -100,7 +100,7 @@ class House:
         group, message = self.model.end(tag)
         record = self.client.hget(OF_BROKER["unacked"].decode(), tag)
         call = {**group._asdict(), "message": message}
-        assert self._run("admission/restore", now=self.model.now, tag=tag, record=record, last=0, **call)
+        assert self._run("admission/restore", now=self.model.now, tag=tag, record=record, ended=0, last=0, **call)
         self.model.send(group, message, first=True)
 
     def settle_down(self) -> None:

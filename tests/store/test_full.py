@@ -73,6 +73,7 @@ def own(stage: Stage, **changed: Any) -> Any:
         "ttl": 5000,
         "due": 0,
         "replaces": 0,
+        "sequence": 90,
     }
     return script(stage, "admission/acquire", now=stage.clock(), **{**call, **changed}, gone="", awaited=0)
 
@@ -86,7 +87,7 @@ def take(stage: Stage, tag: str = "u-", settled: Sequence[str] = ()) -> Any:
 
 def restore(stage: Stage) -> Any:
     call: dict[str, Any] = {"step": 0, "queue": "mail", "task": "sync", "of_task": "a", "of_queue": "", "message": "{}"}
-    return script(stage, "admission/restore", now=stage.clock(), tag="t-001", record=RECORD, last=0, **call)
+    return script(stage, "admission/restore", now=stage.clock(), tag="t-001", record=RECORD, ended=0, last=0, **call)
 
 
 def purge_backlog(stage: Stage) -> Any:
@@ -198,7 +199,7 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
         lambda s: script(s, "broker/renew", now=0, lease=60, signature=1, more=["tag", "1"]), "broker/renew"
     ),
     "broker/restore": Call(
-        lambda s: script(s, "broker/restore", tag="tag", record="[]", last=0, more=["foreign", "x" * 100]),
+        lambda s: script(s, "broker/restore", now=0, tag="tag", record="[]", ended=0, last=0, more=["foreign", "x" * 100]),
         "broker/restore",
     ),
     "broker/drop": Call(lambda s: script(s, "broker/drop", sequence=1, limit=5), "broker/drop"),
@@ -219,7 +220,7 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
     "pause a key": Call(lambda s: script(s, "admission/set_key", **KEY_CHANGE), "admission/set_key"),
     "own a key": Call(own, "admission/acquire"),
     "confirm a key": Call(
-        lambda s: script(s, "admission/confirm", now=s.clock(), field="taken\0", token="cd", gone=0),
+        lambda s: script(s, "admission/confirm", now=s.clock(), sequence=91, field="taken\0", token="cd", gone=0),
         "admission/confirm",
     ),
     "release a key": Call(
@@ -287,7 +288,7 @@ def stage(client: redis.Redis) -> Stage:
     for sequence in range(1, 4):
         send(stage, sequence)
     take(stage, "t-")
-    own(stage, field="taken\0", token="cd")
+    own(stage, field="taken\0", token="cd", sequence=80)
     for keys in (stage.queue._records.keys, stage.timed._shards[0].keys):
         client.hset(keys.records, "orphan", "v1 1 json 0 1\n5")
         client.zadd(keys.dead, {"empty": 1})

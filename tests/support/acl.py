@@ -143,7 +143,7 @@ def run_flow(queue: RedisQueue, _: DelayQueue) -> None:
     asked["more"] = ["mail", route_of("mail")]
     scripts.bind("admission/take", keys, **of_broker)(tag="t-", **asked)
     record = scripts.command("HGET", of_broker["unacked"], "t-001")
-    scripts.bind("admission/restore", keys, **of_broker)(now=0, tag="t-001", record=record, last=0, **call)
+    scripts.bind("admission/restore", keys, **of_broker)(now=0, tag="t-001", record=record, ended=0, last=0, **call)
     scripts.bind("admission/take", keys, **of_broker)(tag="s-", **asked)
     scripts.bind("admission/settle", keys, **of_broker)(now=0, more=["s-001"])
     owners = Owners(client, "redis_queue")

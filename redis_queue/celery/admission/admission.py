@@ -164,12 +164,16 @@ class Move:
     step: int
     header: FlowHeader
 
-    def arguments(self, record: bytes, *, last: bool) -> dict[str, Argument]:
-        """Return the arguments of the script that lets it wait in place of its *record*; *last*: behind its group."""
+    def arguments(self, record: bytes, *, last: bool, ended: bool = False) -> dict[str, Argument]:
+        """Return the arguments of the script that lets it wait in place of its *record*; *last*: behind its group.
+
+        *ended*: only if its lease has ended.
+        """
         return {
             "now": 0,
             "tag": self.tag,
             "record": record,
+            "ended": int(ended),
             "last": int(last),
             "step": self.step,
             "queue": self.queue,

@@ -215,13 +215,16 @@ class InFlightRecords:
             found = self._client.zrangebyscore(self._in_flight.index, 0, before, start=0, num=limit)
         return [tag.decode(errors="replace") for tag in found]
 
-    def restore(self, tag: str, record: bytes, rows: Sequence[str], *, last: bool) -> bool:
-        """Push *rows*, each a list and a message, in place of the *record* of *tag*; False if it has changed."""
-        return bool(_call(self._restore, tag=tag, record=record, last=int(last), more=rows))
+    def restore(self, tag: str, record: bytes, rows: Sequence[str], *, last: bool, ended: bool) -> bool:
+        """Push *rows*, each a list and a message, in place of the *record* of *tag*; False if it has changed.
 
-    def return_waiting(self, move: Move, record: bytes, *, last: bool) -> bool:
-        """Let a message wait for admission again, in place of its *record*; False if the record has changed."""
-        return bool(_call(self._restore_waiting, **move.arguments(record, last=last)))
+        *ended*: only if its lease has ended.
+        """
+        return bool(_call(self._restore, now=0, tag=tag, record=record, ended=int(ended), last=int(last), more=rows))
+
+    def return_waiting(self, move: Move, record: bytes, *, last: bool, ended: bool = False) -> bool:
+        """Let a message wait for admission again, as :meth:`restore` puts it into lists."""
+        return bool(_call(self._restore_waiting, **move.arguments(record, last=last, ended=ended)))
 
     def settle(self, tags: list[str]) -> list[bytes]:
         """Remove the records of *tags*; return those that had none, if Redis permits scripts."""

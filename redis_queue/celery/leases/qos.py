@@ -210,8 +210,11 @@ class LeasedQoS(QoS):
                 # kombu looks again after a lost connection; another error is logged with its stack.
                 raise as_unavailable(error) or error from error.__cause__
 
-    def restore_by_tag(self, tag: str, client: Any = None, leftmost: bool = False) -> bool:
-        """Return a message to its queue, even if Redis is full; False if another worker returned or settled it."""
+    def restore_by_tag(self, tag: str, client: Any = None, leftmost: bool = False, *, ended: bool = False) -> bool:
+        """Return a message to its queue, even if Redis is full; False if another worker returned or settled it.
+
+        *ended*: only if its lease has ended; its worker may have renewed it meanwhile.
+        """
         record = self._records.find(tag)
         if record is None:
             self._records.settle([tag])
@@ -225,8 +228,8 @@ class LeasedQoS(QoS):
                 if header is not None and found.rows:
                     step = self.channel.priority(self.channel._get_message_priority(payload))
                     move = Move(tag, task_id_of(payload), found.rows[1].encode(), queue, step, header)
-                    return self._records.return_waiting(move, record, last=leftmost)
-                return self._records.restore(tag, record, found.rows, last=leftmost)
+                    return self._records.return_waiting(move, record, last=leftmost, ended=ended)
+                return self._records.restore(tag, record, found.rows, last=leftmost, ended=ended)
             except redis.exceptions.NoPermissionError:
                 super().restore_by_tag(tag, client, leftmost)
                 return True
@@ -235,7 +238,7 @@ class LeasedQoS(QoS):
         tags = self._records.expired(self.visibility_timeout, CHUNK if limit is None else limit)
         # After the whole worker was stopped, its own messages may be among them: they are still held.
         # The oldest one last: it becomes the next one of its queue.
-        restored = sum(self._return(tag) for tag in reversed(tags) if not self.leases.holds(tag))
+        restored = sum(self._return(tag, ended=True) for tag in reversed(tags) if not self.leases.holds(tag))
         if not (isinstance(self.channel, FetchingChannel) and self.channel.fetches):
             # Else the next fetch settles what the last connection could not.
             self.leases.settle_waiting()
@@ -246,10 +249,10 @@ class LeasedQoS(QoS):
         if restored:
             self.leases.counters.add("restored", restored)
 
-    def _return(self, tag: str) -> bool:
+    def _return(self, tag: str, *, ended: bool = False) -> bool:
         """Return a message to its queue; False if it is unreadable."""
         try:
-            return self.restore_by_tag(tag)
+            return self.restore_by_tag(tag, ended=ended)
         except (ValueError, TypeError, LookupError):
             logger.exception("cannot read a message of a dead worker", extra={"action": "message_unreadable"})
             item = self._records.find(tag)

@@ -6,6 +6,7 @@
 -- ARGV now       TIME  0 = the server's clock
 -- ARGV tag       TEXT  delivery tag
 -- ARGV record    TEXT  as the caller read it
+-- ARGV ended     FLAG  1 = only if its lease has ended; the holder may have renewed it since it was found
 -- ARGV last      FLAG  1 = behind the others of its group, 0 = before them
 -- ARGV step      TEXT  step of the priority, 0 to 9
 -- ARGV queue     TEXT  name of the queue
@@ -14,12 +15,14 @@
 -- ARGV of_queue  TEXT  key of the flow of the queue, "" = none
 -- ARGV message   TEXT  to push; that of a unique task begins as includes/unique_message.lua reads it
 --
--- Returns 1 = returned, 0 = another caller returned or settled it.
+-- Returns 1 = returned, 0 = another caller returned or settled it, or its lease goes on.
 -- O(log index)
 
 -- include clock, flow_ready, flow_push, flow_offer, flow_free, unique_owner, unique_message
 -- check index, lease_ends
 if redis.call('HGET', unacked, tag) ~= record then return 0 end
+local ends = ended and redis.call('ZSCORE', lease_ends, tag)
+if ends and tonumber(ends) > now / 1000 then return 0 end
 -- first_write unacked
 local letter = string.match(redis.call('HGET', owned, tag) or '', '^%u')
 -- As another broker delivered it.

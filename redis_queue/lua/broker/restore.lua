@@ -3,16 +3,21 @@
 -- kombu does this in a transaction, which a full Redis refuses. The lists belong to kombu, and are not declared.
 --
 -- KEYS index, unacked, lease_ends
+-- ARGV now     TIME  0 = the server's clock
 -- ARGV tag     TEXT  delivery tag
 -- ARGV record  TEXT  as the caller read it
+-- ARGV ended   FLAG  1 = only if its lease has ended; the holder may have renewed it since it was found
 -- ARGV last    FLAG  1 = after all others (left end), 0 = next one (right end)
 -- ARGV lists   LIST  list, message, ...
 --
--- Returns 1 = returned, 0 = another caller returned or settled it.
+-- Returns 1 = returned, 0 = another caller returned or settled it, or its lease goes on.
 -- O(log index + lists)
 
+-- include clock
 -- check index, lease_ends
 if redis.call('HGET', unacked, tag) ~= record then return 0 end
+local ends = ended and redis.call('ZSCORE', lease_ends, tag)
+if ends and tonumber(ends) > now / 1000 then return 0 end
 -- first_write unacked
 for i = 1, #lists, 2 do
   local list, message = lists[i], lists[i + 1]

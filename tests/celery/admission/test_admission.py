@@ -368,6 +368,7 @@ class TestRedelivery:
         header = must(FlowHeader.of(message["headers"]))
         move = Move(tag.decode(), "id", json.dumps(message).encode(), QUEUE, 0, header)
         records = taker.channel.qos._records
+        assert not records.return_waiting(move, record, last=False, ended=True)
         assert [records.return_waiting(move, record, last=False) for _ in range(2)] == [True, False]
         assert counts(client) == {"waiting": {"queue:flows": 1, "sync": 1}}
         taker.leases.held.clear()

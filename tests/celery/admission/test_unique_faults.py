@@ -205,14 +205,27 @@ def test_a_task_cancelled_after_its_replacement_was_due_blocks_its_key_for_secon
     assert owner.until - datetime.now(timezone.utc) < timedelta(seconds=15)
 
 
-def test_a_repeated_call_has_one_answer(app: Celery) -> None:
-    options = {"ttl_ms": DAY_MS, "replaces": True}
-    one, again = (owners(app).acquire(LATEST, "abc", task_id="x", **options) for _ in range(2))
-    assert one == again
-    assert owners(app).confirm(LATEST, "abc")
-    two, again = (owners(app).acquire(LATEST, "def", task_id="y", **options) for _ in range(2))
-    assert two == again
-    assert (two.replaces, two.task_id, two.state) == (True, "x", "delayed")
+def test_a_repeated_call_has_one_effect_and_one_answer(
+    app: Celery, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = iter((1, 1, 2, 3, 3, 4, 5, 6, 6))
+    monkeypatch.setattr(owners(app)._calls, "next_number", lambda: next(numbers))
+
+    def acquire(token: str, task_id: str) -> AcquireReply:
+        return owners(app).acquire(LATEST, token, task_id=task_id, ttl_ms=DAY_MS, replaces=True)
+
+    first = acquire("abc", "x")
+    outdate(client, "latest", "order:7")
+    assert (acquire("abc", "x"), owned(app)) == (first, {})
+    assert acquire("bcd", "x").owns
+    assert owners(app).confirm(LATEST, "bcd")
+    assert owners(app).release("latest", "order:7")
+    assert owners(app).confirm(LATEST, "bcd")
+    assert acquire("cde", "x").owns
+    assert owners(app).confirm(LATEST, "cde")
+    found, again = acquire("def", "y"), acquire("def", "y")
+    assert found == again
+    assert (found.replaces, found.task_id, found.state) == (True, "x", "delayed")
 
 
 def test_what_is_replaced_may_wait_longer(server: RedisServer, client: redis.Redis) -> None:

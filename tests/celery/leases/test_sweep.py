@@ -242,6 +242,22 @@ def test_unreadable_messages_are_quarantined_and_block_no_others(channel: Any, c
     assert sorted(channel.qos.leases.aside) == [b"[1]", b"\xff not JSON"]
 
 
+def test_a_lease_that_is_renewed_during_the_sweep_goes_on(
+    channel: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease(client, "renewed", LEASE + 2)
+    records = channel.qos._records
+    find = records.find
+
+    def renew_and_find(tag: str) -> Any:
+        client.zadd(ENDS, {tag: client.time()[0] + LEASE})
+        return find(tag)
+
+    monkeypatch.setattr(records, "find", renew_and_find)
+    channel.qos.restore_visible(num=None)
+    assert queued(client) == []
+
+
 def test_two_sweeps_at_the_same_time_return_a_message_once(
     channel: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
