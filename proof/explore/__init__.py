@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from proof.model import FOLDER, Reply, lua, reply_of
-from redis_queue.store.keys import Key, KeyGroup, Keys
+from redis_queue.store.keys import FlowKeys, Key, KeyGroup, Keys
 from redis_queue.store.script_files import Script, all_scripts
 
 WIDTH: Final = 50_000
@@ -21,6 +21,8 @@ MODELS: Final[dict[str, Sequence[KeyGroup]]] = {
     "queue": [Keys("p", "queue", "q")],
     "delay": [Keys("p", "delay", "q", 0)],
     "broker": [],
+    "flow": [FlowKeys("p")],
+    "unique": [FlowKeys("p"), Keys("p", "delay", "q", 0)],
 }
 """Each model, by the name of its file, with its keys."""
 
@@ -72,9 +74,11 @@ class Explorer:
             if isinstance(key, Key)
         }
         explore = runtime.execute((FOLDER / "explore" / "explore.lua").read_bytes())
-        make = runtime.execute((FOLDER / "explore" / f"{model}.lua").read_bytes())
+        make, worker = (
+            runtime.execute((FOLDER / "explore" / f"{name}.lua").read_bytes()) for name in (model, "worker")
+        )
         self._table = table
-        self._explorer = explore(server, scripts, table(names), make)
+        self._explorer = explore(server, scripts, table(names), make, worker)
 
     def explore(self, transitions: int, tell: Tell = lambda _depth, _states: None, width: int = WIDTH) -> Explored:
         """Visit all states, or as many as *transitions* reach."""
@@ -104,9 +108,19 @@ class Explorer:
                 continue
         return path
 
-    def lists(self) -> dict[bytes, list[bytes]]:
-        """Return the lists that are there at the start."""
-        return {name: list(held[b"data"].values()) for name, held in self._explorer[b"keys"].items()}
+    def begins(self) -> list[list[bytes]]:
+        """Return the commands that make what is there at the start."""
+        commands = []
+        for name, held in self._explorer[b"keys"].items():
+            kind, data = held[b"kind"], held[b"data"]
+            if kind == b"list":
+                words = list(data.values())
+            elif kind == b"hash":
+                words = [word for row in data.items() for word in row]
+            else:
+                words = [word for member, score in data.items() for word in (b"%.17g" % score, member)]
+            commands.append([{b"list": b"RPUSH", b"hash": b"HSET", b"zset": b"ZADD"}[kind], name, *words])
+        return commands
 
     def wander(self, length: int, choose: Callable[[int], int]) -> tuple[list[Made], list[str]]:
         """Take *length* steps, of n possible ones that with the number that *choose* returns for n, from 1.

@@ -43,12 +43,13 @@ return function(kit, names)
   local function fetching(client, add)
     local tag = kit.fresh(client, 't') .. '-'
     add('fetches', 'broker/fetch',
-      {limit = 1, tag = tag, channel = client.name, missed = '1', turns = '0', width = 1, lease = LEASE}, {LIST, ROUTE}, nil,
+      {limit = 1, tag = tag, channel = client.name, missed = '1', turns = '0', width = 1, lease = LEASE},
+      {LIST, ROUTE}, nil,
       function(before, reply, after)
         local held = changed(before.held, {})
         for i = 5, #reply, 2 do
           local name = tag .. string.format('%03d', (i - 3) / 2)
-          held[name] = {message = reply[i + 1], seen = reply[1], ends = after.now + LEASE}
+          held[name] = {message = reply[i + 1], seen = reply[1], ends = after.elapsed + LEASE}
         end
         return counted(before, {held = held})
       end).once = true
@@ -65,7 +66,7 @@ return function(kit, names)
           return changed(before, {ended = record and changed(ended, {record = record}) or {}})
         end)
     else
-      add('returns ' .. ended.tag, 'broker/restore', {tag = ended.tag, record = ended.record, last = '0'},
+      add('returns ' .. ended.tag, 'broker/restore', {tag = ended.tag, record = ended.record, ended = '1', last = '0'},
         {LIST, string.match(ended.record, '^%[(.-),')}, nil,
         function(before) return counted(before, {ended = {}}) end)
     end
@@ -100,7 +101,7 @@ return function(kit, names)
       function(before, reply, after)
         local held = {}
         for _, tag in ipairs(tags) do
-          held[tag] = changed(before.held[tag], {seen = reply[1], ends = after.now + LEASE})
+          held[tag] = changed(before.held[tag], {seen = reply[1], ends = after.elapsed + LEASE})
         end
         for i = 2, #reply do held[reply[i]] = nil end
         return counted(before, {held = held})
@@ -123,7 +124,7 @@ return function(kit, names)
       if count ~= (is_done and 0 or 1) then return message .. ': is in ' .. count .. ' places' end
       for _, client in ipairs(state.clients) do
         for tag, held in next, client.held do
-          if held.message == message and kit.holds(client, tag, state.now) then holders = holders + 1 end
+          if held.message == message and kit.holds(client, tag, state.elapsed) then holders = holders + 1 end
         end
       end
       if holders > 1 then return message .. ': has two holders' end
@@ -136,7 +137,7 @@ return function(kit, names)
       state.now = state.now + (round == 1 and 400000 or 2 * LEASE)
       for _, tag in ipairs(run(call('', 'broker/expired', {timeout = HOUR, limit = 10}, {}, nil, got))) do
         local record = C.HGET(names.unacked, tag)
-        run(call('', 'broker/restore', {tag = tag, record = record, last = '0'},
+        run(call('', 'broker/restore', {tag = tag, record = record, ended = '1', last = '0'},
           {LIST, string.match(record, '^%[(.-),')}, nil, got))
       end
       local reply = run(call('', 'broker/fetch', {

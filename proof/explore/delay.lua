@@ -106,10 +106,10 @@ return function(kit, names)
           if #reply == 3 or again then return known end
           return changed(taken(known, after), {claimed = reply[1]})
         end,
-        function(before, reply)
-          local now_held = {}
+        function(before, reply, after)
+          local now_held, ends = {}, after.elapsed + reply[2] - after.now
           for i = 4, #reply, 4 do
-            now_held[reply[i]] = {token = reply[1], ends = reply[2], body = body_of(reply[i + 3])}
+            now_held[reply[i]] = {token = reply[1], ends = ends, body = body_of(reply[i + 3])}
           end
           return counted(before, {held = now_held})
         end)
@@ -142,6 +142,8 @@ return function(kit, names)
         end)
       gives_up()
     end
+    -- Nobody gives back what was published.
+    if one.published then return end
     add('gives back', 'records/nack',
       numbered(client, {delay = 0, reason = 'no broker', max_deliveries = 0, counted = '0', listed = '0'}), held, nil,
       function(before) return counted(before, {held = {}}) end)
@@ -187,7 +189,7 @@ return function(kit, names)
     local holders = 0
     for _, client in ipairs(state.clients) do
       local held = client.held.m1
-      if held and held.body == body and kit.holds(client, 'm1', state.now) then holders = holders + 1 end
+      if held and held.body == body and kit.holds(client, 'm1', state.elapsed) then holders = holders + 1 end
     end
     if holders > 1 then return 'm1: has two holders' end
     if C.LLEN(names.quarantine) > 0 then return 'an entry went to quarantine' end

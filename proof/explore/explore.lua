@@ -85,18 +85,20 @@ function kit.sorted(values)
   sort(names)
   return names
 end
--- Whether a client holds something, as far as it knows: its lease has not ended, and it is not giving it up.
-function kit.holds(client, name, now)
+-- Whether a client holds something, as far as it knows: its lease has not ended, and it is not giving it up. Clients
+-- count the time that passes; it is theirs that is given, whatever the clock of the server was set to.
+function kit.holds(client, name, elapsed)
   local held = client.held[name]
-  return held and held.ends > now and not (client.pending and client.pending.gives_up)
+  return held and held.ends > elapsed and not (client.pending and client.pending.gives_up)
 end
 
 -- Returns an explorer. scripts: name -> {run = compiled, keys = names, arguments = names}; names: name of a key -> key;
--- make: takes the kit and the names, and returns a model: what clients do and what is promised, see queue.lua.
-return function(server, scripts, names, make)
-  local model = make(kit, names)
+-- make: takes the kit, the names and the worker, see worker.lua, and returns a model: what clients do and what is
+-- promised, see queue.lua; ignored: keys that only count.
+return function(server, scripts, names, make, worker)
+  local model = make(kit, names, worker)
   local explorer = {keys = model.keys or {}, states = 0, transitions = 0, depth = 0, drained = 0}
-  local limits, START = model.limits, 1700000000000
+  local limits, ignored, START = model.limits, model.ignored or {}, 1700000000000
 
   -- A call: label, script or command, and its keys and arguments; ran: takes what is known of all, the reply and the
   -- state, and returns what is known after it ran; got: takes the client's knowledge, the reply and the state, and
@@ -151,7 +153,9 @@ return function(server, scripts, names, make)
   local function state_hash(state)
     local sum = 0
     for name, object in next, state.keys do
-      if not (name == names.meta and object.size == 0) then sum = (sum + key_hash(name, object)) % WIDTH end
+      if not (ignored[name] or (name == names.meta and object.size == 0)) then
+        sum = (sum + key_hash(name, object)) % WIDTH
+      end
     end
     for i, client in ipairs(state.clients) do
       if not client.hash then client.hash = hash_of(i .. gsub(text_of(client), '%d+%-n', 'n')) end
@@ -160,7 +164,7 @@ return function(server, scripts, names, make)
     local late = {}
     for i, one in ipairs(state.late) do late[i] = one.client .. one.label .. concat(one.arguments, ',') end
     sort(late)
-    late[#late + 1] = state.now .. state.faults .. state.ticks
+    late[#late + 1] = concat({state.now, state.elapsed, state.faults, state.ticks}, ' ')
     sum = (sum + hashes[state.known]) % WIDTH
     return (sum + hash_of(concat(late, '\2'))) % WIDTH
   end
@@ -183,7 +187,7 @@ return function(server, scripts, names, make)
   local function following(state)
     return {
       keys = copied(state.keys), clients = copied(state.clients), late = state.late, known = state.known,
-      now = state.now, faults = state.faults, ticks = state.ticks, heard = state.heard,
+      now = state.now, elapsed = state.elapsed, faults = state.faults, ticks = state.ticks, heard = state.heard,
     }
   end
   local function receive(state, number, one, reply)
@@ -267,7 +271,7 @@ return function(server, scripts, names, make)
     if state.ticks > 0 then
       for _, ms in ipairs(limits.steps) do
         local after = following(state)
-        after.now, after.ticks = state.now + ms, state.ticks - 1
+        after.now, after.elapsed, after.ticks = state.now + ms, state.elapsed + math.max(0, ms), state.ticks - 1
         visit(after, ms < 0 and format('clock %d ms', ms) or format('%d ms later', ms))
       end
     end
@@ -284,8 +288,8 @@ return function(server, scripts, names, make)
     state = following(state)
     local before = explorer.transitions
     for number, client in ipairs(state.clients) do
-      local pending = client.pending
-      if pending and not pending.once then receive(state, number, pending, run(state, pending)) end
+      local one = client.pending
+      if one then receive(state, number, one, one.once and {err = 'unknown'} or run(state, one)) end
     end
     for _, one in ipairs(state.late) do run(state, one) end
     state.late = {}
@@ -294,12 +298,12 @@ return function(server, scripts, names, make)
     return wrong
   end
 
-  local function start()
+  local function start(faults, ticks)
     local clients = {}
     for i, client in ipairs(model.clients) do clients[i] = copied(client) end
     return {
-      keys = copied(model.keys or {}), clients = clients, late = {}, known = model.known, now = START,
-      faults = limits.faults, ticks = limits.ticks,
+      keys = copied(model.keys or {}), clients = clients, late = {}, known = model.known, now = START, elapsed = 0,
+      faults = faults or limits.faults, ticks = ticks or limits.ticks,
     }
   end
 
@@ -312,13 +316,12 @@ return function(server, scripts, names, make)
     return found
   end
 
-  -- Explores breadth first until all states are visited or most transitions were made. Up to width states of a depth
-  -- are kept for the next one; the others are made again, from those that were kept. tell is called for each depth, with
-  -- the number of its states. Returns what is wrong and the labels of the shortest path there, or nothing.
-  function explorer.explore(most, width, tell)
-    local first = start()
+  -- Explores breadth first from one state until all states are visited or most transitions were made. Up to width states
+  -- of a depth are kept for the next one; the others are made again, from those that were kept. tell is called for each
+  -- depth, with the number of its states. Returns what is wrong and the labels of the shortest path there, or nothing.
+  local function explore_from(first, most, width, tell)
     local seen, parents, labels, kept, chain = {[state_hash(first)] = true}, {0}, {''}, {first}, {}
-    explorer.states = 1
+    local states, depth = 1, 0
     -- The states of one parent follow each other, so most of a path is that of the state before.
     local function made(id, above)
       local last = chain[above]
@@ -339,8 +342,8 @@ return function(server, scripts, names, make)
           grown = true
           local hash = not found and state_hash(after)
           if found or seen[hash] then return end
-          local number = explorer.states + 1
-          seen[hash], explorer.states = true, number
+          local number = states + 1
+          seen[hash], states, explorer.states = true, number, explorer.states + 1
           parents[number], labels[number] = id, label
           next_front[#next_front + 1] = number
           if #next_front <= width then next_kept[number] = after elseif next(next_kept) then next_kept = {} end
@@ -355,8 +358,9 @@ return function(server, scripts, names, make)
       -- Beyond the width, the kept states are those of the last depth that had fewer.
       if #next_front <= width then kept, chain = next_kept, {} end
       front = next_front
-      explorer.depth = explorer.depth + 1
-      tell(explorer.depth, #front)
+      depth = depth + 1
+      explorer.depth = math.max(explorer.depth, depth)
+      tell(depth, #front)
     end
     explorer.finished = #front == 0
     if not found then return end
@@ -366,6 +370,14 @@ return function(server, scripts, names, make)
       id = parents[id]
     end
     return found, path
+  end
+
+  -- Explores with few faults first: most defects need one at most. Each part makes as many transitions.
+  function explorer.explore(most, width, tell)
+    for part, budget in ipairs({{0, 1}, {1, 1}, {limits.faults, limits.ticks}}) do
+      local found, path = explore_from(start(unpack(budget)), math.ceil(most * part / 3), width, tell)
+      if found then return found, path end
+    end
   end
 
   -- Follows labels from the start; returns what is wrong after the last one, and an error for an unknown label.

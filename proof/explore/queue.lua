@@ -56,6 +56,9 @@ return function(kit, names)
     return held
   end
 
+  -- When a lease ends, in elapsed time.
+  local function ends_of(at, state) return state.elapsed + at - state.now end
+
   function model.calls(client, call, state)
     local calls, me = {}, client.name .. client.life
     if client.calls == 0 then return calls end
@@ -91,7 +94,7 @@ return function(kit, names)
         end,
         function(before, reply, after)
           local now_held, wrong = changed(acks and {} or before.held, {}), acks and lies(after, held, reply[4]) or nil
-          for i = 5, #reply, 3 do now_held[reply[i]] = {token = reply[1], ends = reply[2]} end
+          for i = 5, #reply, 3 do now_held[reply[i]] = {token = reply[1], ends = ends_of(reply[2], after)} end
           return counted(before, {held = now_held}), wrong
         end)
       if acks then gives_up() end
@@ -107,11 +110,11 @@ return function(kit, names)
           function(before) return counted(before, {held = {}}) end)
         gives_up()
       end
-      add('extends', 'records/extend', {lease = LEASE}, held, nil, function(before, reply)
+      add('extends', 'records/extend', {lease = LEASE}, held, nil, function(before, reply, after)
         local still = {}
         for i = 1, #held, 2 do
           if kit.flag(reply[2], (i + 1) / 2) == '1' then
-            still[held[i]] = {token = held[i + 1], ends = reply[1]}
+            still[held[i]] = {token = held[i + 1], ends = ends_of(reply[1], after)}
           end
         end
         return counted(before, {held = still})
@@ -144,7 +147,7 @@ return function(kit, names)
       if not is_done and not has_record then return id .. ': was lost' end
       local holders = 0
       for _, client in ipairs(state.clients) do
-        if kit.holds(client, id, state.now) then holders = holders + 1 end
+        if kit.holds(client, id, state.elapsed) then holders = holders + 1 end
       end
       if holders > 1 then return id .. ': has two holders' end
     end

@@ -170,9 +170,7 @@ class Owners:
 
         *gone*: what it replaces was removed from the store.
         """
-        return bool(
-            self._calls.call("admission/confirm", now=self._clock(), field=field, token=token, gone=int(gone))
-        )
+        return bool(self._calls.call("admission/confirm", now=self._clock(), field=field, token=token, gone=int(gone)))
 
     def extend(self, field: str, token: str, *, due_ms: int, ttl_ms: int) -> bool:
         """Let the message *token*, which waits in the store until *due_ms*, own *field* for *ttl_ms* after that.

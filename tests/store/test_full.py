@@ -199,7 +199,9 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
         lambda s: script(s, "broker/renew", now=0, lease=60, signature=1, more=["tag", "1"]), "broker/renew"
     ),
     "broker/restore": Call(
-        lambda s: script(s, "broker/restore", now=0, tag="tag", record="[]", ended=0, last=0, more=["foreign", "x" * 100]),
+        lambda s: script(
+            s, "broker/restore", now=0, tag="tag", record="[]", ended=0, last=0, more=["foreign", "x" * 100]
+        ),
         "broker/restore",
     ),
     "broker/drop": Call(lambda s: script(s, "broker/drop", sequence=1, limit=5), "broker/drop"),
