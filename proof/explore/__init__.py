@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from proof.model import FOLDER, Reply, lua, reply_of
@@ -108,19 +109,9 @@ class Explorer:
                 continue
         return path
 
-    def begins(self) -> list[list[bytes]]:
-        """Return the commands that make what is there at the start."""
-        commands = []
-        for name, held in self._explorer[b"keys"].items():
-            kind, data = held[b"kind"], held[b"data"]
-            if kind == b"list":
-                words = list(data.values())
-            elif kind == b"hash":
-                words = [word for row in data.items() for word in row]
-            else:
-                words = [word for member, score in data.items() for word in (b"%.17g" % score, member)]
-            commands.append([{b"list": b"RPUSH", b"hash": b"HSET", b"zset": b"ZADD"}[kind], name, *words])
-        return commands
+    def start(self) -> list[tuple[bytes, ...]]:
+        """Return the commands that write what is there at the start."""
+        return [_write(name, held[b"kind"], held[b"data"]) for name, held in self._explorer[b"keys"].items()]
 
     def wander(self, length: int, choose: Callable[[int], int]) -> tuple[list[Made], list[str]]:
         """Take *length* steps, of n possible ones that with the number that *choose* returns for n, from 1.
@@ -129,6 +120,12 @@ class Explorer:
         """
         made, path = self._explorer[b"wander"](length, choose)
         return [_made(row) for row in made.values()], [step.decode() for step in path.values()]
+
+
+def _write(name: bytes, kind: bytes, held: Any) -> tuple[bytes, ...]:
+    if kind == b"list":
+        return b"RPUSH", name, *held.values()
+    return b"HSET", name, *chain.from_iterable(held.items())
 
 
 def _made(row: Any) -> Made:

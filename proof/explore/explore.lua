@@ -316,9 +316,10 @@ return function(server, scripts, names, make, worker)
     return found
   end
 
-  -- Explores breadth first from one state until all states are visited or most transitions were made. Up to width states
-  -- of a depth are kept for the next one; the others are made again, from those that were kept. tell is called for each
-  -- depth, with the number of its states. Returns what is wrong and the labels of the shortest path there, or nothing.
+  -- Explores breadth first from one state until all states are visited or most transitions were made. Up to width
+  -- states of a depth are kept for the next one; the others are made again, from those that were kept. tell is called
+  -- for each depth, with the number of its states. Returns what is wrong and the labels of the shortest path there, or
+  -- nothing.
   local function explore_from(first, most, width, tell)
     local seen, parents, labels, kept, chain = {[state_hash(first)] = true}, {0}, {''}, {first}, {}
     local states, depth = 1, 0
