@@ -241,6 +241,18 @@ return function()
   local C = {}
   server.commands = C
 
+  for name, kind in next, {HLEN = 'hash', LLEN = 'list', SCARD = 'set', ZCARD = 'zset'} do
+    C[name] = function(key)
+      local found = open(key, kind)
+      return found and found.size or 0
+    end
+  end
+  for name, kind in next, {HKEYS = 'hash', SMEMBERS = 'set'} do
+    C[name] = function(key)
+      local found = open(key, kind)
+      return found and ranged(ordered(found), 1, found.size) or {}
+    end
+  end
   function C.TYPE(name)
     local found = open(name)
     return {ok = found and found.kind or 'none'}
@@ -340,14 +352,6 @@ return function()
   end
   function C.HEXISTS(name, field) return C.HGET(name, field) and 1 or 0 end
   function C.HSTRLEN(name, field) return #(C.HGET(name, field) or '') end
-  function C.HLEN(name)
-    local found = open(name, 'hash')
-    return found and found.size or 0
-  end
-  function C.HKEYS(name)
-    local found = open(name, 'hash')
-    return found and ranged(ordered(found), 1, found.size) or {}
-  end
   function C.HGETALL(name)
     local found, rows = open(name, 'hash'), {}
     for _, field in ipairs(C.HKEYS(name)) do
@@ -402,10 +406,6 @@ return function()
     return number
   end
 
-  function C.LLEN(name)
-    local found = open(name, 'list')
-    return found and found.size or 0
-  end
   function C.LINDEX(name, place)
     local found = open(name, 'list')
     if not found then return false end
@@ -477,23 +477,11 @@ return function()
     return added
   end
   function C.SREM(name, ...) return removed(name, 'set', {...}) end
-  function C.SCARD(name)
-    local found = open(name, 'set')
-    return found and found.size or 0
-  end
   function C.SISMEMBER(name, member)
     local found = open(name, 'set')
     return found and found.data[member] and 1 or 0
   end
-  function C.SMEMBERS(name)
-    local found = open(name, 'set')
-    return found and ranged(ordered(found), 1, found.size) or {}
-  end
 
-  function C.ZCARD(name)
-    local found = open(name, 'zset')
-    return found and found.size or 0
-  end
   function C.ZSCORE(name, member)
     local found = open(name, 'zset')
     local score = found and found.data[member]

@@ -31,8 +31,7 @@ return function(kit, names)
   -- A lease that the client asked for now, as it counts: from before the call.
   local function settled(tags, held)
     return function(known, missing)
-      local lost, done = {}, known.done
-      for _, tag in ipairs(missing) do lost[tag] = true end
+      local lost, done = kit.set(missing), known.done
       for _, tag in ipairs(tags) do
         local message = held[tag].message
         if not lost[tag] and not done[message] then done = changed(done, {[message] = tag}) end
@@ -85,8 +84,7 @@ return function(kit, names)
     if #tags == 0 then return calls end
     local one = add('settles', 'broker/settle', {}, tags, settled(tags, client.held),
       function(before, missing, after)
-        local lost, wrong = {}, nil
-        for _, tag in ipairs(missing) do lost[tag] = true end
+        local lost, wrong = kit.set(missing), nil
         for _, tag in ipairs(tags) do
           local by = after.known.done[client.held[tag].message]
           if lost[tag] and by == tag and not before.pending then wrong = tag .. ': was settled, and told as lost' end
@@ -95,9 +93,8 @@ return function(kit, names)
         return counted(before, {held = {}}), wrong
       end)
     one.gives_up = true
-    local rows = {}
-    for _, tag in ipairs(tags) do rows[#rows + 1], rows[#rows + 2] = tag, client.held[tag].seen end
-    add('renews', 'broker/renew', {lease = LEASE, signature = client.name == 'B' and 7 or 8}, rows, nil,
+    local signature = client.name == 'B' and 7 or 8
+    add('renews', 'broker/renew', {lease = LEASE, signature = signature}, kit.held(client, 'seen'), nil,
       function(before, reply, after)
         local held = {}
         for _, tag in ipairs(tags) do

@@ -32,11 +32,6 @@ return function(kit, names)
   local function outcome(known, body, state)
     return changed(known, {state = changed(known.state, {[body] = state})})
   end
-  local function all_held(client)
-    local held = {}
-    for _, id in ipairs(kit.sorted(client.held)) do held[#held + 1], held[#held + 2] = id, client.held[id].token end
-    return held
-  end
   local function body_of(record) return string.sub(record, -6) end
 
   local function storing(client, add)
@@ -97,7 +92,7 @@ return function(kit, names)
   end
 
   local function claiming(client, add, gives_up)
-    local held = all_held(client)
+    local held = kit.held(client, 'token')
     if #held == 0 then
       add('claims', 'delay/claim',
         numbered(client, {lease = LEASE, limit = 1, older_than = 0, within = 0, nonce = kit.fresh(client, 'n')}), {},

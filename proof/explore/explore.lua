@@ -85,6 +85,18 @@ function kit.sorted(values)
   sort(names)
   return names
 end
+-- Returns a table with each of the texts as a field.
+function kit.set(texts)
+  local found = {}
+  for _, text in ipairs(texts) do found[text] = true end
+  return found
+end
+-- Returns what a client holds, each followed by this field of what it knows of it.
+function kit.held(client, field)
+  local rows = {}
+  for i, name in ipairs(kit.sorted(client.held)) do rows[2 * i - 1], rows[2 * i] = name, client.held[name][field] end
+  return rows
+end
 -- Whether a client holds something, as far as it knows: its lease has not ended, and it is not giving it up. Clients
 -- count the time that passes; it is theirs that is given, whatever the clock of the server was set to.
 function kit.holds(client, name, elapsed)
@@ -97,7 +109,7 @@ end
 -- promised, see queue.lua; ignored: keys that only count.
 return function(server, scripts, names, make, worker)
   local model = make(kit, names, worker)
-  local explorer = {keys = model.keys or {}, states = 0, transitions = 0, depth = 0, drained = 0}
+  local explorer = {keys = model.keys or {}, states = 0, transitions = 0, depth = 0}
   local limits, ignored, START = model.limits, model.ignored or {}, 1700000000000
 
   -- A call: label, script or command, and its keys and arguments; ran: takes what is known of all, the reply and the
@@ -294,7 +306,7 @@ return function(server, scripts, names, make, worker)
     for _, one in ipairs(state.late) do run(state, one) end
     state.late = {}
     local wrong = model.drain(state, function(one) return run(state, one) end, call, server.commands)
-    explorer.drained, explorer.transitions = explorer.drained + 1, before
+    explorer.transitions = before
     return wrong
   end
 

@@ -50,11 +50,6 @@ return function(kit, names)
       end
     end
   end
-  local function all_held(client)
-    local held = {}
-    for _, id in ipairs(kit.sorted(client.held)) do held[#held + 1], held[#held + 2] = id, client.held[id].token end
-    return held
-  end
 
   -- When a lease ends, in elapsed time.
   local function ends_of(at, state) return state.elapsed + at - state.now end
@@ -83,7 +78,7 @@ return function(kit, names)
       return calls
     end
 
-    local held = all_held(client)
+    local held = kit.held(client, 'token')
     for _, acks in ipairs(#held > 0 and {false, true} or {false}) do
       add(acks and 'acks and gets' or 'gets', 'queue/get',
         numbered(client, {lease = LEASE, limit = 1, nonce = kit.fresh(client, 'n')}), acks and held or {},

@@ -28,13 +28,8 @@ return function(kit, names, of)
   worker.ignored = {}
   for _, queue in ipairs(of.queues) do worker.ignored[worker.root .. 'signal:' .. queue] = true end
 
-  local function lost_among(missing)
-    local lost = {}
-    for _, tag in ipairs(missing) do lost[tag] = true end
-    return lost
-  end
   local function settled(known, held, missing)
-    local lost = lost_among(missing)
+    local lost = kit.set(missing)
     for _, tag in ipairs(kit.sorted(held)) do
       if not lost[tag] then known = of.settled(known, held[tag].id, tag) end
     end
@@ -42,7 +37,7 @@ return function(kit, names, of)
   end
   -- Whether it was told wrong which tags were in flight; a repeated call finds none.
   local function lies(state, held, missing)
-    local lost = lost_among(missing)
+    local lost = kit.set(missing)
     for tag, message in next, held do
       local is_wrong = not lost[tag] or message.ends > state.elapsed
       if is_wrong and of.settled_by(state.known, message.id) ~= tag then
@@ -159,11 +154,10 @@ return function(kit, names, of)
     add('settles', 'admission/settle', {}, tags, function(known, reply) return settled(known, held, reply) end,
       function(before, reply, after) return counted(before, {held = {}}), lies(after, held, reply) end).gives_up = true
     if over then return end
-    local tag, renewals = tags[1], {}
-    for i, name in ipairs(tags) do renewals[2 * i - 1], renewals[2 * i] = name, held[name].score end
+    local tag = tags[1]
     if of.renews then
       local named = {lease = of.lease, signature = string.byte(client.name) + client.life}
-      add('renews', 'broker/renew', named, renewals, nil, function(before, reply, after)
+      add('renews', 'broker/renew', named, kit.held(client, 'score'), nil, function(before, reply, after)
         local still, wrong = {}, nil
         for name, message in next, before.held do
           still[name] = changed(message, {ends = after.elapsed + of.lease, score = reply[1]})
