@@ -117,7 +117,7 @@ screenshots: setup ## create the images of docs/images again
 	$(BIN)/python -m tests.web.browser.screenshots
 
 simulate: setup ## run the real code on a seeded scheduler with simulated faults: SEEDS=0:1000, ARGS='--world celery'
-	$(BIN)/python -m proof.simulate --seeds $(SEEDS) --jobs 2 $(ARGS)
+	$(BIN)/python -m proof.simulate --seeds $(or $(SEEDS),0:1000) --jobs 2 $(ARGS)
 
 explore: setup ## visit the states that all interleavings of the scripts reach; TRANSITIONS=100000000 for a release
 	$(BIN)/python -m proof.explore --transitions $(or $(TRANSITIONS),1000000) $(ARGS)

@@ -15,7 +15,6 @@ from proof.explore import MODELS, Explorer, follow
 from proof.model import ModelError
 from tests.chaos.edits import MUTANTS, mutated, patched
 from tests.support.paths import ROOT
-from tests.support.servers import RedisServer
 
 FAULTS = {
     "repeat a call as if it were new (M11)": "queue",
@@ -92,13 +91,6 @@ def test_steps_can_be_followed() -> None:
     assert follow("queue", "A puts m1, reply lost", "A again puts m1", "B gets, died", "1001 ms later") is None
     with pytest.raises(LookupError, match="no such step: A sings"):
         follow("queue", "A sings")
-
-
-@pytest.fixture
-def client(redis_server: RedisServer) -> Any:
-    """A client whose replies have no types beyond those of scripts."""
-    with redis_server.client(protocol=2) as client:
-        yield client
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
-import pytest
 import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proof.model import Model, ModelError
 from redis_queue.store.script_files import all_scripts
-from tests.support.servers import RedisServer
 
 LUA: Final = "return redis.call(unpack(ARGV))"
 CALLED: Final = "local r = redis.pcall(unpack(ARGV)); if type(r) == 'table' and r.err then return 'E' end; return r"
@@ -90,13 +88,6 @@ def normal(name: str, reply: Any) -> Any:
         return float(reply)
     # The time between the two calls.
     return round(reply / 100_000) if name == "PTTL" else reply
-
-
-@pytest.fixture
-def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
-    """A client whose replies have no types beyond those of scripts."""
-    with redis_server.client(protocol=2) as client:
-        yield client
 
 
 def plain(client: redis.Redis, *words: Any) -> Any:

@@ -7,12 +7,11 @@ import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.timeout(600)
 
