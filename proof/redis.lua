@@ -311,9 +311,11 @@ return function()
     local found = open(name, 'string')
     return found and #found.data or 0
   end
+  -- Unlike ranges of lists, an end before the beginning is the beginning.
   function C.GETRANGE(name, first, last)
     local found, from, to = span(name, 'string', first, last)
-    return found and sub(found.data, from, to) or ''
+    if not found or (find(first, '^%-') and find(last, '^%-') and tonumber(first) > tonumber(last)) then return '' end
+    return sub(found.data, from, math.max(1, to))
   end
   function C.SET(name, value, ...)
     local options, at, ends, only_new, only_old, keeps = {...}, 1, nil, false, false, false
