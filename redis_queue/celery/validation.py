@@ -171,8 +171,8 @@ class _Run:
         self._folder = folder
         self._delays = delayed_of(app) is not None
         self._puts: dict[str, Event] = {}
-        self._killed: list[float] = []
-        """When each worker was killed, but for the last one."""
+        self._ended: list[tuple[float, list[Event]]] = []
+        """When each worker was killed, and what it did; the last one was not killed."""
 
     def report(self, progress: Callable[[int], None]) -> Report:
         """Send tasks, let workers run them, which are killed meanwhile, and check what they did."""
@@ -180,8 +180,7 @@ class _Run:
         self._send()
         self._work(progress)
         left, events, cut = self._left(), [*self._puts.values()], list[tuple[str, float]]()
-        for number, killed_at in enumerate([*self._killed, math.inf]):
-            found = list(read(self._history(number)))
+        for killed_at, found in [*self._ended, (math.inf, self._found())]:
             ends = [event._replace(op="ack") for event in found if event.op == "execute"]
             settled = (event if event.at + SETTLE_MS < killed_at else event._replace(kind="invoke") for event in ends)
             events += [*found, *settled]
@@ -195,7 +194,7 @@ class _Run:
             check(events, []),
             **dict.fromkeys(("out_of_order", "lost_on_purpose", "late_acks_refused")),
             messages=self._plan.messages,
-            kills=len(self._killed),
+            kills=len(self._ended),
             redelivered=len({event.id for event in claims if event.deliveries > 1}),
             redelivered_within_s=round(max(again), 3) if again else None,
             late_p50_s=round(statistics.median(late), 3) if late else None,
@@ -226,8 +225,7 @@ class _Run:
         worker, moved_at, seen, plan = self._start(), monotonic(), 0, self._plan
         try:
             while monotonic() - moved_at < QUIET_SECONDS + 2 * plan.lease:
-                mine = list(read(self._history(len(self._killed))))
-                earlier = [event for number in range(len(self._killed)) for event in read(self._history(number))]
+                earlier, mine = [event for _, found in self._ended for event in found], self._found()
                 done = {event.id for event in [*earlier, *mine] if event.op == "execute"}
                 if len(earlier) + len(mine) > seen:
                     moved_at, seen = monotonic(), len(earlier) + len(mine)
@@ -240,18 +238,23 @@ class _Run:
                     *_, line = ["no message", *(self._folder / "log").read_text(errors="replace").split("\n")[:-1]]
                     raise ConfigurationError(f"the worker has ended: {redact(line)}")
                 works = sum(event.op == "claim" for event in mine) > sum(event.op == "execute" for event in mine)
-                kills = len(self._killed)
+                kills = len(self._ended)
                 if works and kills < KILLS and len(done) > (kills + 1) * plan.messages // (KILLS + 2):
                     _kill(worker)
-                    self._killed.append(time.time() * 1000)
+                    self._ended.append((time.time() * 1000, self._found()))
                     worker = self._start()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.wait(STOP_WITHIN)
         finally:
             _kill(worker)
 
-    def _history(self, number: int) -> Path:
-        return self._folder / f"{number}.jsonl"
+    @property
+    def _history(self) -> Path:
+        """The history of the worker that runs."""
+        return self._folder / f"{len(self._ended)}.jsonl"
+
+    def _found(self) -> list[Event]:
+        return list(read(self._history))
 
     def _start(self) -> subprocess.Popen[str]:
         plan = self._plan
@@ -270,7 +273,7 @@ class _Run:
             )
         assert worker.stdin is not None  # noqa: S101 - for the type checker
         with worker.stdin:
-            json.dump([asdict(plan), str(self._history(len(self._killed)))], worker.stdin)
+            json.dump([asdict(plan), str(self._history)], worker.stdin)
         return worker
 
     def _left(self) -> int:
