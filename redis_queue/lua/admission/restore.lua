@@ -18,11 +18,7 @@
 -- Returns 1 = returned, 0 = another caller returned or settled it, or its lease goes on.
 -- O(log index)
 
--- include clock, flow_ready, flow_push, flow_offer, flow_free, unique_owner, unique_message
--- check index, lease_ends
-if redis.call('HGET', unacked, tag) ~= record then return 0 end
-local ends = ended and redis.call('ZSCORE', lease_ends, tag)
-if ends and tonumber(ends) > now / 1000 then return 0 end
+-- include clock, flow_ready, flow_push, flow_offer, flow_free, unique_owner, unique_message, returnable
 -- first_write unacked
 local letter = string.match(redis.call('HGET', owned, tag) or '', '^%u')
 -- As another broker delivered it.

@@ -13,11 +13,7 @@
 -- Returns 1 = returned, 0 = another caller returned or settled it, or its lease goes on.
 -- O(log index + lists)
 
--- include clock
--- check index, lease_ends
-if redis.call('HGET', unacked, tag) ~= record then return 0 end
-local ends = ended and redis.call('ZSCORE', lease_ends, tag)
-if ends and tonumber(ends) > now / 1000 then return 0 end
+-- include clock, returnable
 -- first_write unacked
 for i = 1, #lists, 2 do
   local list, message = lists[i], lists[i + 1]
