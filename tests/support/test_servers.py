@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import socket
 import subprocess
@@ -66,9 +65,14 @@ class TestRedisServer:
             pid, directory = process.stdout.readline().split()
             process.send_signal(signal.SIGKILL)
         wait_until(lambda: not Path(directory).exists(), description="the guard to clean up")
-        # Another server may have its port by now.
-        with contextlib.suppress(psutil.NoSuchProcess):
-            assert psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
+        wait_until(lambda: has_ended(int(pid)), description="the server to end")
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.fixture
