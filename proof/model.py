@@ -55,6 +55,11 @@ class Model:
         """Call *told* for each published message, and *listeners* for a channel: both return how many listen."""
         self._server[b"told"], self._server[b"listeners"] = told, listeners
 
+    @property
+    def wrote(self) -> bool:
+        """Whether the last call wrote."""
+        return bool(self._server[b"wrote"])
+
     def fill(self, full: bool) -> None:
         """Use up the memory, or free it: commands that may need some are refused as by ``noeviction``."""
         self._server[b"full"] = full

@@ -78,7 +78,7 @@ local LIBRARIES = {
 }
 
 -- Returns a server. keys: name -> object {kind, data, size, ends, run}; now: the time in microseconds; run: a number that
--- grows when a state is kept; full: whether the memory is used up; told: takes a channel and a message that is
+-- grows when a state is kept; full: whether the memory is used up; wrote: whether the last call wrote; told: takes a channel and a message that is
 -- published, listeners: a channel, and both return how many listen.
 return function()
   local function nobody() return 0 end
@@ -661,7 +661,7 @@ return function()
   function server.script(compiled, keys, arguments)
     has_written = false
     local good, reply = pcall(compiled, redis, keys, arguments)
-    has_written = true
+    server.wrote, has_written = has_written, true
     if not good then return refused(reply) end
     return converted(reply)
   end
@@ -669,7 +669,7 @@ return function()
   function server.command(name, ...)
     has_written = false
     local good, reply = pcall(call, string.upper(name), ...)
-    has_written = true
+    server.wrote, has_written = has_written, true
     if not good then return refused(reply) end
     return reply
   end

@@ -25,6 +25,9 @@ from redis_queue.validation.history import Violation
 STEP: Final = 1.0
 """Seconds between two looks whether all is done."""
 
+WARMING: Final = 3
+"""Schedules before the first that counts, after which the code of Lua is compiled."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -112,8 +115,8 @@ def _heal(server: Server) -> None:
 
 class _State:
     server: Server
-    #: Processes of the first schedule: their greenlets must not end.
-    kept: Any
+    #: Processes of the first schedules: their greenlets must not end.
+    kept: Final[list[Any]] = []
 
 
 _STATE: Final = _State()
@@ -135,8 +138,8 @@ def prepare(make: Callable[[Server], World]) -> None:
     else:
         logging.disable(logging.CRITICAL)
     # What is loaded and compiled at first use is loaded once.
-    run_here(make, 0)
-    _STATE.kept = SIM.processes
-    gc.collect()
+    for seed in range(WARMING):
+        run_here(make, seed)
+        _STATE.kept.append(SIM.processes)
     gc.freeze()
     gc.disable()

@@ -138,6 +138,7 @@ class Simulation:
         self._count = itertools.count()
         self.hub = getcurrent()
         self._globals: tuple[tuple[Any, str, Callable[[], Any]], ...] = ()
+        self._last: Process | None = None
 
     def keep_apart(self, *names: tuple[Any, str, Callable[[], Any]]) -> None:
         """Give each process its own value of these globals: module, name, and what makes the first value."""
@@ -203,12 +204,14 @@ class Simulation:
 
     def _switch(self, task: Task) -> None:
         self.current = task
-        process = task.process
-        for number, (module, name, make) in enumerate(self._globals):
-            setattr(module, name, process.globals[number] if number in process.globals else make())
+        process, before = task.process, self._last
+        if process is not before:
+            for number, (module, name, make) in enumerate(self._globals):
+                if before is not None:
+                    before.globals[number] = getattr(module, name)
+                setattr(module, name, process.globals[number] if number in process.globals else make())
+            self._last = process
         task.greenlet.switch()
-        for number, (module, name, _) in enumerate(self._globals):
-            process.globals[number] = getattr(module, name)
         self.current = None
 
     # What threads call.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from hiredis import Reader
+
 from proof.model import Model, ModelError
 from proof.simulate.network import Connection
 from proof.simulate.scheduler import EPOCH, SIM
@@ -44,7 +46,7 @@ class Session:
     """What the server remembers of a connection."""
 
     number: int
-    buffer: bytearray = field(default_factory=bytearray)
+    reader: Reader = field(default_factory=Reader)
     protocol: int = 2
     queued: list[list[bytes]] | None = None
     channels: dict[bytes, None] = field(default_factory=dict)
@@ -108,8 +110,8 @@ class Server:
     def received(self, connection: Connection, data: bytes) -> None:
         """Take bytes of a connection, and run the commands that are complete."""
         session = connection.state
-        session.buffer += data
-        while (command := _next_command(session.buffer)) is not None:
+        session.reader.feed(data)
+        while command := session.reader.gets():
             reply = self._run(connection, session, command)
             if reply is not None:
                 connection.reply(reply)
@@ -153,6 +155,8 @@ class Server:
 
     def _after(self, writer: Session) -> None:
         """Serve those who wait for an element, and tell those who track a key of its change."""
+        if not MODEL.wrote:
+            return
         for connection, session in list(self.sessions.items()):
             if session.blocked is not None:
                 found = self._pop(session.blocked)
@@ -285,23 +289,3 @@ def encode(value: Any) -> bytes:
     if isinstance(value, ModelError):
         return b"-%b\r\n" % str(value).encode()
     return b"*%d\r\n" % len(value) + b"".join(map(encode, value))
-
-
-def _next_command(buffer: bytearray) -> list[bytes] | None:
-    if not buffer:
-        return None
-    end = buffer.find(b"\r\n")
-    if end < 0:
-        return None
-    found, place = [], end + 2
-    for _ in range(int(buffer[1:end])):
-        end = buffer.find(b"\r\n", place)
-        if end < 0:
-            return None
-        size, place = int(buffer[place + 1 : end]), end + 2
-        if len(buffer) < place + size + 2:
-            return None
-        found.append(bytes(buffer[place : place + size]))
-        place += size + 2
-    del buffer[:place]
-    return found

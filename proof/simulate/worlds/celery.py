@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import celery.app.base
 import celery.bootsteps
 import celery.worker.consumer.consumer
 import kombu.asynchronous.hub
+import kombu.asynchronous.timer
 import kombu.common
 import kombu.pools
 import kombu.transport.redis
@@ -51,6 +53,12 @@ for module in (
     redis.connection,
 ):
     vars(module)["set"] = Ordered
+# Timers of one time are ordered by their addresses.
+_timers = itertools.count()
+_scheduled = kombu.asynchronous.timer.scheduled
+vars(kombu.asynchronous.timer)["scheduled"] = lambda eta, priority, entry: _scheduled(
+    eta, (priority, next(_timers)), entry
+)
 # The name of a queue for replies has the address of an app in it.
 vars(kombu.common)["id"] = lambda _app: 0
 
