@@ -19,6 +19,7 @@ ROUNDS: Final = 4
 class LockWorld(World):
     """Each holder looks whether it has lost the lock before each of its steps."""
 
+    lease = 5.0
     #: Undone acquisitions are the fault of the server.
     spared = frozenset({"failover"})
 

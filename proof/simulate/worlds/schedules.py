@@ -50,7 +50,7 @@ class SchedulesWorld(CeleryWorld):
     def close(self) -> None:
         """Wait until nothing breaks any more; pause each schedule and write down how it stands."""
         schedules = DurableTasks(self.app()).schedules
-        while SIM.now < self.horizon + 30:
+        while SIM.now < self.horizon + 1.5 * self.lease:
             time.sleep(1)
         for name in EVERY:
             schedules.pause(name)
