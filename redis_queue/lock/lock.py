@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import Seconds, check_duration, from_ms, monotonic
@@ -19,7 +19,7 @@ from redis_queue.queue.heartbeat import Heartbeat
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.keys import LockKeys
 from redis_queue.store.records import LeasedItem
-from redis_queue.store.scripts import Clock, Scripts, server_clock
+from redis_queue.store.scripts import Clock, NumberedCalls, Scripts, server_clock
 from redis_queue.store.settings import Settings
 
 logger = logger_of(__name__)
@@ -56,7 +56,7 @@ class Lock:
         keys = LockKeys(Settings(prefix=prefix).prefix, name)
         self.key = keys.holder
         scripts = Scripts(connect(redis, check=isinstance(redis, str)))
-        self._acquire = scripts.bind("lock/acquire", keys)
+        self._calls = NumberedCalls(scripts, keys, _CALLERS)
         self._extend = scripts.bind("lock/extend", keys)
         self._release = scripts.bind("lock/release", keys)
 
@@ -73,7 +73,9 @@ class Lock:
         token = os.urandom(16).hex()
         while True:
             asked_at = monotonic()
-            fence, ends_in = self._acquire(now=self._clock(), token=token, lease=self.lease_ms)
+            fence, ends_in = self._calls.call(
+                "lock/acquire", others={"holder": self.key}, now=self._clock(), token=token, lease=self.lease_ms
+            )
             if fence:
                 return HeldLock(self, token, fence, asked_at)
             left = min(left, deadline - monotonic())
@@ -226,6 +228,9 @@ class _ThreadLocks(threading.local):
 
 
 _HELD: Final = _ThreadLocks()
+
+_CALLERS: Final[dict[int, Any]] = {}
+"""Names of the threads that take locks: one each, although handlers make a Lock for every call."""
 
 
 def _mine() -> list[HeldLock]:

@@ -165,9 +165,10 @@ class ScheduleKeys(KeyGroup):
 
 
 class LockKeys(KeyGroup):
-    """The key of a lock, ``{<prefix>:lock:<name>}:<key>``."""
+    """The keys of a lock, ``{<prefix>:lock:<name>}:<key>``."""
 
     holder = Key("HASH", "token, fence, expires_at, released: the token that was given back last", expires="an hour")
+    slot = _SLOT
 
     def __init__(self, prefix: str, name: str) -> None:
         super().__init__(f"{{{_escape(prefix)}:lock:{_escape(check_name(name, what='lock'))}}}:")

@@ -22,7 +22,7 @@ from redis_queue.errors import RedisQueueError, SchemaError, StoreError, StoreUn
 from redis_queue.store.chunks import chunks
 from redis_queue.store.connection import Client
 from redis_queue.store.ids import id_bytes
-from redis_queue.store.keys import FlowKeys, Keys, MonitorKeys
+from redis_queue.store.keys import FlowKeys, Keys, LockKeys, MonitorKeys
 from redis_queue.store.links import Argument, Command, Link, link
 from redis_queue.store.redis_errors import RedisErrors, may_have_arrived, translate
 from redis_queue.store.script_files import READS, Script, all_scripts, load
@@ -194,12 +194,15 @@ class NumberedCalls:
     """Calls of scripts that keep the number and the outcome of a thread's last call in its slot.
 
     Calls on an event loop share a thread, and overlap: each of those that run at the same time has a slot of its own.
+    Several instances may have the same *callers*: then they share the names of the slots.
     """
 
-    def __init__(self, scripts: Scripts, keys: FlowKeys | Keys | MonitorKeys) -> None:
+    def __init__(
+        self, scripts: Scripts, keys: FlowKeys | Keys | LockKeys | MonitorKeys, callers: dict[int, Any] | None = None
+    ) -> None:
         self._scripts = scripts
         self._keys = keys
-        self._callers: dict[int, _Caller] = {}
+        self._callers: dict[int, _Caller] = {} if callers is None else callers
 
     def script(self, name: str, **keys: bytes) -> BoundScript:
         """Return script *name*, bound to the slot of this thread; *keys* as :meth:`Scripts.bind` takes them."""

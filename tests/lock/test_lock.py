@@ -18,6 +18,7 @@ from redis_queue import (
     LeaseLostError,
     Lock,
     LockTakenError,
+    StoreError,
     StoreUnavailableError,
     current_lock,
 )
@@ -201,13 +202,16 @@ class TestLease:
 
 class TestRepeats:
     def test_repeated_calls_have_the_same_answer(self, lock: Lock) -> None:
-        take = {"now": START, "token": "t", "lease": 60_000}
-        first = call(lock, "acquire", **take)
-        assert call(lock, "acquire", **take)[0] == first[0] > 0
-        assert call(lock, "acquire", **take | {"token": "other"})[0] == 0
+        take = {"now": START, "token": "t", "lease": 60_000, "sequence": lock._calls.next_number()}
+        refused = take | {"token": "other", "sequence": lock._calls.next_number()}
+        acquire = lock._calls.script("lock/acquire", holder=lock.key)
+        assert acquire(**take)[0] == acquire(**take)[0] > 0
+        assert acquire(**refused)[0] == 0
         assert call(lock, "release", token="t") == call(lock, "release", token="t") == 1
-        # A late repetition does not acquire the lock.
-        assert call(lock, "acquire", **take) == [0, 0]
+        # Late repetitions do not acquire the lock.
+        assert acquire(**refused) == [0, 0]
+        with pytest.raises(StoreError, match="no effect"):
+            acquire(**take)
         acquired(lock.acquire()).release()
 
     @pytest.mark.parametrize("operation", ["acquire", "extend", "release"])
