@@ -65,7 +65,8 @@ class Stored:
 class Change:
     """A change of the schedule *name*, if its state is still *before* (b"" = it does not exist).
 
-    *after* is its new state, None deletes it. *message* is stored with it.
+    *after* is its new state, None deletes it. *message* is stored with it. *declared*, an app and what is stored of its
+    versions, is the same in all changes of a call: they are made only if that is still stored.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Change:
     look: float = NEVER
     events: Sequence[Event] = ()
     message: Push | None = None
+    declared: tuple[str, bytes] = "", b""
 
 
 class ScheduleStore:
@@ -89,7 +91,7 @@ class ScheduleStore:
         self._read = self._scripts.bind("schedules/read", self._keys)
         self._own: dict[str, bytes] = {
             name: getattr(self._keys, name)
-            for name in ("schedules", "schedule_states", "schedule_looks", "schedule_events")
+            for name in ("schedules", "schedule_states", "schedule_looks", "schedule_events", "schedule_apps")
         }
         self._declare = self._scripts.bind("schedules/declare", self._keys)
 
@@ -113,6 +115,7 @@ class ScheduleStore:
         """
         rows = [self._row(change) for change in changes]
         flags: list[bool] = []
+        app, versions = next((change.declared for change in changes), ("", b""))
         for chunk in chunks(rows, MAX_CHANGES):
             for part in by_size(chunk, lambda row: len(row[-1]) + len(row[3])):
                 more = [value for row in part for value in row]
@@ -122,6 +125,8 @@ class ScheduleStore:
                     now=self._shard.clock(),
                     limit=MAX_SCHEDULES,
                     most=MAX_EVENTS,
+                    app=id_bytes(app),
+                    versions=versions,
                     more=more,
                 )
                 if new or any(change.definition for change in changes):

@@ -127,10 +127,10 @@ class Declaration:
         """Make the change that *make* returns, unless a newer version than *version* was declared meanwhile."""
 
         def unless_newer(stored: Stored | None) -> Change | None:
-            change = make(stored)
-            # Read after the schedule: what a newer version changes from now on is another state.
-            in_force = change and self._schedules.store.versions(self._schedules.app_name)[1]["versions"][:1]
-            return change if in_force == [version] else None
+            change, app = make(stored), self._schedules.app_name
+            before, known = self._schedules.store.versions(app)
+            # Its step looks again: a newer version may be declared, and its schedule be deleted, meanwhile.
+            return replace(change, declared=(app, before)) if change and known["versions"][:1] == [version] else None
 
         return self._schedules.store.update(name, unless_newer)
 

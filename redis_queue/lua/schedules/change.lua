@@ -2,16 +2,18 @@
 --
 -- A change and its message are one step, so no run is sent twice or left out. Items with one name build on each other.
 --
--- KEYS meta, records, waiting, wake, slot, schedules, schedule_states, schedule_looks, schedule_events
+-- KEYS meta, records, waiting, wake, slot, schedules, schedule_states, schedule_looks, schedule_events, schedule_apps
 -- ARGV now       TIME   0 = the server's clock
 -- ARGV sequence  TEXT   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
 -- ARGV limit     COUNT  most schedules; more are refused
 -- ARGV most      COUNT  most events of a schedule that are kept beside new ones
+-- ARGV app       TEXT   nothing is done unless versions is what is stored of this app; "" = in any case
+-- ARGV versions  TEXT   see app
 -- ARGV items     LIST   nine for each: name, state before ("" = none), state after ("" = delete the schedule),
 --                       definition ("" = as before), ms of the next look ("inf" = none), new events, one in a line, id
 --                       ("" = no message), due time in ms, record
 --
--- Returns {1 if the queue is new, flags}: per item 1 = done, 0 = the state is another one, 2 = too many schedules. A
+-- Returns {1 if the queue is new, flags}: per item 1 = done, 0 = not as it was, 2 = too many schedules. A
 -- message whose id is stored already is not stored again. A full Redis refuses all, unless no item has a message.
 -- O(items * log)
 
@@ -19,10 +21,11 @@
 if last == sequence then return {0, outcome} end
 -- include clock, wake_dispatcher, store_entry
 -- check schedules, schedule_looks, schedule_events
+local is_old = app ~= '' and redis.call('HGET', schedule_apps, app) ~= versions
 local count, states, flags, sends = redis.call('HLEN', schedule_states), {}, {}, 0
 for i = 1, #items, 9 do
   local name, before, after = items[i], items[i + 1], items[i + 2]
-  local same = redis.call('HSTRLEN', schedule_states, name) == #before
+  local same = not is_old and redis.call('HSTRLEN', schedule_states, name) == #before
   local found = states[name] or same and (redis.call('HGET', schedule_states, name) or '')
   local flag = found == before and 1 or 0
   if flag == 1 and found == '' and after ~= '' then
