@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from proof.model import FOLDER, Reply, lua, reply_of
-from redis_queue.store.keys import FlowKeys, Key, KeyGroup, Keys
+from redis_queue.store.keys import FlowKeys, Key, KeyGroup, Keys, LockKeys, ScheduleKeys
 from redis_queue.store.script_files import Script, all_scripts
 
 WIDTH: Final = 50_000
@@ -24,6 +24,8 @@ MODELS: Final[dict[str, Sequence[KeyGroup]]] = {
     "broker": [],
     "flow": [FlowKeys("p")],
     "unique": [FlowKeys("p"), Keys("p", "delay", "q", 0)],
+    "schedules": [Keys("p", "delay", "q", 0), ScheduleKeys(Keys("p", "delay", "q", 0))],
+    "locks": [LockKeys("p", "l")],
 }
 """Each model, by the name of its file, with its keys."""
 
@@ -123,9 +125,9 @@ class Explorer:
 
 
 def _write(name: bytes, kind: bytes, held: Any) -> tuple[bytes, ...]:
-    if kind == b"list":
-        return b"RPUSH", name, *held.values()
-    return b"HSET", name, *chain.from_iterable(held.items())
+    step = -1 if kind == b"zset" else 1
+    rows = [held.values()] if kind == b"list" else [pair[::step] for pair in held.items()]
+    return {b"list": b"RPUSH", b"zset": b"ZADD"}.get(kind, b"HSET"), name, *chain.from_iterable(rows)
 
 
 def _made(row: Any) -> Made:
