@@ -1,4 +1,5 @@
--- DelayQueue: a client that stores, moves and cancels entries, and two dispatchers.
+-- DelayQueue: a client that stores, moves and cancels entries, two dispatchers, and a person who buries what is overdue
+-- and redrives it.
 --
 -- One dispatcher moves what is due in one step; the other claims, and delivers in one step or publishes elsewhere and
 -- acks. Both sweep. What is promised: an entry is in one place until it was sent, and then in none; one that was
@@ -19,12 +20,13 @@ return function(kit, names)
       {name = 'A', life = 0, calls = 4, stores = true, held = {}},
       {name = 'B', life = 0, calls = 3, moves = true, held = {}},
       {name = 'C', life = 0, calls = 5, held = {}},
+      {name = 'O', life = 0, calls = 3, operates = true, held = {}},
     },
   }
   function model.restarted(client)
     return {
       name = client.name, life = client.life + 1, calls = client.calls - 1,
-      stores = client.stores, moves = client.moves, held = {},
+      stores = client.stores, moves = client.moves, operates = client.operates, held = {},
     }
   end
   function model.failed(client, one) return counted(client, {held = one.gives_up and {} or client.held}) end
@@ -91,6 +93,30 @@ return function(kit, names)
       function(before) return counted(before) end)
   end
 
+  local function operate(client, add, state)
+    local mine = kit.fresh(client, 'o')
+    if state.keys[names.waiting] then
+      add('buries', 'delay/bury', {older_than = LEASE, limit = 10, reason = 'late'}, {},
+        function(known, count, after)
+          local due = known.current.due
+          if count > 0 and due and after.now <= due + LEASE then after.wrong = 'm1: was buried too early' end
+          return known
+        end,
+        function(before) return counted(before) end)
+    end
+    if state.keys[names.dead] then
+      add('redrives', 'records/redrive', numbered(client, {after = 0, gap = 0, listed = '0'}), {'m1'},
+        function(known, flags, after)
+          if flags == '0' or known.state[mine] then return known end
+          return changed(outcome(known, mine, 'done'), {current = changed(known.current, {due = after.now})})
+        end,
+        function(before, flags, after)
+          local wrong = (flags == '1') ~= (after.known.state[mine] ~= nil)
+          return counted(before), wrong and 'the redrive was told wrong: ' .. flags or nil
+        end)
+    end
+  end
+
   local function claiming(client, add, gives_up)
     local held = kit.held(client, 'token')
     if #held == 0 then
@@ -121,7 +147,7 @@ return function(kit, names)
       end)
     gives_up()
     if not one.published then
-      add('publishes', 'PING', nil, {},
+      add('publishes', 'HGET', nil, {names.meta, 'elsewhere'},
         function(known) return changed(known, {published = changed(known.published, {[one.body] = true})}) end,
         function(before)
           return counted(before, {held = {[held[1]] = changed(one, {published = true})}})
@@ -145,13 +171,15 @@ return function(kit, names)
     gives_up()
   end
 
-  function model.calls(client, call)
+  function model.calls(client, call, state)
     local calls = {}
     local function add(...) calls[#calls + 1] = call(...) end
     local function gives_up() calls[#calls].gives_up = true end
     if client.calls == 0 then return calls end
     if client.stores then
       storing(client, add)
+    elseif client.operates then
+      operate(client, add, state)
     else
       if client.moves then moving(add) else claiming(client, add, gives_up) end
       add('puts back', 'records/put_back', {limit = 10, max_deliveries = 0, listed = '0'}, {}, nil,
@@ -172,7 +200,10 @@ return function(kit, names)
       if became == 'sent' and not sent[body] and not known.published[body] then return body .. ': was lost' end
     end
     local body, record = known.current.m1, C.HGET(names.records, 'm1')
-    local count = (C.ZSCORE(names.waiting, 'm1') and 1 or 0) + (C.ZSCORE(names.in_flight, 'm1') and 1 or 0)
+    local count = 0
+    for _, name in ipairs({names.waiting, names.in_flight, names.dead}) do
+      if C.ZSCORE(name, 'm1') then count = count + 1 end
+    end
     if record then
       if count ~= 1 then return 'm1: is in ' .. count .. ' places' end
       if body_of(record) ~= body then return 'm1: has another body' end
@@ -195,6 +226,7 @@ return function(kit, names)
     for round = 1, 3 do
       state.now = state.now + (round == 1 and 400000 or 3 * LEASE)
       run(call('', 'records/put_back', {limit = 10, max_deliveries = 0, listed = '0'}, {}, nil, got))
+      run(call('', 'records/redrive', {after = 0, gap = 0, listed = '0', sequence = round, slot = 'slot:Z'}, {'m1'}))
       run(call('', 'delay/move_due', {limit = 10, offset = 0, within = 0, nonce = 't', lists = 1}, {LIST}, nil, got))
     end
     if C.HLEN(names.records) > 0 then return 'm1: is never sent' end
