@@ -30,9 +30,12 @@ end
 local WIDTH = 2 ^ 51
 
 -- Returns a table of texts, numbers, flags and such tables as one text. A call is its label and its arguments.
+-- States share most of the tables in them, which are not changed any more: their texts are kept.
 local NOT_SHOWN = {hash = true, script = true, keys = true, command = true}
+local texts = setmetatable({}, {__mode = 'k'})
 local function text_of(value)
   if type(value) ~= 'table' then return tostring(value) end
+  if texts[value] then return texts[value] end
   local names, parts = {}, {}
   for name in next, value do
     if type(name) == 'string' then names[#names + 1] = name end
@@ -44,8 +47,12 @@ local function text_of(value)
       parts[#parts + 1] = name .. '=' .. text_of(value[name])
     end
   end
-  return '{' .. concat(parts, ',') .. '}'
+  local text = '{' .. concat(parts, ',') .. '}'
+  texts[value] = text
+  return text
 end
+-- The same, and tokens without the number of the claim.
+local function plain(text) return find(text, '-n', 1, true) and gsub(text, '%d+%-n', 'n') or text end
 
 local function copied(values)
   local copy = {}
@@ -152,14 +159,12 @@ return function(server, scripts, names, make, worker)
           end
         end
       end
-      local text = concat(parts, '\1')
-      if find(text, '%-n') then text = gsub(text, '%d+%-n', 'n') end
-      object.hash = hash_of(text)
+      object.hash = hash_of(plain(concat(parts, '\1')))
     end
     return object.hash
   end
   local hashes = setmetatable({}, {__mode = 'k', __index = function(known, values)
-    known[values] = hash_of(gsub(text_of(values), '%d+%-n', 'n'))
+    known[values] = hash_of(plain(text_of(values)))
     return known[values]
   end})
   local function state_hash(state)
@@ -170,7 +175,7 @@ return function(server, scripts, names, make, worker)
       end
     end
     for i, client in ipairs(state.clients) do
-      if not client.hash then client.hash = hash_of(i .. gsub(text_of(client), '%d+%-n', 'n')) end
+      if not client.hash then client.hash = hash_of(i .. plain(text_of(client))) end
       sum = (sum + client.hash) % WIDTH
     end
     local late = {}
@@ -196,9 +201,10 @@ return function(server, scripts, names, make, worker)
     state.heard = {one, reply, state.now}
     return reply
   end
-  local function following(state)
+  -- Returns a copy of a state; keys: those of the state if no call is run on the copy, and its time is the same.
+  local function following(state, keys)
     return {
-      keys = copied(state.keys), clients = copied(state.clients), late = state.late, known = state.known,
+      keys = keys or copied(state.keys), clients = copied(state.clients), late = state.late, known = state.known,
       now = state.now, elapsed = state.elapsed, faults = state.faults, ticks = state.ticks, heard = state.heard,
     }
   end
@@ -231,18 +237,18 @@ return function(server, scripts, names, make, worker)
     local after = following(state)
     local reply = run(after, one)
     if state.faults > 0 then
-      local lost = following(after)
+      local lost = following(after, after.keys)
       lost.clients[number] = with(client, {pending = one})
       lost.faults = state.faults - 1
       visit(lost, label .. ', reply lost')
-      local died = following(lost)
+      local died = following(lost, after.keys)
       died.clients[number] = copied(model.restarted(client))
       visit(died, label .. ', died')
     end
     receive(after, number, one, reply)
     visit(after, label)
     if state.faults > 0 and not client.pending and #state.late < limits.late then
-      local delayed = following(state)
+      local delayed = following(state, state.keys)
       delayed.faults = state.faults - 1
       delayed.late = copied(state.late)
       delayed.late[#delayed.late + 1] = setmetatable({client = client.name .. ' '}, {__index = one})
@@ -262,7 +268,7 @@ return function(server, scripts, names, make, worker)
       end
       local label = name .. 'gives up'
       if pending and (not wanted or wanted == label) then
-        local gave_up = following(state)
+        local gave_up = following(state, state.keys)
         receive(gave_up, number, pending, {err = 'unknown'})
         visit(gave_up, label)
       end
