@@ -28,6 +28,10 @@ FAULTS = {
     "settle and keep the place": "flow",
     "confirm a message that lost its key": "unique",
     "take what was replaced": "unique",
+    "let a late call take a lock": "locks",
+    "a fence that follows the clock back": "locks",
+    "change a schedule again in a repeat": "schedules",
+    "store a run of a schedule that has moved on": "schedules",
 }
 MOST = 100_000
 
