@@ -7,4 +7,4 @@
 -- O(1)
 
 -- include next_due
-return next_in()
+return next_in(redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES'))

@@ -42,14 +42,10 @@ local reply, bytes = {0}, 0
 if first >= stop then return reply end
 local found = redis.call('ZRANGE', waiting, first, math.min(first + limit, stop) - 1, 'WITHSCORES')
 for i = 1, #found, 2 do
-  local id = found[i]
+  local id, more = found[i], i + 1 < #found
   reply[#reply + 1] = id
   reply[#reply + 1] = tonumber(string.match(redis.call('HGET', leases, id) or '', '^%d+')) or 0
   reply[#reply + 1] = told(found[i + 1])
   -- include budget
-  if bytes >= MAX_BYTES and i + 1 < #found then
-    reply[1] = 1
-    break
-  end
 end
 return reply

@@ -68,7 +68,7 @@ local held, reasons = redis.call('HLEN', leases), redis.call('HLEN', errors)
 -- check quarantine
 local low = within > 0 and string.format('%.0f', now - within) or '-inf'
 local due = redis.call('ZRANGEBYSCORE', waiting, low, at, 'WITHSCORES', 'LIMIT', offset, limit)
-if #due == 0 then return {0, 0, 0, next_in(), ''} end
+if #due == 0 then return {0, 0, 0, next_in(redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')), ''} end
 local ids, late = {}, {}
 for i = 1, #due / 2 do ids[i] = due[2 * i - 1] end
 local FULL_WAIT = 100000
@@ -111,5 +111,5 @@ if #gone > 0 then
 end
 local full = stop and string.find(stop, 'OOM', 1, true)
 if stop and #gone == 0 and not full then return redis.error_reply(stop) end
-local left = full and FULL_WAIT or next_in()
+local left = full and FULL_WAIT or next_in(redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES'))
 return {rest, moved, passed, left, table.concat(late, ' ')}

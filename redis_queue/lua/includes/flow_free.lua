@@ -4,24 +4,16 @@
 local function free(freed)
   if #freed == 0 then return end
   local places = {}
+  local function count(flow, key)
+    local place = key ~= '' and flow .. '\0' .. key
+    if flow ~= '' then places[flow] = (places[flow] or 0) + 1 end
+    if place then places[place] = (places[place] or 0) + 1 end
+  end
   for _, group in ipairs(redis.call('HMGET', held, unpack(freed))) do
     local queue, task, of_task, of_queue =
       string.match(group or '', '^%d%z([^%z]*)%z([^%z]*)%z([^%z]*)%z([^%z]*)$')
-    if queue then
-      queue = 'queue:' .. queue
-      places[queue] = (places[queue] or 0) + 1
-      if of_queue ~= '' then
-        local place = queue .. '\0' .. of_queue
-        places[place] = (places[place] or 0) + 1
-      end
-      if task ~= '' then
-        places[task] = (places[task] or 0) + 1
-        if of_task ~= '' then
-          local place = task .. '\0' .. of_task
-          places[place] = (places[place] or 0) + 1
-        end
-      end
-    end
+    count(queue and 'queue:' .. queue or '', of_queue or '')
+    count(task or '', of_task or '')
   end
   if not next(places) then return end
   redis.call('HDEL', held, unpack(freed))

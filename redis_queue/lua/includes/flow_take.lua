@@ -24,6 +24,7 @@ local function weight_of(flow, key)
 end
 local function take(row)
   local name, number, queue, route, of, task, ring = unpack(row)
+  local open_rings = root .. 'open:' .. queue
   local open = admits(of, '', name, queue) and (task == '' or admits(task, '', name, queue))
   while open and looks < MAX_CHECKS do
     looks = looks + 1
@@ -50,17 +51,13 @@ local function take(row)
       else
         redis.call('ZREM', ring, group)
         redis.call('ZREM', oldest, group)
-        if redis.call('EXISTS', ring) == 0 then
-          local open_rings = root .. 'open:' .. queue
-          redis.call('ZREM', open_rings, name)
-        end
+        if redis.call('EXISTS', ring) == 0 then redis.call('ZREM', open_rings, name) end
       end
       if message then return true end
     else
       redis.call('ZREM', ring, group)
     end
   end
-  local open_rings = root .. 'open:' .. queue
   if looks < MAX_CHECKS then redis.call('ZREM', open_rings, name) end
   return false
 end

@@ -61,8 +61,7 @@ end
 
 for i = 1, #there, 2 do
   local seen = tonumber(string.match(there[i + 1], '^%d+')) or 0
-  local gone = now - seen > GONE
-  if gone then
+  if now - seen > GONE then
     redis.call('HDEL', workers, there[i])
     redis.call('HDEL', running, there[i])
   end

@@ -13,13 +13,9 @@ local MAX_BYTES = 1048576
 local reply, bytes = {0}, 0
 local ids = redis.call('LRANGE', ready, -offset - limit, -offset - 1)
 for i = #ids, 1, -1 do
-  local id = ids[i]
+  local id, more = ids[i], i > 1
   reply[#reply + 1] = id
   reply[#reply + 1] = tonumber(string.match(redis.call('HGET', leases, id) or '', '^%d+')) or 0
   -- include budget
-  if bytes >= MAX_BYTES and i > 1 then
-    reply[1] = 1
-    break
-  end
 end
 return reply

@@ -13,15 +13,11 @@ local MAX_BYTES = 1048576
 local reply, bytes = {0}, 0
 local found = redis.call('ZRANGE', dead, offset, offset + limit - 1, 'WITHSCORES')
 for i = 1, #found, 2 do
-  local id = found[i]
+  local id, more = found[i], i + 1 < #found
   reply[#reply + 1] = id
   reply[#reply + 1] = tonumber(found[i + 1])
   reply[#reply + 1] = tonumber(string.match(redis.call('HGET', leases, id) or '', '^%d+')) or 0
   reply[#reply + 1] = redis.call('HGET', errors, id) or ''
   -- include budget
-  if bytes >= MAX_BYTES and i + 1 < #found then
-    reply[1] = 1
-    break
-  end
 end
 return reply

@@ -38,18 +38,11 @@ for i = #held - 1, 1, -2 do
       redis.call('HINCRBY', meta, 'dead', 1)
     else
       flag = 1
-      if delay > 0 or not listed then
-        redis.call('ZADD', waiting, string.format('%.0f', now + delay), id)
-      else
-        redis.call('RPUSH', ready, id)
-      end
+      local due = (delay > 0 or not listed) and string.format('%.0f', now + delay)
+      if due then redis.call('ZADD', waiting, due, id) else redis.call('RPUSH', ready, id) end
       redis.call('HINCRBY', meta, 'redelivered', 1)
     end
-    if deliveries > 0 then
-      redis.call('HSET', leases, id, deliveries)
-    else
-      redis.call('HDEL', leases, id)
-    end
+    if deliveries > 0 then redis.call('HSET', leases, id, deliveries) else redis.call('HDEL', leases, id) end
     redis.call('ZREM', in_flight, id)
     done[#done + 1] = id
   end

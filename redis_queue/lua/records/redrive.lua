@@ -28,11 +28,8 @@ for i, id in ipairs(ids) do
   elseif died then
     local delay = math.floor(after + moved * gap)
     if moved == 0 and not listed then wake_dispatcher(now + delay) end
-    if delay > 0 or not listed then
-      redis.call('ZADD', waiting, string.format('%.0f', now + delay), id)
-    else
-      redis.call('LPUSH', ready, id)
-    end
+    local due = (delay > 0 or not listed) and string.format('%.0f', now + delay)
+    if due then redis.call('ZADD', waiting, due, id) else redis.call('LPUSH', ready, id) end
     redis.call('HDEL', leases, id)
     redis.call('ZREM', dead, id)
     flags[i] = 1

@@ -23,12 +23,7 @@ for i, id in ipairs(ids) do
   local has_record = redis.call('HEXISTS', records, id) == 1
   local placed = redis.call('ZSCORE', waiting, id) or redis.call('ZSCORE', in_flight, id)
     or redis.call('ZSCORE', dead, id) or (listed and redis.call('LPOS', ready, id))
-  flags[i] = 0
-  if has_record and not placed then
-    flags[i] = 1
-  elseif placed and not has_record then
-    flags[i] = 2
-  end
+  flags[i] = has_record and (placed and 0 or 1) or (placed and 2 or 0)
   if repair and flags[i] == 1 then
     local deliveries = string.match(redis.call('HGET', leases, id) or '', '^%d+')
     -- First take the lease from its holder.

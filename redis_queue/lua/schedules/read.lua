@@ -10,11 +10,7 @@
 -- O(limit + names + log schedules)
 
 local MAX_BYTES = 1048576
-local micros = 0
-if now == 0 then
-  local time = redis.call('TIME')
-  now, micros = time[1] * 1000 + math.floor(time[2] / 1000), time[2] % 1000
-end
+-- include next_due
 local at = string.format('%.0f', now)
 if limit > 0 then names = redis.call('ZRANGEBYSCORE', schedule_looks, '-inf', at, 'LIMIT', 0, limit) end
 local reply, bytes = {at, 0}, 0
@@ -28,8 +24,5 @@ for _, name in ipairs(names) do
   bytes = bytes + #definition + #state
   if bytes >= MAX_BYTES then break end
 end
-if #names == 0 then
-  local first = tonumber(redis.call('ZRANGE', schedule_looks, 0, 0, 'WITHSCORES')[2]) or math.huge
-  reply[2] = first == math.huge and -1 or math.max(0, math.ceil((first - now) * 1000 - micros))
-end
+if #names == 0 then reply[2] = next_in(redis.call('ZRANGE', schedule_looks, 0, 0, 'WITHSCORES')) end
 return reply
