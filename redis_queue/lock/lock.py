@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import Seconds, check_duration, from_ms, monotonic
@@ -110,22 +110,11 @@ class Lock:
         return bool(self._release(token=token))
 
 
-class _Term:
-    """The lease of a held lock, for its heartbeat."""
+class _Term(NamedTuple):
+    """What a heartbeat extends."""
 
-    def __init__(self, lock: Lock, lease: Lease, asked_at: float) -> None:
-        self.id = lock.name
-        self.lease = lease
-        self.sure_until = asked_at + lock.lease_ms / 1000
-        self._lock = lock
-
-    def extend(self, held: Sequence[LeasedItem], lease_ms: int) -> list[bool]:
-        """Lengthen it, and note until when it surely lasts."""
-        asked_at = monotonic()
-        kept = self._lock.extend(held, lease_ms)
-        if all(kept):
-            self.sure_until = asked_at + lease_ms / 1000
-        return kept
+    id: str
+    lease: Lease
 
 
 class HeldLock:
@@ -143,8 +132,9 @@ class HeldLock:
         self.lease = Lease(token, from_ms(time.time() * 1000 + lock.lease_ms))
         self._released: bool | None = None
         # The heartbeat does not reference this object: else an object that is dropped would hold the lock forever.
-        self._term = _Term(lock, self.lease, asked_at)
-        self._heartbeat = Heartbeat(self._term.extend, lock.lease_ms, owner=self)
+        self._term = _Term(self.id, self.lease)
+        self._heartbeat = Heartbeat(lock.extend, lock.lease_ms, owner=self)
+        self._heartbeat.sure_until = asked_at + lock.lease_ms / 1000
         self._heartbeat.add(self._term)
         self._heartbeat.start()
         _HELD.own().append(weakref.ref(self))
@@ -152,7 +142,7 @@ class HeldLock:
     @property
     def lost(self) -> bool:
         """Whether another holder may have the lock; known within a third of the lease, without asking Redis."""
-        return self._heartbeat.is_lost(self._term) or monotonic() > self._term.sure_until
+        return monotonic() > self._heartbeat.sure_until or self._heartbeat.is_lost(self._term)
 
     def check(self) -> None:
         """Ask Redis whether the lock is still held. Raises LeaseLostError if another holder has taken it."""

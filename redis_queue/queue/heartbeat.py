@@ -52,8 +52,8 @@ class Heartbeat:
         self._owner = None if owner is None else weakref.ref(owner)
         self._held: dict[tuple[str, str], tuple[LeasedItem, Turn]] = {}
         self._lost: set[tuple[str, str]] = set()
-        # From then on leases may have ended: the machine slept, or Redis was away.
-        self._sure_until = monotonic() + lease_ms / 1000
+        #: From then on leases may have ended: the machine slept, or Redis was away.
+        self.sure_until = monotonic() + lease_ms / 1000
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._pid = os.getpid()
@@ -68,7 +68,7 @@ class Heartbeat:
 
     def restart(self, turn: Turn) -> None:
         """Count *max_runtime* anew for everything that was added with *turn*."""
-        late = not self._counts(turn) or monotonic() > self._sure_until
+        late = not self._counts(turn) or monotonic() > self.sure_until
         turn.since = monotonic()
         if late:
             # It was not extended for a while: the worker must learn which leases were lost.
@@ -92,12 +92,13 @@ class Heartbeat:
         with self._lock:
             held = [item for item, turn in self._held.values() if self._counts(turn)]
         kept = self._extend(held, self._lease_ms) if held else []
-        self._sure_until = began + self._lease_ms / 1000
         with self._lock:
             for item, mine in zip(held, kept, strict=True):
                 if not mine and self._held.pop(_key(item), None) is not None:
                     self._lost.add(_key(item))
                     logger.warning("lease lost", extra={"action": "lease_lost", "message_id": item.id})
+            # After the losses are known: who sees this time sees them.
+            self.sure_until = began + self._lease_ms / 1000
 
     def start(self) -> Heartbeat:
         self._pid = os.getpid()
