@@ -8,6 +8,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+QueuePlace = Literal["ready", "delayed", "dead", "quarantine"]
+
+OnConflict = Literal["replace", "keep", "error"]
+"""What a push does if its id exists."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:

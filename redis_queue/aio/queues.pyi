@@ -15,7 +15,7 @@ from redis_queue.basics.times import (
 )
 from redis_queue.delay import queue as delay
 from redis_queue.delay.entries import HasDueTime
-from redis_queue.delay.model import OnConflict, Push
+from redis_queue.delay.model import Push
 from redis_queue.errors import (
     Reason,
 )
@@ -27,8 +27,10 @@ from redis_queue.model import (
     InFlight,
     Item,
     Message,
+    OnConflict,
     PutBack,
     Quarantined,
+    QueuePlace,
     QueueStats,
 )
 from redis_queue.queue import queue
@@ -42,7 +44,6 @@ from redis_queue.store.scripts import Clock, server_clock
 from redis_queue.store.settings import QueueOverrides, Settings
 
 DelayPlace = Literal["waiting", "dead", "quarantine"]
-QueuePlace = Literal["ready", "delayed", "dead", "quarantine"]
 LEFT_OUT: tuple[str, ...]
 Held = TypeVar("Held", bound=LeasedItem)
 

@@ -24,10 +24,10 @@ from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.results import clear_revoked, mark_revoked
 from redis_queue.celery.tracing import schedule_spans, scheduling_call
 from redis_queue.delay.entries import MarkedEntries, PushFlag, Verb
-from redis_queue.delay.model import OnConflict, Push
+from redis_queue.delay.model import Push
 from redis_queue.delay.queue import DelayPlace, DelayQueue
 from redis_queue.errors import InvalidValueError, StoreError, StoreRefusedError, StoreUnavailableError
-from redis_queue.model import CancelOutcome, Entry
+from redis_queue.model import CancelOutcome, Entry, OnConflict
 from redis_queue.store.chunks import ANY_SIZE, CHUNK
 from redis_queue.store.ids import check_id, check_ids, is_id, new_ids, retry_id
 from redis_queue.store.keys import FlowKeys

@@ -14,11 +14,11 @@ from redis_queue.cli.actions import act, broker_errors, id_arguments, one_comman
 from redis_queue.cli.actions import purge as delete_all
 from redis_queue.cli.listing import conditions, show_messages, show_rows
 from redis_queue.cli.output import report
+from redis_queue.model import QueuePlace
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Choice
 from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.items import Messages, celery_queues_of
-from redis_queue.queue.queue import QueuePlace
 from redis_queue.store.chunks import CHUNK
 
 PLACES: Final[tuple[QueuePlace, ...]] = ("ready", "delayed", "dead", "quarantine")

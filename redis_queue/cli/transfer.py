@@ -21,7 +21,7 @@ from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.actions import carry_out
 from redis_queue.cli.listing import conditions
 from redis_queue.cli.output import interrupt, report
-from redis_queue.delay.model import OnConflict
+from redis_queue.model import OnConflict
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Plan
 from redis_queue.operate.actions.queues import One

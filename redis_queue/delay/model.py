@@ -11,14 +11,11 @@ from typing import Any, Final, Literal
 from redis_queue.basics.histogram import NO_TIMES, Histogram
 from redis_queue.basics.times import Seconds, from_ms
 from redis_queue.errors import InvalidValueError
-from redis_queue.model import DelayStats, Entry
+from redis_queue.model import DelayStats, Entry, OnConflict
 from redis_queue.store.records import id_tokens
 
-OnConflict = Literal["replace", "keep", "error"]
-"""What a push does if its id exists."""
-
 Conflict = OnConflict | Literal["own"] | int
-"""The same for a script: "own" replaces a record with the same mark, a number one that is older in ms."""
+"""What a script does if an id exists: "own" replaces a record with the same mark, a number one that is older in ms."""
 
 MAX_FIELDS: Final = 3000
 """Maximum number of arguments in one call of a script, which keeps it short: Lua unpacks fewer than 8,000 at once."""

@@ -18,10 +18,10 @@ from redis_queue.delay.entries import (
     format_cursor,
     when,
 )
-from redis_queue.delay.model import OnConflict, Push, sum_stats
+from redis_queue.delay.model import Push, sum_stats
 from redis_queue.delay.moves import Foreign, Moves
 from redis_queue.errors import InvalidDelayError, InvalidValueError
-from redis_queue.model import CancelOutcome, DelayStats, Entry, Unread
+from redis_queue.model import CancelOutcome, DelayStats, Entry, OnConflict, Unread
 from redis_queue.store.base_queue import BaseQueue
 from redis_queue.store.chunks import CHUNK, MANY, check_limit
 from redis_queue.store.ids import check_id, id_bytes

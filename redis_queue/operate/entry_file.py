@@ -13,10 +13,10 @@ from redis_queue.basics.times import EPOCH
 from redis_queue.celery.kombu.keys import ListNames
 from redis_queue.celery.message.destinations import Destinations, check_reserved
 from redis_queue.celery.message.task_entry import TaskEntry
-from redis_queue.delay.model import OnConflict, Push
+from redis_queue.delay.model import Push
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError
-from redis_queue.model import Entry
+from redis_queue.model import Entry, OnConflict
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Result
 from redis_queue.store.chunks import CHUNK, chunks

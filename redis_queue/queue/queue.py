@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from redis_queue.basics.times import Seconds, duration_ms
 from redis_queue.errors import LeaseLostError, QueueFullError, RedisQueueError
-from redis_queue.model import Message, QueueStats
+from redis_queue.model import Message, QueuePlace, QueueStats
 from redis_queue.queue.claims import QueueClaims, Step, read_message, read_stats
 from redis_queue.queue.handler import verdict_on
 from redis_queue.queue.heartbeat import Heartbeat
@@ -16,8 +16,6 @@ from redis_queue.store.base_queue import BaseQueue
 from redis_queue.store.chunks import CHUNK, MANY, by_size, check_budget, check_limit, check_many, chunks
 from redis_queue.store.connection import longest_wait
 from redis_queue.store.ids import check_id, new_ids
-
-QueuePlace = Literal["ready", "delayed", "dead", "quarantine"]
 
 
 class RedisQueue(BaseQueue[Message]):

@@ -8,12 +8,12 @@ from typing import Final
 from flask import Blueprint, render_template
 
 from redis_queue.catalog import KINDS, AnyQueue, kind_of
+from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import ConfigurationError, InvalidNameError
 from redis_queue.operate.celery_queues import CeleryQueues
 from redis_queue.operate.flows import LimitsRow, flow_of_queue, has_limits, paused_queues
 from redis_queue.operate.items import Messages
 from redis_queue.operate.queue_row import BROKEN, SORTS, sort_rows
-from redis_queue.queue.queue import RedisQueue
 from redis_queue.web import request_args
 from redis_queue.web.charts import plot_of
 from redis_queue.web.context import context, page
@@ -82,7 +82,7 @@ def one() -> str:
         kind=kind_of(queue),
         row=row,
         next=queue.peek(NEXT, max_bytes=NEXT_BYTES)
-        if isinstance(queue, RedisQueue)
+        if not isinstance(queue, DelayQueue)
         else queue.list(limit=NEXT, max_bytes=0),
         held=held[:ROWS],
         offset=offset,
@@ -97,7 +97,7 @@ def one() -> str:
 
 def _dispatched(queue: AnyQueue) -> int | None:
     """Return how many entries dispatchers have sent; None without dispatches: then entries are acked."""
-    if isinstance(queue, RedisQueue):
+    if not isinstance(queue, DelayQueue):
         return None
     try:
         return queue.dispatch_log.totals().sent or None

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from redis_queue import DelayQueue, Entry, Settings
-from redis_queue.delay.model import OnConflict, Push
+from redis_queue.delay.model import Push
+from redis_queue.model import OnConflict
 from redis_queue.store.keys import Keys
 from tests.property.harness import LEASE_MS, NO_LOSS, Loss, moment, ms, timeout, token_number
 from tests.property.machine import NAME, Issued, Machine, limits, losses, names, run_machine, works
