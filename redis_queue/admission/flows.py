@@ -170,7 +170,8 @@ class Flows:
         changes.check()
         state = self._known(name)
         if key is None:
-            self._change(name, set=" ".join((self._overrides(name) | changes.of(state)).values()))
+            before = _tokens(self._scripts.command("HGET", self.redis_keys.overrides, name.encode())) or dict(_NOT_SET)
+            self._change(name, set=" ".join((before | changes.of(state)).values()))
         else:
             self._change_key(state, key, changes.of_key(state))
         return self._known(name)
@@ -292,9 +293,6 @@ class Flows:
         if name in own and not self._scripts.command("HEXISTS", self.redis_keys.declared, name.encode()):
             self.declare({name: own[name]})
         return self.find(name)
-
-    def _overrides(self, name: str) -> dict[str, str]:
-        return _tokens(self._scripts.command("HGET", self.redis_keys.overrides, name.encode())) or dict(_NOT_SET)
 
     def _flag(self, name: str, key: str | None, *, paused: bool) -> None:
         check_flow_name(name)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -189,7 +189,8 @@ class _Run:
         # Of those with one id, the first one stays.
         first = {event.id: event.at for event in reversed(claims)}
         late = [(first[id_] - put.due) / 1000 for id_, put in self._puts.items() if put.due and id_ in first]
-        again = [(min(next_at) - at) / 1000 for id_, at in cut if (next_at := _starts_after(at, id_, claims))]
+        next_at = ([(event.at - at) / 1000 for event in claims if event.id == id_ and event.at > at] for id_, at in cut)
+        again = [min(waits) for waits in next_at if waits]
         return Report.of(
             check(events, []),
             **dict.fromkeys(("out_of_order", "lost_on_purpose", "late_acks_refused")),
@@ -285,10 +286,6 @@ class _Run:
             stats = Store.of(self._app).delay_queue().stats()
             left += stats.waiting + stats.in_flight + stats.dead + stats.quarantined
         return left
-
-
-def _starts_after(at: float, id: str, claims: Sequence[Event]) -> list[int]:
-    return [event.at for event in claims if event.id == id and event.at > at]
 
 
 def _kill(worker: subprocess.Popen[str]) -> None:

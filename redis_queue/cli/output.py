@@ -100,17 +100,14 @@ def show_table(
     except ImportError as error:
         raise click.ClickException("tables need rich: pip install 'celery-redis-queue[cli]', or add --json") from error
     console = Console(file=sys.stdout, width=screen_width(), markup=False, highlight=False, emoji=False)
-    columns = [_Column.of(head, list(values)) for head, values in zip(heads, _columns(len(heads), rows), strict=True)]
+    values = list(zip(*rows, strict=True)) or [()] * len(heads)
+    columns = [_Column.of(head, list(column)) for head, column in zip(heads, values, strict=True)]
     if sum(column.width + MARGIN for column in columns) - MARGIN <= console.width or not below:
         lines = _folded_lines(console, columns, keep)
     else:
         lines = _stacked_lines(console, columns, keep, below)
     for line in lines:
         click.echo(line, err=err)
-
-
-def _columns(count: int, rows: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
-    return list(zip(*rows, strict=True)) or [()] * count
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
 from redis_queue.operate.items import RunningRow
 from redis_queue.operate.items import running as running_tasks
-from redis_queue.operate.liveness import WorkerState, with_tasks, worker_states
+from redis_queue.operate.liveness import with_tasks, worker_states
 
 MEGABYTE: Final = 1_000_000
 
@@ -54,19 +54,16 @@ def workers(access: Access, *, name: str, limit: int) -> None:
         "MB": lambda row: round(row["memory"] / MEGABYTE),
         "release": lambda row: row["release"] or None,
     }
+    rows = [{**asdict(one.row), "state": one.state, "severity": one.severity, "reason": one.reason} for one in shown]
     show_rows(
         access,
-        {"at": now, "workers": [_worker_document(one) for one in shown], **releases},
+        {"at": now, "workers": rows, **releases},
         columns,
         keep=("worker", "state"),
         below=("reason",),
         nothing="no worker reports",
         more=len(found) > limit,
     )
-
-
-def _worker_document(one: WorkerState) -> dict[str, Any]:
-    return {**asdict(one.row), "state": one.state, "severity": one.severity, "reason": one.reason}
 
 
 @click.command(cls=StoreCommand)

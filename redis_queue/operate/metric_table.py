@@ -49,14 +49,11 @@ class MetricGroup:
                 # Names of other programs need not be UTF-8.
                 labels, value = [name.encode(errors="replace").decode() for name in names], metric.value(*read)
                 if isinstance(value, Histogram):
-                    family.add_metric(labels, _buckets(value), value.seconds)
+                    counts = [(str(bound), float(value.count(bound))) for bound in BOUNDS]
+                    family.add_metric(labels, [*counts, ("+Inf", float(value.total))], value.seconds)
                 elif value is not None:
                     family.add_metric(labels, value)
             yield family
-
-
-def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    return [*((str(bound), float(histogram.count(bound))) for bound in BOUNDS), ("+Inf", float(histogram.total))]
 
 
 def _gauge(name: str, text: str, value: str | Value = "") -> Definition:

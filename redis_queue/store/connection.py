@@ -72,7 +72,7 @@ def check_server(client: Client) -> None:
     """
     for info in _infos(client):
         version = str(info.get("redis_version", "0"))
-        if _version(version) < MINIMUM_VERSION:
+        if tuple(map(int, re.findall(r"\d+", version)[:2])) < MINIMUM_VERSION:
             raise UnsupportedServerError(f"redis_version={version}: must be 6.2 or later; any Valkey will do")
         if info.get("role") == "slave":
             raise UnsupportedServerError("role=slave: must not be a read-only replica; connect to its primary")
@@ -99,7 +99,3 @@ def _infos(client: Client) -> list[dict[str, Any]]:
         return [dict(ChainMap(*(client.info(part, **target) for part in parts))) for target in targets]
     except RedisErrors as error:
         raise translate(error) from error
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Protocol
 
 from redis_queue.basics.logs import logger_of
@@ -210,12 +211,10 @@ class Records:
         total = 0
         # Up to the size at the beginning: a busy producer must not keep a purge going forever.
         most = min(size, limit)
-        while total < most and (deleted := self._purge_some(key, min(CHUNK, most - total))):
+        purge = partial(self.call, "records/purge", others={"place": key})
+        while total < most and (deleted := int(purge(limit=min(CHUNK, most - total)))):
             total += deleted
         return total
-
-    def _purge_some(self, place: bytes, limit: int) -> int:
-        return int(self.call("records/purge", others={"place": place}, limit=limit))
 
     def _size(self, place: str) -> int:
         command = "LLEN" if place in ("ready", "quarantine") else "ZCARD"

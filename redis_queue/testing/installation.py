@@ -38,17 +38,14 @@ def find_app(name: str) -> Any:
     """
     place, _, attribute = name.partition(":")
     module = import_module(place)
-    names = attribute.split(".") if attribute else [next((n for n in ("app", "celery") if _is_app(module, n)), "app")]
+    apps = (name for name in ("app", "celery") if isinstance(getattr(module, name, None), Celery))
+    names = attribute.split(".") if attribute else [next(apps, "app")]
     found: Any = module
     for part in names:
         found = getattr(found, part)
     if not isinstance(found, Celery):
         raise TypeError(f"{'.'.join(names)} of {place} is a {type(found).__name__}, not a Celery app")
     return found
-
-
-def _is_app(module: Any, name: str) -> bool:
-    return isinstance(getattr(module, name, None), Celery)
 
 
 class Patches:

@@ -69,7 +69,7 @@ def lines(series: Iterable[tuple[str, Sequence[_Value]] | Quantiles]) -> list[Li
         Line(
             name,
             [None if value is None or math.isnan(value) else value for value in values],
-            _tone(name, number),
+            TONES.get(name, ("main", "late", "good", "warn")[number % 4]),
             *whole,
         )
         for number, (name, values, *whole) in enumerate(series)
@@ -120,10 +120,6 @@ def level(count: int, most: int) -> int:
     if most <= 1:
         return LEVELS
     return min(LEVELS, 1 + int((LEVELS - 1) * math.log(count) / math.log(most) + 1e-9))
-
-
-def _tone(name: str, number: int) -> str:
-    return TONES.get(name, ("main", "late", "good", "warn")[number % 4])
 
 
 def _text(value: _Value, unit: str) -> str:

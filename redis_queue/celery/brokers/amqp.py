@@ -114,7 +114,7 @@ class AmqpBroker(Broker):
         self, envelopes: Sequence[Envelope], batch: Sequence[int], settle: Settle, while_waiting: WhileWaiting
     ) -> None:
         self._settle, self._waiting, self._envelopes = settle, {}, envelopes
-        self._ids = [_mark(envelope, number) for number, envelope in enumerate(envelopes)]
+        self._ids = [str(row.properties.get("correlation_id") or row.id or at) for at, row in enumerate(envelopes)]
         self._returned = {}
         channel = self._channel()
         refusals = {number: self._prepare(envelopes[number]) for number in batch}
@@ -180,8 +180,8 @@ class AmqpBroker(Broker):
             channel = self._confirming = self.connection.channel()
             channel.confirm_select()
             self._published = 0
-            channel.events["basic_ack"].add(self._on_ack)
-            channel.events["basic_nack"].add(self._on_nack)
+            channel.events["basic_ack"].add(partial(self._settle_up_to, None))
+            channel.events["basic_nack"].add(partial(self._settle_up_to, "the broker refused it (nack)"))
             channel.events["basic_return"].add(self._on_return)
         return self._confirming
 
@@ -194,18 +194,12 @@ class AmqpBroker(Broker):
             if channel.is_open:
                 channel.close()
 
-    def _on_ack(self, tag: int, multiple: bool) -> None:
-        self._settle_up_to(tag, multiple, None)
-
-    def _on_nack(self, tag: int, multiple: bool) -> None:
-        self._settle_up_to(tag, multiple, "the broker refused it (nack)")
-
     def _on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
         # The broker sends it before the confirm of the same message.
         mark = str(message.properties.get("correlation_id"))
         self._returned[mark] = f"unroutable: exchange {exchange!r}, routing key {routing_key!r}: {error}"
 
-    def _settle_up_to(self, tag: int, multiple: bool, why: str | None) -> None:
+    def _settle_up_to(self, why: str | None, tag: int, multiple: bool) -> None:
         tags = [known for known in self._waiting if known <= tag] if multiple else [tag]
         for known in tags:
             number = self._waiting.pop(known, None)
@@ -262,7 +256,3 @@ def _message(envelope: Envelope, mark: str, frame_max: int) -> amqp.Message:
     message = _Message(envelope.body)
     message.properties, message.frame_max = found, frame_max
     return message
-
-
-def _mark(envelope: Envelope, number: int) -> str:
-    return str(envelope.properties.get("correlation_id") or envelope.id or number)

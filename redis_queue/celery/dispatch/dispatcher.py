@@ -102,7 +102,7 @@ class Dispatcher:
         if allowed:
             last = self._take(broker, allowed, 0)
             taken = last.sent + last.failed
-            self._allowance.spend(taken)
+            self._allowance.left -= taken
             # If the allowance is used up, the rest has to wait.
             spent = allowed < self._batch and taken >= allowed
             done += replace(last, more=last.more and not spent)
@@ -187,19 +187,15 @@ class Allowance:
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
-        self._left = 0.0
+        self.left = 0.0
         self._at = -math.inf
 
     def take(self, limit: int) -> int:
         """Return how many of *limit* may be sent now."""
         now = monotonic()
-        self._left = min(max(1.0, self._rate), self._left + (now - self._at) * self._rate)
+        self.left = min(max(1.0, self._rate), self.left + (now - self._at) * self._rate)
         self._at = now
-        return min(limit, int(self._left))
-
-    def spend(self, count: int) -> None:
-        """Subtract *count* entries that were sent."""
-        self._left -= count
+        return min(limit, int(self.left))
 
 
 class BrokerConnection:

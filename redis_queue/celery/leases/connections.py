@@ -50,8 +50,10 @@ def check_broker(app: Celery) -> None:
     """
     connection = app.connection_for_read()
     urls = sorted({url.strip() for url in connection.alt if url.strip()})
-    kinds = (urlsplit(url).scheme.partition("+")[0] or connection.transport_cls for url in urls)
-    if len(urls) > 1 and any(_is_one_redis(get_transport_cls(kind)) for kind in kinds):
+    names = (urlsplit(url).scheme.partition("+")[0] or connection.transport_cls for url in urls)
+    kinds: list[Any] = list(map(get_transport_cls, names))
+    rivals = [kind for kind in kinds if kind.driver_type == "redis" and not issubclass(kind.Channel, SentinelChannel)]
+    if len(urls) > 1 and rivals:
         raise ConfigurationError(
             f"broker_url names {len(urls)} brokers ({', '.join(map(redact, urls))}): must be one with leases; "
             "for failover give the URL of a set of Sentinels (sentinel://host1;sentinel://host2)"
@@ -71,10 +73,6 @@ def low_visibility_timeout(app: Celery) -> tuple[str, str] | None:
         f"remove it, in any order (the default is {DEFAULT_VISIBILITY_TIMEOUT:g}): leases "
         "have their own redis_queue_task_lease",
     )
-
-
-def _is_one_redis(transport: Any) -> bool:
-    return transport.driver_type == "redis" and not issubclass(transport.Channel, SentinelChannel)
 
 
 def worker_connection(app: Celery, heartbeat: float | None) -> Any:

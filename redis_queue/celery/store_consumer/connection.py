@@ -76,7 +76,8 @@ def _connection(client: redis.Redis, options: dict[str, Any]) -> Any:
     }
     if isinstance(pool, SentinelConnectionPool):
         watchers = [watcher.connection_pool.connection_kwargs for watcher in pool.sentinel_manager.sentinels]
-        urls = [f"sentinel://{_host(known['host'])}:{known['port']}" for known in watchers]
+        hosts = [(f"[{at['host']}]" if ":" in at["host"] else at["host"], at["port"]) for at in watchers]
+        urls = [f"sentinel://{host}:{port}" for host, port in hosts]
         own = {name: value for name, value in pool.sentinel_manager.sentinel_kwargs.items() if name != "retry"}
         options |= {"master_name": pool.service_name, "sentinel_kwargs": own}
         return make(";".join(urls), transport_options=options, **login)
@@ -88,10 +89,6 @@ def _tls(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any] | bool:
     if not issubclass(kind, redis.SSLConnection):
         return False
     return {name: value for name, value in given.items() if name.startswith("ssl_") and value is not None}
-
-
-def _host(name: str) -> str:
-    return f"[{name}]" if ":" in name else name
 
 
 class DrainThread:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Choice, Plan, Result
 from redis_queue.operate.audit import Subject
-from redis_queue.operate.listing import SearchReport, Selection
+from redis_queue.operate.listing import Selection
 from redis_queue.operate.queue_row import Faults
 
 T = TypeVar("T")
@@ -93,6 +93,7 @@ class Rows(ABC, Generic[T]):
         place = self.place.format(**choice.scope)
         # An id of the command line is looked for in each queue that may have it.
         count = len(items) if choice.ids is None else min(len(choice.ids), len(items))
+        nothing = f"No match among the first {report.looked:,}; the command line searches all"
         return Plan(
             question=f"{action.label} {self.counted(count)}{place}{action.phrase(choice.arguments)}",
             count=count,
@@ -101,13 +102,9 @@ class Rows(ABC, Generic[T]):
             queues=self.queues(choice, items, subjects),
             detail=", ".join(action.given(choice)),
             subjects=subjects,
-            nothing="" if items or not more else _nothing(report),
+            nothing="" if items or not more else nothing,
             more=more,
             references=references,
             gone=self.gone,
             report=report,
         )
-
-
-def _nothing(report: SearchReport) -> str:
-    return f"No match among the first {report.looked:,}; the command line searches all"
