@@ -77,7 +77,8 @@ class Backlog:
         for group, (_, sent, due) in zip(groups, rows_of(counts, 3), strict=True):
             at = sent_at(sent, due)
             if at is not None:
-                for flow in _flows_of(id_text(group)):
+                _, queue, task, *_ = [*id_text(group).split("\0"), "", ""]
+                for flow in filter(None, (f"{OF_QUEUE}{queue}", task)):
                     found[flow] = min(at, found.get(flow, at))
         return found
 
@@ -207,8 +208,3 @@ def sent_at(sent: bytes, due: bytes) -> float | None:
     times = [int(sent) / 1000] if 0 < len(sent) < 16 else []  # noqa: PLR2004 - milliseconds
     at = iso_time(due.decode(errors="replace"))
     return max(times if at is None else [*times, at.timestamp()], default=None)
-
-
-def _flows_of(group: str) -> list[str]:
-    _, queue, task, *_ = [*group.split("\0"), "", ""]
-    return [f"{OF_QUEUE}{queue}", *([task] if task else [])]

@@ -178,9 +178,10 @@ class CelerySettings:
         read_flows(self.flow)
         read_uniques(self.unique)
         for name in ("prefix", "delay_queue"):
-            if not isinstance(text := getattr(self, name), str) or not text.isprintable():
-                raise ConfigurationError(f"{NAMESPACE}{name}={text!r}: must be printable characters")
-        _check_release(self.release)
+            text = getattr(self, name)
+            _require(isinstance(text, str) and text.isprintable(), name, text, "printable characters")
+        known = self.release is None or release_text(self.release) == self.release
+        _require(known, "release", self.release, f"1 to {MAX_RELEASE} printable characters")
         _check_whole("dispatch_batch", self.dispatch_batch, CHUNK)
         _check_whole("max_deliveries", self.max_deliveries, MAX_DELIVERIES)
         _check_whole("shards", self.shards, MAX_SHARDS)
@@ -189,14 +190,14 @@ class CelerySettings:
         _check_seconds("dispatch_lease", self.dispatch_lease, 2, 3600)
         _check_seconds("task_lease", self.task_lease, 2, 3600)
         for name in ("dispatch", "schedules", "atomic_fetch", "monitor", "keep_arguments"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: must be True or False")
+            _require(isinstance(value := getattr(self, name), bool), name, value, "True or False")
         if self.management_url is not None:
             _check_http("management_url", self.management_url)
-        if self.allowed_queues is not None:
-            _check_names("allowed_queues", self.allowed_queues)
-        if self.on_store_error not in (None, "raise", "broker"):
-            raise ConfigurationError(f"redis_queue_on_store_error={self.on_store_error!r}: must be 'raise' or 'broker'")
+        queues = () if self.allowed_queues is None else self.allowed_queues
+        are_names = isinstance(queues, list | tuple) and all(isinstance(item, str) and item for item in queues)
+        _require(are_names, "allowed_queues", queues, "a list of names")
+        on_error = self.on_store_error
+        _require(on_error in (None, "raise", "broker"), "on_store_error", on_error, "'raise' or 'broker'")
 
     @property
     def overdue_policy(self) -> Overdue:
@@ -299,9 +300,9 @@ def _check_timezone(app: Celery) -> None:
         raise ConfigurationError(f"timezone={app.conf.timezone!r}: no time zone has this name") from error
 
 
-def _check_names(name: str, value: object) -> None:
-    if not isinstance(value, list | tuple) or not all(isinstance(item, str) and item for item in value):
-        raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: must be a list of names")
+def _require(valid: bool, name: str, value: object, what: str) -> None:
+    if not valid:
+        raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: must be {what}")
 
 
 def _check_http(name: str, url: object) -> None:
@@ -315,14 +316,9 @@ def _check_http(name: str, url: object) -> None:
         raise ConfigurationError(f"{NAMESPACE}{name}: must be like http://user:password@host:15672")
 
 
-def _check_release(value: object) -> None:
-    if value is not None and release_text(value) != value:
-        raise ConfigurationError(f"{NAMESPACE}release={value!r}: must be 1 to {MAX_RELEASE} printable characters")
-
-
 def _check_whole(name: str, value: object, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
-        raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: must be a whole number from 1 to {high}")
+    valid = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= high
+    _require(valid, name, value, f"a whole number from 1 to {high}")
 
 
 def _check_seconds(name: str, value: Seconds, low: float, high: float) -> None:

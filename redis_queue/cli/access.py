@@ -124,7 +124,9 @@ class Command(click.Command):
         """Run the command; an error of redis_queue becomes one line and an exit code."""
         try:
             with _json_errors(as_json=wants_json()):
-                _check_choice(ctx)
+                if (chosen := ctx.meta.get(_CHOSEN)) and ctx.meta.get(_APP):
+                    why = "the settings of the app choose its Redis"
+                    raise click.UsageError(f"give {chosen} or --app, not both: {why}")
                 return super().invoke(ctx)
         except RedisQueueError as error:
             click.echo(f"error: {harmless(error)}", err=True)
@@ -257,12 +259,6 @@ def _app_of(ctx: click.Context) -> Any:
     if _LOADED not in ctx.meta:
         ctx.meta[_LOADED] = _load_app(name)
     return ctx.meta[_LOADED]
-
-
-def _check_choice(ctx: click.Context) -> None:
-    chosen = ctx.meta.get(_CHOSEN)
-    if chosen and ctx.meta.get(_APP):
-        raise click.UsageError(f"give {chosen} or --app, not both: the settings of the app choose its Redis")
 
 
 def _given_by_celery(ctx: click.Context) -> bool:

@@ -130,7 +130,10 @@ def show(access: Access, *, name: str, with_body: bool) -> None:
     fields = {"name": name, "state": row.state, "error": row.error, "next_run": told["next_run"], **known}
     fields |= {"pause_ends": told["pause_ends"], "runs": told["runs"], "failed": told["failed"] or None, **counts}
     show_fields({label: value for label, value in fields.items() if value not in ("", None)})
-    _tables({"next runs": [{"next run": at} for at in next_runs], "runs": runs, "events": events})
+    tables: list[list[dict[str, Any]]] = [[{"next run": at} for at in next_runs], runs, events]
+    for rows in filter(None, tables):
+        click.echo()
+        show_table(list(rows[0]), [list(row.values()) for row in rows[:SHOWN]], keep=("id",), below=("text",))
     show_location(access.catalog)
 
 
@@ -172,12 +175,6 @@ def declare(app: Celery, *, force: bool) -> None:
         problems.append(f"version {report.newer} is newer: nothing was changed; for a rollback, add --force")
     document = {**changes, "refused": report.refused, "newer": report.newer or None}
     end_with("; ".join(problems), document, "\n".join(lines) or "nothing to change")
-
-
-def _tables(lists: Mapping[str, list[dict[str, Any]]]) -> None:
-    for rows in filter(None, lists.values()):
-        click.echo()
-        show_table(list(rows[0]), [list(row.values()) for row in rows[:SHOWN]], keep=("id",), below=("text",))
 
 
 def _document(access: Access, scope: Mapping[str, Any]) -> Row:

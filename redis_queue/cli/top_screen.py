@@ -90,7 +90,8 @@ def draw(
     if overview is None:
         return [_fit(harmless(error), width).rstrip()]
     below = _below(overview)
-    head = [_title(place, overview), _totals(overview, speeds), *([harmless(error)] if error else []), ""]
+    title = f"{len(overview.queues):,} queues at {moment(overview.at)} {zone_name(overview.at)} in {place}"
+    head = [harmless(title), _totals(overview, speeds), *([harmless(error)] if error else []), ""]
     rows = in_order(overview.queues, speeds, sort)
     # The two lines are the column heads and the number of hidden queues.
     room = len(rows) if height is None else max(1, height - len(head) - len(below) - 2)
@@ -116,11 +117,6 @@ def in_order(rows: Sequence[QueueRow], speeds: Mapping[QueueKey, Rates], sort: S
         return -first, -second, row.name, row.kind
 
     return sorted(rows, key=key)
-
-
-def _title(place: str, overview: Overview) -> str:
-    at = f"{moment(overview.at)} {zone_name(overview.at)}"
-    return harmless(f"{len(overview.queues):,} queues at {at} in {place}")
 
 
 def _totals(overview: Overview, speeds: Mapping[QueueKey, Rates]) -> str:

@@ -117,7 +117,7 @@ class Moves:
                 )
                 offset += passed
                 left -= moved
-                total += _read_move(moved, passed, late)
+                total += Dispatched(moved, lateness=Histogram.of(map(int, late.split())), passed=passed)
                 if not more:
                     total += Dispatched(next_in=next_in / 1e6 if next_in >= 0 else math.inf)
                     break
@@ -201,11 +201,6 @@ class Moves:
         read = [read_entry(shard, row, lease) for row in rows_of(found, 4)]
         entries = [entry for entry in read if entry is not None]
         return entries, len(entries) < len(read), bool(more)
-
-
-def _read_move(moved: int, passed: int, late: bytes) -> Dispatched:
-    """Read the reply of a move; *late*: the lateness of each entry in ms."""
-    return Dispatched(moved, lateness=Histogram.of(map(int, late.split())), passed=passed)
 
 
 def _deliveries(group: Sequence[int], rows: Sequence[Delivery], fields: Sequence[Sequence[Any]]) -> Iterator[list[int]]:

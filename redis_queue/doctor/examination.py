@@ -33,22 +33,18 @@ def examine(client: Client, prefix: str = DEFAULT_PREFIX) -> list[Finding]:
     unknown database.
     """
     Settings(prefix=prefix)
-    _check_login(client)
-    nodes = servers(client, prefix)
-    return [
-        *_of_servers(nodes),
-        *_of_queues(client, nodes, prefix),
-        *run("unreadable tasks", queues.unreadable, [Scripts(client)]),
-    ]
-
-
-def _check_login(client: Client) -> None:
     try:
         Scripts(client).command("PING")
     except StoreRefusedError as error:
         # A user without PING may still have permissions for some checks.
         if not isinstance(error.__cause__, redis.exceptions.NoPermissionError):
             raise
+    nodes = servers(client, prefix)
+    return [
+        *_of_servers(nodes),
+        *_of_queues(client, nodes, prefix),
+        *run("unreadable tasks", queues.unreadable, [Scripts(client)]),
+    ]
 
 
 def _of_servers(nodes: list[ServerInfo]) -> Iterator[Finding]:

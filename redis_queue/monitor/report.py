@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Final
 
 from redis_queue.basics.times import monotonic
@@ -86,8 +87,8 @@ class Reports:
         return [self._count_call(part) for part in chunks(tallies.items(), MAX_SERIES)]
 
     def _count_call(self, tallies: Iterable[tuple[Series, Tally]]) -> Callable[[], None]:
-        texts = _encoded(part for series, tally in tallies for part in (series_key(series), write_tally(tally)))
-        call = self._counting.prepare("monitor/count", now=self._clock(), more=texts)
+        rows = ((f"{series.task}{SEPARATOR}{series.queue}", write_tally(tally)) for series, tally in tallies)
+        call = self._counting.prepare("monitor/count", now=self._clock(), more=_encoded(chain.from_iterable(rows)))
 
         def count() -> None:
             for _ in range(MAX_CLOSES):
@@ -96,11 +97,6 @@ class Reports:
             raise StoreUnavailableError("the counts of the last minute have too many series; try again")
 
         return count
-
-
-def series_key(series: Series) -> str:
-    """Return the text under which the number of *series* is stored."""
-    return f"{series.task}{SEPARATOR}{series.queue}"
 
 
 OTHER: Final = Series("(other)", "(other)")

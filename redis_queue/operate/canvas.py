@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Final
 
 from redis_queue.celery.message.next_steps import Link
-from redis_queue.celery.results import ResultRecord, TaskLink
+from redis_queue.celery.results import TaskLink
 from redis_queue.errors import ConfigurationError
 from redis_queue.monitor.model import Run, RunningTask
 from redis_queue.operate.access import Access
@@ -188,7 +188,9 @@ def _add_results(access: Access, nodes: _Nodes, group: str) -> None:
         found = records.tasks(waiting)
         read.update(waiting)
         for record in found.values():
-            nodes.add(_of_record(record))
+            state = RESULT_STATES.get(record.state, record.state.lower())
+            lineage = record.parent, record.group
+            nodes.add(Node(record.id, state, record.task, record.queue, *lineage, error=record.error))
             _add_links(nodes, record.links)
         waiting = [id_ for id_ in nodes.found if id_ not in read]
 
@@ -196,11 +198,6 @@ def _add_results(access: Access, nodes: _Nodes, group: str) -> None:
 def _add_links(nodes: _Nodes, links: Iterable[TaskLink], group: str = "") -> None:
     for link in links:
         nodes.add(Node(link.child, parent=link.parent, group=link.group or group))
-
-
-def _of_record(record: ResultRecord) -> Node:
-    state = RESULT_STATES.get(record.state, record.state.lower())
-    return Node(record.id, state, record.task, record.queue, record.parent, record.group, error=record.error)
 
 
 def _add_stored(access: Access, nodes: _Nodes) -> None:

@@ -66,7 +66,9 @@ class WorkerState:
     @property
     def severity(self) -> Severity:
         """How bad the state is."""
-        return severity_of(self.state, self.age)
+        if self.state in ("alive", "busy"):
+            return "good"
+        return "warning" if self.state == "stopping" or (self.state == "silent" and self.age <= BAD_AFTER) else "bad"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +149,6 @@ def age_of(row: WorkerRow, now: float) -> float:
 def state_of(row: WorkerRow, age: float) -> tuple[State, str]:
     """Return the state of a worker by its last report alone, *age* seconds old, and the reason."""
     return _state(row, age, None, STUCK_AFTER)
-
-
-def severity_of(state: State, age: float) -> Severity:
-    """Return how bad *state* is for a worker whose last report is *age* seconds old."""
-    if state in ("alive", "busy"):
-        return "good"
-    return "warning" if state == "stopping" or (state == "silent" and age <= BAD_AFTER) else "bad"
 
 
 def lost_text(row: WorkerRow, age: float, tasks: Sequence[RunningTask] = ()) -> str:

@@ -89,7 +89,7 @@ class Script:
         lines[min(key_lines)] = self._prologue()
         parts = [part for number, line in enumerate(lines, 1) for part in _expand(line, f"lua/{name}.lua:{number}")]
         self.source = "\n".join([*parts, ""])
-        self.sha = sha_of(self.source)
+        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
         called = set(re.findall("'([A-Z]+)'", " ".join(_CALLED.findall(self.source))))
         self.commands = frozenset(_PARTS.get(command, command.lower()) for command in called)
         self.writes = not called <= READS
@@ -100,11 +100,6 @@ class Script:
         values = [f"KEYS[{number}]" for number in range(1, len(self.keys) + 1)]
         values += [KINDS[kind].format(number) for number, (_, kind) in enumerate(kinds, 1)]
         return f"local {', '.join(names)} = {', '.join(values)}"
-
-
-def sha_of(source: str) -> str:
-    """Return the name by which EVALSHA knows *source*."""
-    return hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
 @functools.cache

@@ -303,7 +303,9 @@ class Timeline:
         """Run the tasks sent at once. Raises Celery's TimeoutError if only a travel can bring the result."""
         while self._fill():
             self._run_one()
-        if not self._can_come() and not self.app.AsyncResult(task_id).ready():
+        # A result may still come from another thread, or from a worker in this process.
+        can_come = self._runner not in (None, get_ident()) or self.app.loader.worker_initialized
+        if not can_come and not self.app.AsyncResult(task_id).ready():
             raise NoResultError(f"no result: {task_id} {self._why_not(task_id)}")
 
     def _why_not(self, task_id: str) -> str:
@@ -319,10 +321,6 @@ class Timeline:
         if any(row.id == task_id for row in self.sent):
             return "was sent, but nothing runs it here; eager = True does if the app knows the task"
         return "was not sent yet; travel to the task that sends it"
-
-    def _can_come(self) -> bool:
-        """Return whether a result may still come from another thread, or from a worker in this process."""
-        return self._runner not in (None, get_ident()) or self.app.loader.worker_initialized
 
     def _age(self, since: datetime) -> timedelta:
         return timedelta(milliseconds=self._clock.age(to_ms(since)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from flask import Blueprint, abort, render_template
@@ -43,7 +44,7 @@ def show() -> str:
     return render_template(
         "flows.html",
         rows=[
-            (state, LimitsRow.of(state.limits), is_changed(state), is_flow_name(state.name))
+            (state, LimitsRow.of(state.limits), is_changed(state), _passes(check_flow_name, state.name))
             for state in flows.states(names[offset:end])
         ],
         total=len(names),
@@ -75,7 +76,7 @@ def one() -> str:
         limits=[row for row in _rows(now, code) if row[1:] != (None, None)],
         arguments=[(argument, *row) for argument, row in arguments_of(state).items()],
         rows=[
-            (row, set_text(own_limits(row.state), paused=row.state.paused), _is_key(row.state.key))
+            (row, set_text(own_limits(row.state), paused=row.state.paused), _passes(check_key, row.state.key))
             for row in key_rows(access, state.name, items)
         ],
         rest=without_key(state, items, are_all=are_all),
@@ -117,13 +118,6 @@ def _flow() -> FlowState:
         abort(404, f"{error}.")
 
 
-def _is_key(key: str) -> bool:
-    """Return whether an address can name this key; other programs may have written others."""
-    with contextlib.suppress(InvalidValueError):
-        return check_key(key).isprintable()
-    return False
-
-
 def source_of(name: str) -> dict[str, str]:
     """Return the queue or the task whose messages the flow *name* has, for a link to its page; "" for the other."""
     if name.startswith(OF_QUEUE):
@@ -131,10 +125,10 @@ def source_of(name: str) -> dict[str, str]:
     return {"queue": "", "task": name}
 
 
-def is_flow_name(name: str) -> bool:
-    """Return whether a flow can have this name; other programs may have written others."""
+def _passes(check: Callable[[str], str], text: str) -> bool:
+    """Return whether an address can name this flow or key; other programs may have written others."""
     with contextlib.suppress(InvalidValueError):
-        return bool(check_flow_name(name))
+        return check(text).isprintable()
     return False
 
 

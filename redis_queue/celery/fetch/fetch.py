@@ -132,7 +132,8 @@ class Fetch:
         """
         line = self._line_of(request.queues)
         calls = [*before, *self._stop_listening(line)]
-        if self._looks_into_lists(flow_request):
+        waits = flow_request is not None and not self.lists_had_messages and self._admission.competes
+        if not waits or monotonic() >= self._lists_at + LISTS_WITHIN:
             calls.append(self._take_of_lists(line, request))
         if flow_request is not None:
             # After the lists: a worker that has taken messages of flows is no longer idle.
@@ -149,11 +150,6 @@ class Fetch:
         if self._tracking:
             self._tracking = False
             yield AsyncCall(("CLIENT", "TRACKING", "OFF"), value_of)
-
-    def _looks_into_lists(self, flow_request: FlowRequest | None) -> bool:
-        if flow_request is None or self.lists_had_messages or not self._admission.competes:
-            return True
-        return monotonic() >= self._lists_at + LISTS_WITHIN
 
     def _take_of_lists(self, line: tuple[bytes, bytes], request: ListRequest) -> AsyncCall:
         since, tag = monotonic(), f"{os.urandom(12).hex()}-"

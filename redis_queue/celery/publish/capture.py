@@ -239,7 +239,9 @@ class Capture:
             send.due = None if name in NOT_CAPTURED else self._due(send, message)
             if send.due is not None or send.through_store:
                 return publish(self._into_store(producer, send), name, message, **options)
-            if send.header is not None and self._may_wait(producer, send):
+            # The creator of an InterceptingProducer sends the message later.
+            is_sent = not isinstance(producer, InterceptingProducer)
+            if send.header is not None and is_sent and self._is_ours(producer, send):
                 keep = partial(self._put_into_flow, send, send.header, str(send.queue))
                 return publish(InterceptingProducer(self._app, producer, keep), name, message, **options)
             if send.batch is not None and not send.batch.takes_all:
@@ -293,11 +295,6 @@ class Capture:
         exchange = getattr(queue, "exchange", None)
         return queue.name if queue is not None and (exchange is None or exchange.type == "direct") else None
 
-    def _may_wait(self, producer: Any, send: Send) -> bool:
-        """Return whether the message of a flow may wait in the store."""
-        # The creator of an InterceptingProducer sends the message later.
-        return not isinstance(producer, InterceptingProducer) and self._is_ours(producer, send)
-
     def _put_into_flow(
         self, send: Send, header: FlowHeader, queue: str, envelope: Envelope, sending: Mapping[str, Any]
     ) -> bool:
@@ -339,7 +336,9 @@ class Capture:
 
         With a flow, short delays are stored, too: in a worker, the message would hold a place in its flow.
         """
-        eta = _eta(message)
+        # Protocol 1 has the eta in the body.
+        body = message.body if isinstance(message.body, Mapping) else {}
+        eta = message.headers.get("eta") or body.get("eta")
         if not eta:
             return None
         shortest = 0.0 if send.header is not None or send.always_stored else self._stored.settings.min_delay_seconds
@@ -434,12 +433,6 @@ def _raise_unless_full(error: Exception, producer: Any, *, retry: bool) -> None:
 
 def _id(message: Any) -> Any:
     return message.headers.get("id") or message.properties.get("correlation_id")
-
-
-def _eta(message: Any) -> Any:
-    # Protocol 1 has the eta in the body.
-    body = message.body
-    return message.headers.get("eta") or (body.get("eta") if isinstance(body, Mapping) else None)
 
 
 def _arguments(message: Any) -> tuple[Any, Any]:

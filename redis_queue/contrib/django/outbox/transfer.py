@@ -98,11 +98,7 @@ class Breaker:
 
 
 _BREAKERS: Final[WeakKeyDictionary[Store, Breaker]] = WeakKeyDictionary()
-
-
-def breaker_of(app: Celery) -> Breaker:
-    """Return the breaker of the Redis of *app* in this process."""
-    return _BREAKERS.setdefault(Store.of(app), Breaker())
+"""The breaker of each Redis in this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +140,7 @@ def try_relay(*, calls: int = 1, using: str | None = None) -> None:
     After a failure, calls of this function are ignored for a while.
     """
     try:
-        breaker = breaker_of(celery_app())
+        breaker = _BREAKERS.setdefault(Store.of(celery_app()), Breaker())
         if not breaker.allows():
             return
         try:
