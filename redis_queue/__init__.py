@@ -99,33 +99,18 @@ _MODULES: Final = {
     "connect": "store.connection",
     "Consumer": "queue.consumer",
     "DelayQueue": "delay.queue",
-    "Flow": "admission.rules",
+    **dict.fromkeys(("Flow", "Unique"), "admission.rules"),
     **dict.fromkeys(("HeldLock", "Lock", "current_lock"), "lock.lock"),
-    **dict.fromkeys(
-        (
-            "CancelOutcome",
-            "DeadLetter",
-            "DelayStats",
-            "Entry",
-            "Lease",
-            "Message",
-            "PutBack",
-            "Quarantined",
-            "QueueStats",
-            "Unread",
-        ),
-        "model",
-    ),
+    **dict.fromkeys(("Dead", "Nack"), "errors"),
     "RedisQueue": "queue.queue",
     "Settings": "store.settings",
     "serialized": "lock.serialized",
-    "Unique": "admission.rules",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'errors')}")
-    value = globals()[name] = getattr(module, name)
+    module = _MODULES.get(name, "errors" if name.endswith("Error") else "model")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     return value

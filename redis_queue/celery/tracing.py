@@ -147,8 +147,7 @@ def schedule_spans(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
     if tracer is None:
         yield messages
         return
-    spans: list[Span] = []
-    with _end_spans(spans):
+    with _spans() as spans:
         yield [(_scheduled(tracer, envelope, due, spans), due) for envelope, due in messages]
 
 
@@ -159,8 +158,7 @@ def scheduling_call(call: TaskCall, id: str, delay: Seconds | None, due_at: date
     if tracer is None:
         yield call
         return
-    spans: list[Span] = []
-    with _end_spans(spans):
+    with _spans() as spans:
         headers = call.options.get("headers") or {}
         queue = call.options.get("queue") or call.options.get("routing_key")
         seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
@@ -209,10 +207,12 @@ def _parent(headers: Mapping[str, Any]) -> Any:
 
 
 @contextmanager
-def _end_spans(spans: list[Span]) -> Iterator[None]:
+def _spans() -> Iterator[list[Span]]:
+    """Yield a list for the `with` block; end the spans in it afterwards."""
+    spans: list[Span] = []
     failure: BaseException | None = None
     try:
-        yield
+        yield spans
     except BaseException as error:
         failure = error
         raise

@@ -82,7 +82,10 @@ class Timeline:
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._empty_broker()
+            if self._kept:
+                with self.app.connection_for_write() as connection:
+                    for name in self._kept:
+                        connection.default_channel.queue_purge(name)
             Store.of(self.app).client.close()
         finally:
             self._patches.undo()
@@ -324,9 +327,3 @@ class Timeline:
 
     def _age(self, since: datetime) -> timedelta:
         return timedelta(milliseconds=self._clock.age(to_ms(since)))
-
-    def _empty_broker(self) -> None:
-        if self._kept:
-            with self.app.connection_for_write() as connection:
-                for name in self._kept:
-                    connection.default_channel.queue_purge(name)

@@ -175,7 +175,11 @@ def show_task() -> str | tuple[str, int]:
         phases=phases(life),
         tones_of_phases=TONES_OF_PHASES,
         kind=kind_of(life.stored[0]) if life.stored else "",
-        rows=_references(life),
+        rows={
+            "running": workers.reference(life.running) if life.running else "",
+            "stored": entries.reference(life.stored[0], life.stored[1].id) if life.stored else "",
+            "failure": failures.reference(life.failure) if life.failure else "",
+        },
         schedule=_schedule(life),
         waits=life.failure is not None and not failures.is_dispatched(access),
         with_body=request_args.flag("body"),
@@ -188,11 +192,3 @@ def _schedule(life: TaskLife) -> str:
     """Return the name of the schedule that sent a task; "" if its message, if there is one, does not tell."""
     found = life.message.headers.get("schedule") if life.message else None
     return found if isinstance(found, str) and is_name(found) else ""
-
-
-def _references(life: TaskLife) -> dict[str, str]:
-    return {
-        "running": "" if life.running is None else workers.reference(life.running),
-        "stored": "" if life.stored is None else entries.reference(life.stored[0], life.stored[1].id),
-        "failure": "" if life.failure is None else failures.reference(life.failure),
-    }
