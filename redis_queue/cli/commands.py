@@ -37,7 +37,7 @@ MODULES: Final = {
     "release-all": "migrate",
     "incidents": "doctor",
     "doctor": "doctor",
-    "load-scripts": "load_scripts",
+    "load-scripts": "validate",
     "metrics": "metrics",
     "web": "web",
 }

@@ -1,21 +1,29 @@
-"""``redis-queue validate``: check on your own Redis, or with your own Celery app, that no message is lost."""
+"""``redis-queue validate`` and ``load-scripts``: try out a Redis, and load the scripts into it."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import time
 from typing import Any, Final
 
 import click
 
 from redis_queue.basics.waits import signal_handler
-from redis_queue.cli.access import UrlCommand, name_of_app, required_app, url_of
-from redis_queue.cli.options import json_flag
-from redis_queue.cli.output import FAILED, interrupt, progress_bar, show_json, wants_json
+from redis_queue.cli import options
+from redis_queue.cli.access import UrlCommand, name_of_app, required_app, url_of, with_url
+from redis_queue.cli.output import FAILED, harmless, interrupt, progress_bar, report, show_json, wants_json
+from redis_queue.errors import StoreError
+from redis_queue.store.connection import connect
+from redis_queue.store.script_files import all_scripts
+from redis_queue.store.scripts import load_scripts as load
 from redis_queue.validation import Plan, Report
 from redis_queue.validation import validate as run
 
 _OF_CELERY: Final = ("pool", "concurrency")
 _OF_BOTH: Final = ("messages", "lease")
+
+MAX_INTERVAL: Final = 3600
 
 
 @click.command(cls=UrlCommand)
@@ -29,9 +37,9 @@ _OF_BOTH: Final = ("messages", "lease")
 @click.option("--prefix", help="Prefix of the keys; must not be in use.  [default: a random one]")
 @click.option("-P", "--pool", help="With --celery: pool of the workers.  [default: as the app sets it]")
 @click.option("-c", "--concurrency", type=int, help="With --celery: size of the pool.  [default: as the app sets it]")
-@json_flag("Print one JSON object instead of a table.")
+@options.json_flag("Print one JSON object instead of a table.")
 @click.pass_context
-def validate(ctx: click.Context, /, *, celery: bool, **options: Any) -> None:
+def validate(ctx: click.Context, /, *, celery: bool, **values: Any) -> None:
     """Put numbered messages, lose some on purpose, kill consumers, and compare the results.
 
     With --celery, a worker of the app is killed while it runs tasks of this command, some of them delayed, from a
@@ -44,21 +52,21 @@ def validate(ctx: click.Context, /, *, celery: bool, **options: Any) -> None:
 
     Example: redis-queue validate --celery -A shop
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in values.items() if value is not None}
     for name in given:
         if name not in _OF_BOTH and (name in _OF_CELERY) != celery:
             raise click.UsageError(f"--{name.replace('_', '-')} cannot be used with{'' if celery else 'out'} --celery")
     with signal_handler(interrupt), progress_bar("handled") as show:
         if celery:
-            report = _of_celery(ctx, given, show)
+            found = _of_celery(ctx, given, show)
         else:
             plan = Plan(url=url_of(ctx), **given)
-            report = run(plan, lambda done: show(done, plan.messages))
+            found = run(plan, lambda done: show(done, plan.messages))
     if wants_json():
-        show_json(report.as_dict())
+        show_json(found.as_dict())
     else:
-        click.echo(_table(report))
-    if not report.passed:
+        click.echo(_table(found))
+    if not found.passed:
         sys.exit(FAILED)
 
 
@@ -77,3 +85,54 @@ def _table(report: Report) -> str:
     verdict = "passed: nothing lost, nothing doubled" if rows.pop("passed") else "FAILED"
     lines = [f"{name.replace('_', ' '):20}{value:>12,}" for name, value in rows.items()]
     return "\n".join([*lines, "", verdict])
+
+
+@click.command("load-scripts", cls=UrlCommand)
+@click.option(
+    "--every",
+    type=options.Number(0.2, MAX_INTERVAL),
+    help="Seconds between checks for missing scripts, until SIGTERM or Ctrl-C.  [default: load once]",
+)
+@options.as_json
+@with_url
+def load_scripts(url: str, *, every: float | None) -> None:
+    """Load the scripts into Redis, for users without EVAL.
+
+    Redis forgets them when it restarts: run this command with --every as a service, as a Redis user without
+    other rights. It keeps running while Redis is away.
+
+    Example: redis-queue load-scripts
+    """
+    if every is None:
+        _report(_load(url))
+        return
+    # Ctrl-C is the usual end.
+    with contextlib.suppress(KeyboardInterrupt), signal_handler(interrupt):
+        reported = ""
+        while True:
+            error = _load_again(url)
+            if error and error != reported:
+                click.echo(f"error: {harmless(error)}", err=True)
+            reported = error
+            time.sleep(every)
+
+
+def _load_again(url: str) -> str:
+    """Load missing scripts and report them; return the error, if any."""
+    try:
+        if count := _load(url):
+            _report(count)
+    except StoreError as error:
+        return str(error)
+    return ""
+
+
+def _load(url: str) -> int:
+    # A new client each time: after a failover or a move of slots, an old one may stay connected to other servers.
+    client: Any = connect(url, check=False)
+    with contextlib.closing(client):
+        return load(client)
+
+
+def _report(count: int) -> None:
+    report("loaded", count, more={"scripts": len(all_scripts())})
