@@ -80,9 +80,7 @@ def main(url: str, count: int = 30) -> Api:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
-        prog="python -m examples.limited",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m examples.limited", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--count", type=int, default=30, help="how many messages")
     done = main(os.environ.get("REDIS_URL", "redis://localhost:6379/0"), parser.parse_args().count)

@@ -53,9 +53,7 @@ def main(url: str, file: Path, column: str = "customer") -> Counter[str]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
-        prog="python -m examples.pipeline",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m examples.pipeline", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("file", nargs="?", type=Path, default=FILE, help="a CSV file with names in its first line")
     parser.add_argument("--column", default="customer", help="what is counted")

@@ -30,14 +30,7 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "redis_queue"
 MICRO = 40
-NO_CODE = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
+NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 def main() -> int:

@@ -30,12 +30,7 @@ from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer, client_options
 from tests.support.services import postgres, rabbitmq
 
-GROUP_OF_FIXTURE = {
-    "chromium": "browser",
-    "cluster": "matrix",
-    "distributions": "installs",
-    "sentinel": "matrix",
-}
+GROUP_OF_FIXTURE = {"chromium": "browser", "cluster": "matrix", "distributions": "installs", "sentinel": "matrix"}
 """The group of the tests that use a fixture; groups run in `make test-all` only."""
 
 

@@ -70,14 +70,7 @@ GROUPS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     ),
     "reference": (
         "Reference",
-        (
-            "reference/settings",
-            "reference/cli",
-            "reference/api",
-            "reference/errors",
-            "reference/keys",
-            "reference/lua",
-        ),
+        ("reference/settings", "reference/cli", "reference/api", "reference/errors", "reference/keys", "reference/lua"),
     ),
 }
 

@@ -58,10 +58,7 @@ def run(plan: Plan, children: Children, signals: Signals, screen: Screen) -> Res
     Raises UnusableError, FailedError and StoppedError, and errors of redis and redis_queue if Redis goes away.
     """
     keyspace.check_prefix(plan.prefix)
-    with (
-        nullcontext(plan.url) if plan.url else server.own_server() as url,
-        server.connect_to(url) as client,
-    ):
+    with nullcontext(plan.url) if plan.url else server.own_server() as url, server.connect_to(url) as client:
         keyspace.check_unused(client, plan.prefix)
         screen.say(f"{server.describe(client)} at {redact(url)}, keys under {plan.prefix}")
         with (

@@ -127,12 +127,7 @@ class Flows:
     """
 
     def __init__(
-        self,
-        client: Client,
-        prefix: str,
-        *,
-        own: Callable[[], Mapping[str, Flow]] = dict,
-        broker_prefix: str = "",
+        self, client: Client, prefix: str, *, own: Callable[[], Mapping[str, Flow]] = dict, broker_prefix: str = ""
     ) -> None:
         self._own = own
         self._scripts = Scripts(client)

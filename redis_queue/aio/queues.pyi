@@ -10,15 +10,11 @@ from typing import Any, Generic, Literal, TypeVar
 
 from typing_extensions import Self, Unpack
 
-from redis_queue.basics.times import (
-    Seconds,
-)
+from redis_queue.basics.times import Seconds
 from redis_queue.delay import queue as delay
 from redis_queue.delay.entries import HasDueTime
 from redis_queue.delay.model import Push
-from redis_queue.errors import (
-    Reason,
-)
+from redis_queue.errors import Reason
 from redis_queue.model import (
     CancelOutcome,
     DeadLetter,
@@ -35,9 +31,7 @@ from redis_queue.model import (
 )
 from redis_queue.queue import queue
 from redis_queue.store.base_queue import BaseQueue
-from redis_queue.store.chunks import (
-    MANY,
-)
+from redis_queue.store.chunks import MANY
 from redis_queue.store.connection import Client
 from redis_queue.store.records import LeasedItem
 from redis_queue.store.scripts import Clock, server_clock

@@ -17,16 +17,7 @@ from kombu.exceptions import OperationalError
 from redis_queue.basics.waits import signal_handler
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.output import (
-    INTERRUPTED,
-    Stop,
-    harmless,
-    progress_bar,
-    report,
-    show_json,
-    show_table,
-    wants_json,
-)
+from redis_queue.cli.output import INTERRUPTED, Stop, harmless, progress_bar, report, show_json, show_table, wants_json
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Result, perform
@@ -98,9 +89,7 @@ def only_ids(function: Function) -> Function:
 
 
 def rows_command(
-    action: Action,
-    chosen: Callable[[Function], Function],
-    *choices: Callable[[Function], Function],
+    action: Action, chosen: Callable[[Function], Function], *choices: Callable[[Function], Function]
 ) -> click.Command:
     """Return the command of an action on rows: *chosen* adds the ids, *choices* the conditions and the scope."""
 
@@ -244,13 +233,7 @@ def act(access: Access, action: Action, plan: Plan) -> Result:
     return total
 
 
-def carry_out(
-    access: Access,
-    action: Action,
-    plan: Plan,
-    *,
-    problem: Callable[[Result], str] = lambda _: "",
-) -> None:
+def carry_out(access: Access, action: Action, plan: Plan, *, problem: Callable[[Result], str] = lambda _: "") -> None:
     """Do what *plan* says, with a progress bar, and report how many were changed, however it ended.
 
     An interruption ends the work after the current batch. *problem* returns what to report although no call failed.

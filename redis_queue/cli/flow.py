@@ -62,14 +62,7 @@ def list_(access: Access) -> None:
     rows = [flows.as_row(state) for state in found]
     limits = {head: limit for head, limit in LIMITS.items() if any(limit(row) is not None for row in rows)}
     columns: dict[str, Column] = {"flow": "name", **limits, "running": "running", "waiting": "waiting", "state": _state}
-    show_rows(
-        access,
-        {"flows": rows},
-        columns,
-        below=("burst", "burst/key", "state"),
-        nothing="no flows",
-        more=False,
-    )
+    show_rows(access, {"flows": rows}, columns, below=("burst", "burst/key", "state"), nothing="no flows", more=False)
 
 
 @flow.command()
@@ -234,11 +227,4 @@ def show_owner(access: Access, *, task: str, key: str) -> None:
     show_fields({name: value for name, value in known.items() if value != ""})
 
 
-unique.add_command(
-    one_command(
-        ACTIONS["unique", "unique-release"],
-        _task,
-        _unique_key,
-        name="release",
-    )
-)
+unique.add_command(one_command(ACTIONS["unique", "unique-release"], _task, _unique_key, name="release"))

@@ -143,12 +143,5 @@ def peek_celery(access: Access, *, name: str, only: Conditions, limit: int, with
 
 
 for _verb in ("move", "delete"):
-    celery_queue.add_command(
-        rows_command(
-            ACTIONS["messages", _verb],
-            id_arguments,
-            conditions("messages"),
-            _known,
-        )
-    )
+    celery_queue.add_command(rows_command(ACTIONS["messages", _verb], id_arguments, conditions("messages"), _known))
 celery_queue.add_command(one_command(ACTIONS["messages", "purge"], _known))

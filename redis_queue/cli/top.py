@@ -20,16 +20,7 @@ import click
 from redis_queue.basics.waits import signal_handler
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.output import (
-    FAILED,
-    WIDTH,
-    harmless,
-    interrupt,
-    location_of,
-    screen_width,
-    show_json,
-    wants_json,
-)
+from redis_queue.cli.output import FAILED, WIDTH, harmless, interrupt, location_of, screen_width, show_json, wants_json
 from redis_queue.cli.top_screen import SORTS, QueueKey, Rates, Sort, draw, in_order, rates, rates_of
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.operate.access import Access

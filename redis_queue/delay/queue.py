@@ -9,15 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 from redis_queue.basics.times import END_OF_CALENDAR_MS, MAX_DELAY_MS, Seconds, duration_ms, from_ms, point_ms
 from redis_queue.delay.dispatch_log import DispatchLog
-from redis_queue.delay.entries import (
-    EntryReader,
-    EntryWriter,
-    HasDueTime,
-    MarkedEntries,
-    Revokes,
-    format_cursor,
-    when,
-)
+from redis_queue.delay.entries import EntryReader, EntryWriter, HasDueTime, MarkedEntries, Revokes, format_cursor, when
 from redis_queue.delay.model import Push, sum_stats
 from redis_queue.delay.moves import Foreign, Moves
 from redis_queue.errors import InvalidDelayError, InvalidValueError

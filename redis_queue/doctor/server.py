@@ -122,8 +122,7 @@ def eviction(server: ServerInfo) -> Iterator[Finding]:
         yield say(f"{server.label}maxmemory-policy {policy}: Redis evicts queues {when}", advice)
     elif policy.startswith("volatile"):
         yield warning(
-            f"{server.label}maxmemory-policy {policy}: Redis may evict keys with a TTL, such as locks",
-            advice,
+            f"{server.label}maxmemory-policy {policy}: Redis may evict keys with a TTL, such as locks", advice
         )
 
 

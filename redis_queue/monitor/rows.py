@@ -113,11 +113,7 @@ def read_run(id_: str, text: bytes) -> Run | None:
         found: dict[str, Any] = {f"{name}_at": _time(row[name]) for name in _RUN_TIMES if name in row}
         found |= {name: text_of(row.get(name, ""), most) for name, most in _RUN_TEXTS.items()}
         return Run(
-            id_,
-            outcome=row["outcome"],
-            ended_at=_time(row["ended"]),
-            retries=small_integer(row["retries"]),
-            **found,
+            id_, outcome=row["outcome"], ended_at=_time(row["ended"]), retries=small_integer(row["retries"]), **found
         )
     except UNREADABLE:
         return None

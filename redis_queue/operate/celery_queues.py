@@ -114,14 +114,7 @@ class CeleryQueues:
             names = list(depths)[offset:end]
             rows = counted = self._rows(names, [depths[name] for name in names], self._reported(workers, at))
         return CeleryOverview(
-            at,
-            rows,
-            len(depths),
-            end if end < len(depths) else None,
-            ready,
-            in_flight,
-            error,
-            counted,
+            at, rows, len(depths), end if end < len(depths) else None, ready, in_flight, error, counted
         )
 
     def _sorted(

@@ -165,20 +165,14 @@ METRICS: Final[Mapping[str, MetricGroup]] = {
     ),
     "states of schedules": MetricGroup(
         _gauge(
-            "schedules",
-            "Schedules by state. All metrics of schedules are of the 1,000 that are sent next.",
-            _itself,
+            "schedules", "Schedules by state. All metrics of schedules are of the 1,000 that are sent next.", _itself
         ),
         labels=("state",),
     ),
     "schedules": MetricGroup(
         _counter("schedule_runs", "Runs of schedules that were sent. Deleting a schedule subtracts its runs.", "runs"),
         _counter("schedule_failed", "Runs of schedules that failed. Deleting a schedule subtracts its runs.", "failed"),
-        _gauge(
-            "schedule_lateness",
-            "By how many seconds the most overdue schedule is late; 0 if none is.",
-            "lateness",
-        ),
+        _gauge("schedule_lateness", "By how many seconds the most overdue schedule is late; 0 if none is.", "lateness"),
     ),
     "skips of schedules": MetricGroup(
         _counter(

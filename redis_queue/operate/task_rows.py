@@ -20,14 +20,7 @@ from redis_queue.errors import ConfigurationError, InvalidValueError, StoreError
 from redis_queue.model import Unread
 from redis_queue.monitor.model import Failure, Run, RunningTask
 from redis_queue.operate.access import Access
-from redis_queue.operate.items import (
-    MAX_QUEUES,
-    MAX_READ,
-    Entries,
-    Letter,
-    Messages,
-    Waiting,
-)
+from redis_queue.operate.items import MAX_QUEUES, MAX_READ, Entries, Letter, Messages, Waiting
 from redis_queue.operate.listing import Chunk, Listing
 from redis_queue.operate.queue_row import BROKEN, QueueRow, fault_text
 from redis_queue.store.ids import is_id

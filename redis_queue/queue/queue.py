@@ -44,12 +44,7 @@ class RedisQueue(BaseQueue[Message]):
         return f"RedisQueue({self.name!r}, prefix={self.settings.prefix!r})"
 
     def put(
-        self,
-        body: Any,
-        *,
-        delay: Seconds = 0,
-        headers: Mapping[str, Any] | None = None,
-        dedupe_key: str | None = None,
+        self, body: Any, *, delay: Seconds = 0, headers: Mapping[str, Any] | None = None, dedupe_key: str | None = None
     ) -> str:
         """Store *body* and return the id of its message.
 

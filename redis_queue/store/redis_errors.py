@@ -152,10 +152,7 @@ _MEANINGS: Final = (
         temporary=True,
     ),
     _Meaning(
-        (redis.exceptions.NoPermissionError,),
-        _NO_PERMISSION,
-        StoreRefusedError,
-        "the Redis user lacks a permission",
+        (redis.exceptions.NoPermissionError,), _NO_PERMISSION, StoreRefusedError, "the Redis user lacks a permission"
     ),
     _Meaning((redis.exceptions.OutOfMemoryError,), ("OOM",), StoreRefusedError, FULL, temporary=True),
     # A full disk, missing replicas.
@@ -176,10 +173,5 @@ _MEANINGS: Final = (
         UnsupportedServerError,
         "this server belongs to a Redis Cluster, and another node has these keys; connect to redis+cluster://",
     ),
-    _Meaning(
-        _UNREACHABLE,
-        (),
-        StoreUnavailableError,
-        "Redis cannot be reached or did not answer in time",
-    ),
+    _Meaning(_UNREACHABLE, (), StoreUnavailableError, "Redis cannot be reached or did not answer in time"),
 )

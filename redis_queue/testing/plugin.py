@@ -38,12 +38,7 @@ def redis_queue_server() -> Iterator[OwnServer | ExternalServer]:
     """
     from redis_queue.errors import RedisQueueError  # noqa: PLC0415 - costs what redis-py costs
     from redis_queue.testing.binaries import ServerNotFoundError  # noqa: PLC0415
-    from redis_queue.testing.server import (  # noqa: PLC0415
-        URL_VARIABLE,
-        OwnServer,
-        ServerStartError,
-        external_server,
-    )
+    from redis_queue.testing.server import URL_VARIABLE, OwnServer, ServerStartError, external_server  # noqa: PLC0415
 
     failure = ""
     with ExitStack() as stack:

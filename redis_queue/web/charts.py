@@ -77,11 +77,7 @@ def lines(series: Iterable[tuple[str, Sequence[_Value]] | Quantiles]) -> list[Li
 
 
 def chart_data(
-    found: Iterable[Line],
-    unit: str,
-    times: Iterable[datetime],
-    bars: bool = False,
-    marks: Iterable[ReleaseRow] = (),
+    found: Iterable[Line], unit: str, times: Iterable[datetime], bars: bool = False, marks: Iterable[ReleaseRow] = ()
 ) -> str:
     """Return the data that static/chart.js draws, as JSON; *marks* are lines at the first reports of releases."""
     return json.dumps(

@@ -18,13 +18,7 @@ pages = Blueprint("failures", __name__)
 GROUPS: Final = 20
 """Maximum number of groups that the page lists."""
 
-CONDITIONS: Final = {
-    "task": "task",
-    "exception": "exception",
-    "text": "text",
-    "worker": "worker",
-    "since": "due_after",
-}
+CONDITIONS: Final = {"task": "task", "exception": "exception", "text": "text", "worker": "worker", "since": "due_after"}
 """Fields of the form, and the conditions that they set."""
 
 MAX_CURSOR: Final = 280

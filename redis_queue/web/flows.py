@@ -13,13 +13,7 @@ from redis_queue.admission.owners import Owner
 from redis_queue.admission.rules import FlowState
 from redis_queue.basics.key_template import check_key
 from redis_queue.errors import InvalidValueError
-from redis_queue.operate.flow_keys import (
-    Keys,
-    key_rows,
-    limits_of_key,
-    own_limits,
-    set_text,
-)
+from redis_queue.operate.flow_keys import Keys, key_rows, limits_of_key, own_limits, set_text
 from redis_queue.operate.flows import KINDS, LABELS, LimitsRow, arguments_of, has_limits, is_changed, without_key
 from redis_queue.operate.items import Messages
 from redis_queue.operate.listing import Page

@@ -22,7 +22,7 @@ from tests.support.wait import wait_until
 
 pytestmark = [
     # Celery's own call when it marks a task as revoked.
-    pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
 ]
 
 WITHIN = 15.0

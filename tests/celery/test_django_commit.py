@@ -11,10 +11,7 @@ from django.db import transaction
 from redis_queue.celery import DurableTasks
 from tests.support.celery.brokers import Broker
 
-pytestmark = [
-    pytest.mark.parametrize("broker", ["redis"], indirect=True),
-    pytest.mark.usefixtures("shop"),
-]
+pytestmark = [pytest.mark.parametrize("broker", ["redis"], indirect=True), pytest.mark.usefixtures("shop")]
 
 
 @pytest.fixture

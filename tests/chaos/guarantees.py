@@ -22,11 +22,7 @@ UNDONE: Final = {
 }
 """Promises that may be broken if writes that Redis had acknowledged are undone."""
 
-MAY_BREAK: Final[dict[str, set[str]]] = {
-    "nothing": set(),
-    "unreplicated writes": UNDONE,
-    "unsynced writes": UNDONE,
-}
+MAY_BREAK: Final[dict[str, set[str]]] = {"nothing": set(), "unreplicated writes": UNDONE, "unsynced writes": UNDONE}
 
 
 class Guarantee(NamedTuple):

@@ -715,10 +715,7 @@ class TestUnknownIds:
         done = run(*line.split(), "nobody")
         assert (done.exit_code, done.stderr) == (1, f"error: no {noun}: 'nobody'\n")
         done = run(*line.split(), "nobody", "nothing", "--json")
-        assert (done.exit_code, json.loads(done.stdout)) == (
-            1,
-            {verb: 0, "error": f"no {noun} has any of these 2 ids"},
-        )
+        assert (done.exit_code, json.loads(done.stdout)) == (1, {verb: 0, "error": f"no {noun} has any of these 2 ids"})
 
     def test_are_ignored_if_one_is_known(self, run: Run, tasks: DelayQueue) -> None:
         done = run("scheduled", "run-now", "nobody", "task-2")

@@ -260,9 +260,6 @@ def test_the_messages_of_a_key(run: Run, redis_server: RedisServer, client: redi
         left = [(row["key"], row["waiting"]) for row in flow("keys")["keys"]]
         assert left == [("b", 2)]
         written = [(line.verb, line.queue, line.count, line.detail) for line in Audit(client, "redis_queue").last()[:2]]
-        assert written == [
-            ("delete", f"queue:{QUEUE}", 2, "key a"),
-            ("move", f"queue:{QUEUE}", 1, "key a, slow"),
-        ]
+        assert written == [("delete", f"queue:{QUEUE}", 2, "key a"), ("move", f"queue:{QUEUE}", 1, "key a, slow")]
         # Without an app, what waits in the store can be read and deleted as well.
         assert answer(run("flow", "delete", f"queue:{QUEUE}", "b", "--all", "--yes", "--json"))["deleted"] == 2

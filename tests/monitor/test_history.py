@@ -196,10 +196,7 @@ class TestCountsByMinute:
         reports.write(tallies={MAIL: tally(2)})
         clock.forward(2 * MINUTE)
         reports.write(tallies={MAIL: tally(1), BILL: tally(4, failed=1)})
-        assert history.counts(4) == {
-            MAIL: [NONE, Tally(2), NONE, Tally(1)],
-            BILL: [NONE, NONE, NONE, Tally(4, 1)],
-        }
+        assert history.counts(4) == {MAIL: [NONE, Tally(2), NONE, Tally(1)], BILL: [NONE, NONE, NONE, Tally(4, 1)]}
 
     def test_across_hours(self, reports: Reports, history: RunHistory, clock: Clock) -> None:
         clock.forward(HOUR - MINUTE)

@@ -98,21 +98,21 @@ CASES: dict[str, tuple[Situation, list[str]]] = {
         replace(HUNG, celery_queues=[queue(oldest_age=None)], usual={}),
         [
             "error: stuck queues: Celery queue web: 1,204 messages wait for up to 4 min, and none ends: both "
-            "processes of web@a are busy: 2 x shop.hang for up to 4 min",
+            "processes of web@a are busy: 2 x shop.hang for up to 4 min"
         ],
     ),
     "tasks end, but too few": (
         replace(HUNG, usual={}, ended={SERIES: minutes(Tally(3))}, celery_queues=[queue(executed_per_minute=2.5)]),
         [
             "warning: slow queues: Celery queue web: the oldest of 1,204 messages has waited for 4 min; 2 tasks end "
-            "per minute; both processes of web@a are busy: 2 x shop.hang for up to 4 min",
+            "per minute; both processes of web@a are busy: 2 x shop.hang for up to 4 min"
         ],
     ),
     "long tasks that take no longer than usual": (
         replace(HUNG, usual={SERIES: Tally(100, duration=Histogram.of([600_000.0] * 100))}),
         [
             "warning: slow queues: Celery queue web: the oldest of 1,204 messages has waited for 4 min; both processes "
-            "of web@a are busy: 2 x shop.hang for up to 4 min, usually 10 min",
+            "of web@a are busy: 2 x shop.hang for up to 4 min, usually 10 min"
         ],
     ),
     "an empty queue of workers that hold messages of another": (
@@ -133,7 +133,7 @@ CASES: dict[str, tuple[Situation, list[str]]] = {
         ),
         [
             "error: stuck queues: Celery queue web: 3 messages wait for up to 4 min, and none ends: both processes "
-            "of web@a are busy: 2 x shop.hang for up to 4 min",
+            "of web@a are busy: 2 x shop.hang for up to 4 min"
         ],
     ),
     "runs that are counted with those of other queues": (
@@ -156,21 +156,19 @@ CASES: dict[str, tuple[Situation, list[str]]] = {
         ),
         [
             "warning: slow queues: Celery queue web: the oldest of 1,204 messages has waited for 6 min; 0 of 2 "
-            "processes of web@a are busy, and rate limits hold 7 tasks back",
+            "processes of web@a are busy, and rate limits hold 7 tasks back"
         ],
     ),
     "nobody reads it": (
         Situation(NOW, [queue(consumers=0), queue(name="webs", ready=0)]),
         [
             "error: unread queues: Celery queue web: 1,204 messages wait, and no worker that reports consumes it; "
-            "workers consume webs, which has a similar name",
+            "workers consume webs, which has a similar name"
         ],
     ),
     "messages and workers may both be without the extension": (
         Situation(NOW, [queue(consumers=0, ready=1, oldest_age=None)]),
-        [
-            "warning: unread queues: Celery queue web: 1 message waits, and no worker that reports consumes it",
-        ],
+        ["warning: unread queues: Celery queue web: 1 message waits, and no worker that reports consumes it"],
     ),
     "workers without reports read it": (Situation(NOW, [queue(consumers=0, oldest_age=5.0)]), []),
     "by their answers": (Situation(NOW, [queue(consumers=0)], read_elsewhere=frozenset({"web"})), []),
@@ -196,7 +194,7 @@ CASES: dict[str, tuple[Situation, list[str]]] = {
         ),
         [
             "error: failing tasks: shop.hang failed 80 of 100 times since release v2 began 9 min ago, and 0 of 500 "
-            "times in the 50 min before",
+            "times in the 50 min before"
         ],
     ),
     "failures since a deploy in the minute before": (
@@ -207,7 +205,7 @@ CASES: dict[str, tuple[Situation, list[str]]] = {
         ),
         [
             "error: failing tasks: shop.hang failed 16 of 20 times since release v2 began 45 s ago, and 0 of 580 times "
-            "in the 58 min before",
+            "in the 58 min before"
         ],
     ),
     "a deploy without failures": (
@@ -218,13 +216,10 @@ CASES: dict[str, tuple[Situation, list[str]]] = {
         Situation(NOW, ended=BROKEN),
         [
             "error: failing tasks: shop.hang failed 80 of 150 times in the last 15 min, and 0 of 450 times in the "
-            "45 min before",
+            "45 min before"
         ],
     ),
-    "failures without data from before": (
-        Situation(NOW, ended={SERIES: minutes(*[Tally(3, 2)] * 5)}),
-        [],
-    ),
+    "failures without data from before": (Situation(NOW, ended={SERIES: minutes(*[Tally(3, 2)] * 5)}), []),
     "few failures of very many": (
         Situation(NOW, ended={SERIES: minutes(*[Tally(7000, 13)] * 5, before=Tally(7000))}),
         [],
@@ -233,27 +228,21 @@ CASES: dict[str, tuple[Situation, list[str]]] = {
         Situation(NOW, ended={SERIES: minutes(*[Tally(7000, 20)] * 5, before=Tally(7000))}),
         [
             "warning: failing tasks: shop.hang failed 100 of 105,000 times in the last 15 min, and 0 of 315,000 "
-            "times in the 45 min before",
+            "times in the 45 min before"
         ],
     ),
     "as many failures as before": (Situation(NOW, ended={SERIES: minutes(before=Tally(10, 2))}), []),
     "a task that always fails": (
         Situation(NOW, ended={SERIES: minutes(before=Tally(2, 2))}),
-        [
-            "warning: failing tasks: shop.hang failed 120 of 120 times in the last hour",
-        ],
+        ["warning: failing tasks: shop.hang failed 120 of 120 times in the last hour"],
     ),
     "a retry storm": (
         Situation(NOW, ended={SERIES: minutes(*[Tally(20, 0, 18)] * 5)}),
-        [
-            "warning: retry storms: shop.hang was retried 90 times in the last 15 min, and only 10 of its tasks ended",
-        ],
+        ["warning: retry storms: shop.hang was retried 90 times in the last 15 min, and only 10 of its tasks ended"],
     ),
     "dead letters": (
         Situation(NOW, queues=[QueueRow("queue", "orders", dead=3)], dead={("queue", "orders"): (ago(7200), ago(60))}),
-        [
-            "warning: dead letters: queue orders: 3 dead letters; the last one died 1 min ago",
-        ],
+        ["warning: dead letters: queue orders: 3 dead letters; the last one died 1 min ago"],
     ),
     "a pause": (
         Situation(
@@ -262,9 +251,7 @@ CASES: dict[str, tuple[Situation, list[str]]] = {
             flows=[PAUSED],
             pauses={"queue:web": AuditLine(ago(7200), "ann", "flow-pause", "queue:web", 1)},
         ),
-        [
-            "warning: flow stops: flow queue:web is paused, and 1,204 tasks wait; set by ann 2 h ago",
-        ],
+        ["warning: flow stops: flow queue:web is paused, and 1,204 tasks wait; set by ann 2 h ago"],
     ),
     "a paused key of a queue that has nothing else to do": (
         Situation(
@@ -274,9 +261,7 @@ CASES: dict[str, tuple[Situation, list[str]]] = {
             flows=[replace(PAUSED, paused=False, kind="fair", waiting=714)],
             stopped_keys=[("queue:web", KeyState("acme", 0, 714, paused=True))],
         ),
-        [
-            "warning: key stops: key acme of flow queue:web is paused, and 714 tasks wait",
-        ],
+        ["warning: key stops: key acme of flow queue:web is paused, and 714 tasks wait"],
     ),
     "a paused task of a queue whose other tasks end": (
         Situation(
@@ -286,9 +271,7 @@ CASES: dict[str, tuple[Situation, list[str]]] = {
             flows=[FlowState("shop.sync", FlowLimits(), FlowLimits(), "", True, 0, 7)],
             ended={SERIES: minutes(Tally(50))},
         ),
-        [
-            "warning: flow stops: flow shop.sync is paused, and 7 tasks wait",
-        ],
+        ["warning: flow stops: flow shop.sync is paused, and 7 tasks wait"],
     ),
     "a low rate": (
         Situation(
@@ -299,15 +282,13 @@ CASES: dict[str, tuple[Situation, list[str]]] = {
         ),
         [
             "warning: slow queues: Celery queue web: the oldest of 7 messages has waited for 2 h; 0 of 2 processes of "
-            "web@a are busy",
+            "web@a are busy"
         ],
     ),
     "a pause of an empty queue": (Situation(NOW, [queue(ready=0)], flows=[PAUSED]), []),
     "a paused key": (
         Situation(NOW, stopped_keys=[("queue:web", KeyState("acme", 1, 714, paused=True)), ("q", KeyState("b", 0, 0))]),
-        [
-            "warning: key stops: key acme of flow queue:web is paused, and 714 tasks wait",
-        ],
+        ["warning: key stops: key acme of flow queue:web is paused, and 714 tasks wait"],
     ),
     "late entries": (
         Situation(
@@ -317,26 +298,20 @@ CASES: dict[str, tuple[Situation, list[str]]] = {
         ),
         [
             "error: late entries: delay scheduled: 5 of 5 entries are due, the first one for 1 min, and nobody "
-            "dispatches",
+            "dispatches"
         ],
     ),
     "nobody dispatches what is not due yet": (
         Situation(NOW, queues=[QueueRow("delay", "scheduled", delayed=5)], dispatchers={"scheduled": 0}),
-        [
-            "error: late entries: delay scheduled: 0 of 5 entries are due, and nobody dispatches",
-        ],
+        ["error: late entries: delay scheduled: 0 of 5 entries are due, and nobody dispatches"],
     ),
     "a full Redis": (
         Situation(NOW, pressure=[Finding("memory", "error", "97% of maxmemory is used", "make room")]),
-        [
-            "error: servers: 97% of maxmemory is used",
-        ],
+        ["error: servers: 97% of maxmemory is used"],
     ),
     "keys of another program": (
         Situation(NOW, unread={"flows": "wrong type"}),
-        [
-            "warning: unreadable: flows cannot be read: wrong type",
-        ],
+        ["warning: unreadable: flows cannot be read: wrong type"],
     ),
 }
 

@@ -36,15 +36,7 @@ class TestRows:
 
         first, in_a_minute = from_ms(START), from_ms(START + 60_000)
         assert queue == QueueRow(
-            "queue",
-            "orders",
-            ready=2,
-            delayed=1,
-            in_flight=1,
-            dead=1,
-            put=5,
-            oldest_at=first,
-            next_due=in_a_minute,
+            "queue", "orders", ready=2, delayed=1, in_flight=1, dead=1, put=5, oldest_at=first, next_due=in_a_minute
         )
         assert delay == QueueRow(
             "delay", "orders", ready=1, delayed=1, in_flight=1, dead=1, put=4, oldest_at=first, next_due=first

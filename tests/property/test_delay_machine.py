@@ -96,9 +96,7 @@ class DelayMachine(Machine):
         due = None if offset is None else self.clock.now + offset
         when: dict[str, Any] = {"delay": delay / 1000} if due is None else {"due_at": moment(due)}
         self.both(
-            lambda: self.queue.reschedule(id_, **when),
-            lambda: self.model.shard(id_).reschedule(id_, delay, due),
-            loss,
+            lambda: self.queue.reschedule(id_, **when), lambda: self.model.shard(id_).reschedule(id_, delay, due), loss
         )
 
     @rule(name=names, loss=losses)

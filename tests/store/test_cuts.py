@@ -15,17 +15,7 @@ from redis_queue.store.script_files import load
 from tests.support.clock import when
 from tests.support.proxy import FaultProxy
 from tests.support.servers import client_options
-from tests.support.store.stage import (
-    COUNTS,
-    VERBS,
-    load_scripts,
-    lost,
-    raised,
-    rehearse,
-    snapshot,
-    state,
-    verbs,
-)
+from tests.support.store.stage import COUNTS, VERBS, load_scripts, lost, raised, rehearse, snapshot, state, verbs
 from tests.support.wait import must, wait_until
 
 pytestmark = pytest.mark.usefixtures("without_pauses")
@@ -301,11 +291,7 @@ class TestAckWithNextClaim:
 
     @pytest.mark.parametrize("between", BETWEEN)
     def test_consume_acks_one_message_and_claims_the_next_once(
-        self,
-        warm: RedisQueue,
-        proxy: FaultProxy,
-        through: redis.Redis,
-        between: str,
+        self, warm: RedisQueue, proxy: FaultProxy, through: redis.Redis, between: str
     ) -> None:
         found = []
         for message in RedisQueue("orders", through).consume(timeout=0):
@@ -322,12 +308,7 @@ class TestAckWithNextClaim:
     @pytest.mark.parametrize("between", BETWEEN)
     @pytest.mark.parametrize("batch", [1, 2])
     def test_a_consumer_acks_its_batch_and_claims_the_next_once(
-        self,
-        warm: RedisQueue,
-        proxy: FaultProxy,
-        through: redis.Redis,
-        between: str,
-        batch: int,
+        self, warm: RedisQueue, proxy: FaultProxy, through: redis.Redis, between: str, batch: int
     ) -> None:
         def handle(message: Message) -> None:
             stats = warm.stats()

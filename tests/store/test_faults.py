@@ -13,14 +13,7 @@ from typing import Any
 import pytest
 import redis
 
-from redis_queue import (
-    DelayQueue,
-    RedisQueue,
-    StoreError,
-    StoreRefusedError,
-    StoreUnavailableError,
-    WrongTypeError,
-)
+from redis_queue import DelayQueue, RedisQueue, StoreError, StoreRefusedError, StoreUnavailableError, WrongTypeError
 from redis_queue.delay.model import Push
 from redis_queue.queue.claims import QueueClaims
 from redis_queue.store.script_files import load

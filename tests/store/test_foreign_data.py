@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from redis_queue import (
-    DelayQueue,
-    RedisQueue,
-    SchemaError,
-    WrongTypeError,
-)
+from redis_queue import DelayQueue, RedisQueue, SchemaError, WrongTypeError
 from redis_queue.store.keys import Keys, PrefixKeys
 from redis_queue.store.registry import Registry
 from redis_queue.store.script_files import load

@@ -241,12 +241,10 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
         lambda s: script(s, "admission/revoke", now=s.clock(), more=["id"]), "admission/revoke"
     ),
     "change a flow": Call(
-        lambda s: script(s, "admission/configure", **CHANGE, paused=1, forget=0, more=["a", 2]),
-        "admission/configure",
+        lambda s: script(s, "admission/configure", **CHANGE, paused=1, forget=0, more=["a", 2]), "admission/configure"
     ),
     "look at a flow again": Call(
-        lambda s: script(s, "admission/reconsider", limit=5, places=1, more=["sync", "mail"]),
-        "admission/reconsider",
+        lambda s: script(s, "admission/reconsider", limit=5, places=1, more=["sync", "mail"]), "admission/reconsider"
     ),
     "count": Call(lambda s: report(s, {Series("task", "queue"): Tally(1)}), "monitor/count"),
     "report": Call(report, "monitor/report"),

@@ -32,9 +32,7 @@ def make(tag: tuple[str, tuple[Kind, int | None], str]) -> Keys:
 
 @relaxed
 @given(tags)
-def test_any_printable_name_gives_keys_with_exactly_one_hash_tag(
-    tag: tuple[str, tuple[Kind, int | None], str],
-) -> None:
+def test_any_printable_name_gives_keys_with_exactly_one_hash_tag(tag: tuple[str, tuple[Kind, int | None], str]) -> None:
     found = make(tag)
     every = [*found.all(), found.slot("0123abcd")]
     assert len(set(every)) == len(every)

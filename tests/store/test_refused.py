@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from redis_queue import (
-    DelayQueue,
-    RedisQueue,
-    StoreError,
-    StoreRefusedError,
-    connect,
-)
+from redis_queue import DelayQueue, RedisQueue, StoreError, StoreRefusedError, connect
 from tests.support.servers import RedisServer
 from tests.support.store.stage import VERBS, Copy, Stage, Verb, load_scripts, lost, raised, verbs
 

@@ -204,8 +204,7 @@ class TestNewerRelease:
         with contextlib.ExitStack() as running:
             processes = {role: running.enter_context(working(role, redis_url)) for role in ROLES}
             wait_until(
-                lambda: client.llen("popped") > 50 and client.llen("consumed") > 50,
-                description="all roles to work",
+                lambda: client.llen("popped") > 50 and client.llen("consumed") > 50, description="all roles to work"
             )
             self.raise_schema(client, 2)
             for role, process in processes.items():

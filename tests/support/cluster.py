@@ -102,8 +102,7 @@ class RedisCluster(Running):
         victim = self.primary_of(key)
         victim.kill()
         wait_until_settled(
-            lambda: all(_has_replaced(witness, victim) for witness in self._answering()),
-            "a replica to take over",
+            lambda: all(_has_replaced(witness, victim) for witness in self._answering()), "a replica to take over"
         )
         return victim
 
@@ -133,8 +132,7 @@ class RedisCluster(Running):
         for server, other in itertools.combinations(self.servers, 2):
             _ask(server, "CLUSTER MEET", HOST, other.port)
         wait_until_settled(
-            lambda: all(self._knows_all(server) for server in self.servers),
-            "the cluster nodes to know each other",
+            lambda: all(self._knows_all(server) for server in self.servers), "the cluster nodes to know each other"
         )
 
     def _pair_replicas(self) -> None:

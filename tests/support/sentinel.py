@@ -171,14 +171,12 @@ class SentinelSet(Running):
     def _wait_for_followers(self, primary: RedisServer) -> None:
         replicas = [server for server in self.servers if server.answering and server is not primary]
         wait_until_settled(
-            lambda: all(_follows(replica, primary) for replica in replicas),
-            "the replicas to follow the primary",
+            lambda: all(_follows(replica, primary) for replica in replicas), "the replicas to follow the primary"
         )
 
     def _wait_until_whole(self) -> None:
         wait_until_settled(
-            self._is_whole,
-            "sentinels that know all servers and each other, and replicas that follow the primary",
+            self._is_whole, "sentinels that know all servers and each other, and replicas that follow the primary"
         )
 
     def _is_whole(self) -> bool:

@@ -15,13 +15,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from typing_extensions import Self
 
-from redis_queue.testing.server import (
-    ServerProcess,
-    ServerStartError,
-    server_options,
-    socket_of,
-    start_redis,
-)
+from redis_queue.testing.server import ServerProcess, ServerStartError, server_options, socket_of, start_redis
 
 from .binaries import default_kind, server_binary
 from .parts import require

@@ -644,14 +644,7 @@ class TestApp:
 
 def state(app: Celery) -> Any:
     """Return everything that a Timeline changes in an app."""
-    names = (
-        "amqp",
-        "_pool",
-        "_backend_cache",
-        "redis_queue_store",
-        "send_task",
-        "durable_tasks",
-    )
+    names = ("amqp", "_pool", "_backend_cache", "redis_queue_store", "send_task", "durable_tasks")
     durable = vars(app).get("durable_tasks")
     return (
         [vars(app).get(name) for name in names],

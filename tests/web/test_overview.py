@@ -198,10 +198,7 @@ class TestCurves:
 
     def test_queues_have_curves(self, reader: Browser) -> None:
         labels = [found["aria-label"] for tag, found in reader.get().tags if tag == "svg"]
-        assert sorted(labels) == [
-            "Dispatched per minute in the last hour",
-            "Executed per minute in the last hour",
-        ]
+        assert sorted(labels) == ["Dispatched per minute in the last hour", "Executed per minute in the last hour"]
 
     def test_the_page_of_a_delay_queue_has_its_dispatches(self, reader: Browser) -> None:
         found = charts(reader.get("/queue?kind=delay&name=scheduled"))

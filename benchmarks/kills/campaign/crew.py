@@ -20,12 +20,7 @@ from benchmarks.kills.campaign.ledger import Fault
 from tests.support.celery.forker import Forker
 from tests.support.faketime import clock_off_by
 
-POOLS: Final = {
-    "prefork": ("2", "16"),
-    "threads": ("4", "16"),
-    "solo": ("1", "64"),
-    "gevent": ("10", "8"),
-}
+POOLS: Final = {"prefork": ("2", "16"), "threads": ("4", "16"), "solo": ("1", "64"), "gevent": ("10", "8")}
 """Concurrency and prefetch multiplier."""
 
 NEXT: Final = {"prefork": "gevent", "gevent": "threads", "threads": "prefork", "solo": "solo"}

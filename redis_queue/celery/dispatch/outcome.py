@@ -52,13 +52,7 @@ class DispatchOutcome:
     def result(self, *, more: bool) -> Dispatched:
         """Return the counts; *more*: more entries may be due."""
         late = self._late_ms
-        return Dispatched(
-            sent=len(late),
-            failed=self._failed,
-            lateness=Histogram.of(late),
-            next_in=0,
-            more=more,
-        )
+        return Dispatched(sent=len(late), failed=self._failed, lateness=Histogram.of(late), next_in=0, more=more)
 
     def message(self, entry: Entry, envelope: Envelope) -> Envelope:  # noqa: ARG002 - it goes as it was stored
         return envelope

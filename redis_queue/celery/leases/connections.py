@@ -26,10 +26,7 @@ SWEEP_LIMIT: Final = "unacked_restore_limit"
 DEFAULT_VISIBILITY_TIMEOUT: Final = Channel.visibility_timeout
 """Visibility timeout of kombu in seconds, unless an app sets it."""
 
-SAFE: Final = {
-    "task_acks_late": "CELERY_ACKS_LATE",
-    "task_reject_on_worker_lost": "CELERY_REJECT_ON_WORKER_LOST",
-}
+SAFE: Final = {"task_acks_late": "CELERY_ACKS_LATE", "task_reject_on_worker_lost": "CELERY_REJECT_ON_WORKER_LOST"}
 """Each setting with its old name. With early acknowledgement a task is settled before it starts; without the second
 setting the pool drops the task of a killed child."""
 

@@ -17,14 +17,7 @@ from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.monitor.activity import QueueOf, exception_name, text_of, unwrapped
 from redis_queue.celery.settings import KeepFailures
 from redis_queue.errors import RedisQueueError
-from redis_queue.monitor.failure_rows import (
-    MAX_FAILURE_TEXT,
-    MAX_MESSAGE,
-    cut,
-    cut_middle,
-    failure_id,
-    name_of,
-)
+from redis_queue.monitor.failure_rows import MAX_FAILURE_TEXT, MAX_MESSAGE, cut, cut_middle, failure_id, name_of
 from redis_queue.monitor.failures import MAX_AT_ONCE, Failures
 from redis_queue.monitor.model import Failure, FailureKind
 from redis_queue.monitor.rows import MAX_TEXT

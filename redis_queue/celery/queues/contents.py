@@ -55,11 +55,7 @@ class QueueContents:
     """
 
     def __init__(
-        self,
-        channel: Any | None,
-        queue: str,
-        backlog: Backlog | None = None,
-        groups: Sequence[bytes] | None = None,
+        self, channel: Any | None, queue: str, backlog: Backlog | None = None, groups: Sequence[bytes] | None = None
     ) -> None:
         self.queue = queue
         self._lists: list[Place] = []

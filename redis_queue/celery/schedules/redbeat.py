@@ -68,12 +68,7 @@ class RedBeat:
         options = found.get("options") or {}
         _check_plain([call["args"], call["kwargs"], options])
         known = self._schedules.definition(
-            found["name"],
-            found["task"],
-            **call,
-            options=options,
-            rules=_rules(found["schedule"]),
-            dst=self._dst,
+            found["name"], found["task"], **call, options=options, rules=_rules(found["schedule"]), dst=self._dst
         )
         if not found.get("enabled", True):
             return SourceSchedule(known.name, known, paused=True)

@@ -232,12 +232,7 @@ class Action:
 
 
 def perform(  # noqa: PLR0917 - each is another thing
-    access: Access,
-    action: Action,
-    plan: Plan,
-    user: str,
-    total: Result,
-    go_on: Callable[[], bool] = lambda: True,
+    access: Access, action: Action, plan: Plan, user: str, total: Result, go_on: Callable[[], bool] = lambda: True
 ) -> None:
     """Do what *plan* says, add each batch to *total*, and go on while *go_on* returns True.
 

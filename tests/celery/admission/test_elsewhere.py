@@ -159,8 +159,7 @@ def test_a_cold_shutdown_returns_the_tasks_that_run(make: Make) -> None:
         os.kill(first.pid, signal.SIGQUIT)
         first.wait()
         wait_until(
-            lambda: counts(fleet.client) == {"waiting": {fleet.flow: 3}},
-            description="the tasks to be in their gate",
+            lambda: counts(fleet.client) == {"waiting": {fleet.flow: 3}}, description="the tasks to be in their gate"
         )
         fleet.start("b")
         fleet.wait_for("enter", 4)

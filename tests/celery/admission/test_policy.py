@@ -51,10 +51,7 @@ class TestStart:
             ({"queue:mail": {"limits": 5}}, "unknown option 'limits': did you mean 'limit'?"),
             ({"queue:": {"limit": 5}}, "flow 'queue:': must be followed by the name of a queue"),
             ({"shop.sink": {"limit": 5}}, "unknown task: did you mean 'shop.sync'?"),
-            (
-                {"shop.sync": {"limit": 5, "key": "{shop}"}},
-                "unknown argument 'shop': task shop.sync takes",
-            ),
+            ({"shop.sync": {"limit": 5, "key": "{shop}"}}, "unknown argument 'shop': task shop.sync takes"),
             ({"shop.sync": {"rate": "1/fortnight"}}, "rate='1/fortnight'"),
             ({"shop.sync": {"limit": 1, "key": ""}}, "redis_queue_flow['shop.sync']: key='': must not be empty"),
             (

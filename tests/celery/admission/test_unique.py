@@ -675,10 +675,7 @@ class TestInput:
         ("settings", "message"),
         [
             ({"redis_queue_unique": {"plane": {}}}, "redis_queue_unique['plane']: unknown task: did you mean 'plain'"),
-            (
-                {"redis_queue_unique": {"plain": {"key": "{shop}"}}},
-                "unique of task plain: key='{shop}': unknown",
-            ),
+            ({"redis_queue_unique": {"plain": {"key": "{shop}"}}}, "unique of task plain: key='{shop}': unknown"),
             ({"task_acks_late": False}, "task end: acks_late=False contradicts unique until its end"),
         ],
     )

@@ -469,10 +469,7 @@ class TestRetry:
     """Celery drops a task whose retry raises, and what waits for it would wait for ever."""
 
     def test_one_for_which_others_wait_is_not_replaced(self, server: RedisServer, client: redis.Redis) -> None:
-        with (
-            app_of(server, task_ignore_result=False, result_backend="cache+memory://") as app,
-            taking(server) as taker,
-        ):
+        with app_of(server, task_ignore_result=False, result_backend="cache+memory://") as app, taking(server) as taker:
             chain(app.tasks["latest"].si(7, "chain"), app.tasks["plain"].si(1)).apply_async()
             assert taken(taker) == [[7, "chain"]]
             (message,) = taker.messages
@@ -493,10 +490,7 @@ class TestRetry:
     def test_one_of_a_task_that_another_task_sent_keeps_its_key(
         self, server: RedisServer, client: redis.Redis, task: str, retries: int
     ) -> None:
-        with (
-            app_of(server, task_ignore_result=False, result_backend="cache+memory://") as app,
-            taking(server) as taker,
-        ):
+        with app_of(server, task_ignore_result=False, result_backend="cache+memory://") as app, taking(server) as taker:
             send(app, "plain", 1)
             assert taken(taker) == [[1]]
             with running(app, taker.messages[0]):

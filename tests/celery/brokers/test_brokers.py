@@ -28,9 +28,7 @@ from tests.support.celery.brokers import Broker, ManualClock, dispatch, send_due
 from tests.support.servers import RedisServer
 from tests.support.wait import must, wait_until
 
-pytestmark = [
-    pytest.mark.parametrize("broker", ["redis", "another redis", "rabbitmq"], indirect=True),
-]
+pytestmark = [pytest.mark.parametrize("broker", ["redis", "another redis", "rabbitmq"], indirect=True)]
 
 make_queue: Any = Queue  # kombu annotates neither
 make_exchange: Any = Exchange

@@ -146,9 +146,7 @@ class ProcessClient:
 
     def __init__(self) -> None:
         self.containers = SimpleNamespace(run=ProcessContainer)
-        self.networks = SimpleNamespace(
-            create=lambda name, **_: SimpleNamespace(name=name, remove=lambda: None),
-        )
+        self.networks = SimpleNamespace(create=lambda name, **_: SimpleNamespace(name=name, remove=lambda: None))
 
 
 def _number(name: str | int | None) -> int:

@@ -60,9 +60,7 @@ def test_entries_due_while_the_only_worker_is_dead_run_after_its_restart(setup: 
     orders.assert_each_ran_once(ids)
 
 
-def test_entries_survive_a_killed_redis_and_run_on_time_on_the_running_worker(
-    setup: CeleryTestSetup,
-) -> None:
+def test_entries_survive_a_killed_redis_and_run_on_time_on_the_running_worker(setup: CeleryTestSetup) -> None:
     orders = Orders(setup)
     ids = orders.push(30)
     setup.broker.kill()

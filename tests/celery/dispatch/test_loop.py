@@ -12,9 +12,7 @@ from tests.support.celery.brokers import Broker, ManualClock
 from tests.support.celery.dispatch import running
 from tests.support.wait import wait_until
 
-pytestmark = [
-    pytest.mark.parametrize("broker", ["redis", "another redis", "rabbitmq"], indirect=True),
-]
+pytestmark = [pytest.mark.parametrize("broker", ["redis", "another redis", "rabbitmq"], indirect=True)]
 
 
 def test_entries_of_a_dead_dispatcher_are_sent_without_the_beat_task(

@@ -75,12 +75,7 @@ class TestOnTime:
             assert sorted(row["id"] for row in fleet.wait_for(5)) == sorted(ids)
 
     @pytest.mark.parametrize(
-        "pool",
-        [
-            "prefork",
-            pytest.param("gevent", marks=pytest.mark.matrix),
-            *thorough("threads", "solo", "eventlet"),
-        ],
+        "pool", ["prefork", pytest.param("gevent", marks=pytest.mark.matrix), *thorough("threads", "solo", "eventlet")]
     )
     def test_any_pool_dispatches_and_stops_within_a_second(self, fleet: Fleet, pool: str) -> None:
         delayed = fleet.delayed()

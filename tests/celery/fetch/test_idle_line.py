@@ -184,8 +184,7 @@ class TestMissedWakeUps:
         fetch_of(second).look_at = 0.0
         second.channel.look()
         wait_until(
-            lambda: second.turn() or (is_idle(second) and idle.listener(client) is second),
-            description="the listener",
+            lambda: second.turn() or (is_idle(second) and idle.listener(client) is second), description="the listener"
         )
 
 

@@ -45,10 +45,7 @@ def test_worker_waits_says_so_once_and_settles_later(
         leasing = Leasing(server, client, settings=settings, broker=broker)
         processes = 1 if pool == "solo" else 2
         worker = leasing.worker(
-            *("one", "--concurrency", str(processes)),
-            pool=pool,
-            timeout=60,
-            environment={"NOTES_URL": notes.url},
+            *("one", "--concurrency", str(processes)), pool=pool, timeout=60, environment={"NOTES_URL": notes.url}
         )
         with ExitStack() as refusal:
             refusal.enter_context(REFUSALS[first](server))

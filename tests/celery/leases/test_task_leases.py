@@ -108,9 +108,7 @@ class TestTaskLongerThanTheVisibilityTimeout:
             assert "Traceback" not in one.output
         kept = {key for key in leasing.client.scan_iter() if not key.startswith((b"_kombu", b"tests:"))}
         # The second worker was killed; it may have been the listener.
-        assert {key.partition(b":")[2].partition(b":")[0] for key in kept} - {b"listener"} == {
-            b"monitor}",
-        }
+        assert {key.partition(b":")[2].partition(b":")[0] for key in kept} - {b"listener"} == {b"monitor}"}
         assert all(leasing.client.ttl(key) > 0 for key in kept)
 
     def test_runs_twice_without_leases(self, leasing: Leasing) -> None:

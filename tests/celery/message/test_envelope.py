@@ -140,12 +140,7 @@ class TestUnreadableMessage:
 
     @pytest.mark.parametrize(
         "value",
-        [
-            "[" * 100_000,
-            '{"__type__":"decimal","__value__":"x"}',
-            "1" * 5000,
-            '{"body":5}',
-        ],
+        ["[" * 100_000, '{"__type__":"decimal","__value__":"x"}', "1" * 5000, '{"body":5}'],
         ids=["too deep", "a typed value", "too large", "no body"],
     )
     def test_json_that_is_not_a_message_raises_a_clear_error(self, value: str) -> None:

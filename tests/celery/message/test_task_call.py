@@ -191,15 +191,7 @@ class TestPushTask:
 
     @pytest.mark.parametrize(
         "argument",
-        [
-            object(),
-            {1, 2},
-            float("nan"),
-            "\ud800",
-            threading.Lock(),
-            iter([1]),
-            Point(),
-        ],
+        [object(), {1, 2}, float("nan"), "\ud800", threading.Lock(), iter([1]), Point()],
         ids=lambda argument: type(argument).__name__,
     )
     def test_refuses_arguments_that_are_not_json(self, queue: DelayQueue, argument: Any) -> None:

@@ -412,10 +412,7 @@ class TestStoredId:
         adoption.run()
 
         assert adoption.left == [RemainingTask("the-task", "celery", "another task with its id is stored")]
-        assert (client.llen("celery"), [entry.args for entry in StoredTasks.of(app).list()]) == (
-            1,
-            ["['stored']"],
-        )
+        assert (client.llen("celery"), [entry.args for entry in StoredTasks.of(app).list()]) == (1, ["['stored']"])
 
     def test_of_a_dead_letter_keeps_both(self, app: Celery, stock: Celery, client: redis.Redis) -> None:
         stock.send_task("shop.remind", eta=LATER, task_id="the-task")

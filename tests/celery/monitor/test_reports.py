@@ -17,18 +17,7 @@ from redis_queue.operate.access import AppAccess
 from redis_queue.operate.liveness import worker_states
 from redis_queue.operate.task_life import task_life
 from redis_queue.store.keys import MonitorKeys
-from tests.support.celery.observed_names import (
-    AGAIN,
-    CRASH,
-    DIE,
-    FAIL,
-    GATE,
-    HEADERS,
-    IGNORE,
-    OK,
-    REJECT,
-    SEEN,
-)
+from tests.support.celery.observed_names import AGAIN, CRASH, DIE, FAIL, GATE, HEADERS, IGNORE, OK, REJECT, SEEN
 from tests.support.celery.observing import PREFIX, Observed, observed_on_one_redis
 from tests.support.marks import thorough
 from tests.support.wait import wait_until

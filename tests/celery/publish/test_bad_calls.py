@@ -143,13 +143,7 @@ def test_an_impossible_eta_is_refused(app: Celery, client: redis.Redis, way: str
     ],
 )
 def test_a_delay_of_more_than_ten_years_waits_in_the_broker_as_without_the_line(
-    *,
-    app: Celery,
-    client: redis.Redis,
-    way: str,
-    delay: dict[str, Any],
-    reason: str,
-    caplog: pytest.LogCaptureFixture,
+    *, app: Celery, client: redis.Redis, way: str, delay: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     WAYS[way](app, **delay)
     (message,) = map(json.loads, client.lrange(app.conf.task_default_queue, 0, -1))

@@ -287,11 +287,7 @@ def test_a_bad_schedule_stops_no_other(
     for name in names:
         schedules.put(name, 60, "shop.build")
     client.hset(KEYS.schedule_states, "hostile state", b"\xff" * 100_000)
-    client.hset(
-        KEYS.schedules,
-        "hostile definition",
-        "[" * 100_000,
-    )
+    client.hset(KEYS.schedules, "hostile definition", "[" * 100_000)
 
     def edit(name: str, /, **fields: Any) -> None:
         text = client.hget(KEYS.schedules, name)

@@ -347,12 +347,7 @@ Row = Callable[..., Any]
 @pytest.fixture
 def row(beat_tables: Any) -> Row:
     """Makes a row of PeriodicTask, whose last run was three minutes ago."""
-    from django_celery_beat.models import (
-        ClockedSchedule,
-        CrontabSchedule,
-        IntervalSchedule,
-        PeriodicTask,
-    )
+    from django_celery_beat.models import ClockedSchedule, CrontabSchedule, IntervalSchedule, PeriodicTask
 
     del beat_tables
     models = {"crontab": CrontabSchedule, "interval": IntervalSchedule, "clocked": ClockedSchedule}

@@ -137,10 +137,7 @@ def t(a): ...
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        (
-            {"flow": {"dj.typo": {"limit": 1}}},
-            "CELERY_REDIS_QUEUE_FLOW['dj.typo']: unknown task: did you mean 'dj.t'?",
-        ),
+        ({"flow": {"dj.typo": {"limit": 1}}}, "CELERY_REDIS_QUEUE_FLOW['dj.typo']: unknown task: did you mean 'dj.t'?"),
         (
             {"flow": {"queue:mail": {"fair": "{b}"}}},
             "CELERY_REDIS_QUEUE_FLOW['queue:mail']: fair='{b}': no task of this app takes the argument 'b': "

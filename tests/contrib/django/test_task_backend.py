@@ -263,11 +263,7 @@ def brokered(url: str = "redis://localhost:1", **settings: Any) -> Celery:
     ],
 )
 def test_the_flags_are_those_of_the_app(
-    monkeypatch: pytest.MonkeyPatch,
-    url: str,
-    settings: dict[str, Any],
-    parts: dict[str, bool],
-    flags: str,
+    monkeypatch: pytest.MonkeyPatch, url: str, settings: dict[str, Any], parts: dict[str, bool], flags: str
 ) -> None:
     from redis_queue.contrib.django import task_backend
 
@@ -375,10 +371,7 @@ def test_a_cancelled_task_has_failed_and_a_repeated_one_runs(sender: Celery, tas
     result = tasks.add.using(run_after=datetime.now(timezone.utc) + timedelta(days=3)).enqueue(1)
     assert StoredTasks.of(sender).cancel(result.id)
     result.refresh()
-    assert (result.status, result.errors[0].exception_class_path) == (
-        "FAILED",
-        "celery.exceptions.TaskRevokedError",
-    )
+    assert (result.status, result.errors[0].exception_class_path) == ("FAILED", "celery.exceptions.TaskRevokedError")
     backend = tasks.add.get_backend()
     assert backend.run(tasks.add.module_path, request_of(result.id), [1], {}) == 1
     result.refresh()

@@ -26,10 +26,5 @@ def start_command(*arguments: str, **environment: str) -> subprocess.Popen[str]:
 
 def run_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*arguments),
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
+        command(*arguments), cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60
     )

@@ -41,11 +41,7 @@ class Observed:
         DurableTasks(self.app, leases=False)
 
     def worker(
-        self,
-        *arguments: str,
-        pool: str = "threads",
-        name: str = "one",
-        environment: Mapping[str, str] | None = None,
+        self, *arguments: str, pool: str = "threads", name: str = "one", environment: Mapping[str, str] | None = None
     ) -> CeleryProcess:
         """Return a worker, not started yet; *environment* extends that of the process."""
         return CeleryProcess(

@@ -47,10 +47,7 @@ def loading(server: RedisServer) -> Iterator[None]:
     dump.unlink()
     os.mkfifo(dump)
     enough = threading.Event()
-    threads = [
-        threading.Thread(target=_feed, args=(dump, data, enough)),
-        threading.Thread(target=server.restart),
-    ]
+    threads = [threading.Thread(target=_feed, args=(dump, data, enough)), threading.Thread(target=server.restart)]
     for thread in threads:
         thread.start()
     try:
