@@ -238,15 +238,11 @@ def _not_accepted(story: Story) -> Broken:
         runs = story.runs.get(call.id, [])
         replaces = call.plan.unique.on_conflict == "replace" and call.is_ok
         ran = _ran_later(call, runs, {one.label: one for one in others[call.plan.place]}) if replaces else False
-        if not ran and not (_ran(call, runs) and not _has_to_replace(call)):
+        has_to_replace = call.plan.unique.on_conflict == "replace" and call.plan.unique.kind == START
+        if not ran and (has_to_replace or not _ran(call, runs)):
             yield "accepted and did not run", call.label, [call.id, call.label]
         if replaces:
             yield from _outdated(call, runs, others[call.plan.place])
-
-
-def _has_to_replace(call: Call) -> bool:
-    unique = call.plan.unique
-    return unique.on_conflict == "replace" and unique.kind == START
 
 
 def _ran(call: Call, runs: Sequence[UniqueRun]) -> bool:

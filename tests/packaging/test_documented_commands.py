@@ -58,17 +58,12 @@ def test_every_example_has_a_section() -> None:
     assert table == [(name, name) for name in SECTIONS]
 
 
-@pytest.mark.parametrize("example", ["limited", "pipeline", "notifications"])
+@pytest.mark.parametrize("example", ["limited", "pipeline", "notifications", "orders"])
 def test_the_section_of_an_example_works(
     example: str, environments: Environments, server: RedisServer, tmp_path: Path
 ) -> None:
-    with User(example, environments, tmp_path, server.url) as user:
-        assert_help_names_requirements(user)
-        user.follow()
-
-
-def test_the_orders_example_starts_its_own_redis(environments: Environments, tmp_path: Path) -> None:
-    with User("orders", environments, tmp_path, None) as user:
+    # The orders example starts its own Redis.
+    with User(example, environments, tmp_path, None if example == "orders" else server.url) as user:
         assert_help_names_requirements(user)
         user.follow()
 

@@ -186,7 +186,8 @@ class Machine(RuleBasedStateMachine):
     def letters_are_as_the_model_says(self) -> None:
         """Pages of dead letters and of quarantined records match the model."""
         queue, offset = self.clients[0], self.serial % 2
-        letters = sorted((letter for shard, _ in self.parts for letter in shard.letters()), key=by_time)
+        letters = [letter for shard, _ in self.parts for letter in shard.letters()]
+        letters.sort(key=lambda letter: (letter[2], letter[0]))
         assert [letter_seen(letter) for letter in queue.dead_letters(offset=offset)] == letters[offset:]
         items = [item for shard, _ in self.parts for item in shard.quarantine]
         assert list(map(item_seen, queue.quarantined(offset=offset, limit=2))) == items[offset : offset + 2]
@@ -344,8 +345,3 @@ def letter_seen(letter: DeadLetter) -> tuple[str, Any, int, int, str]:
 def item_seen(item: Quarantined) -> tuple[int, str, str, bytes]:
     """Return a quarantined record in the form of the models."""
     return ms(item.found_at), item.id, told(item.reason), item.raw
-
-
-def by_time(letter: tuple[str, Any, int, int, str]) -> tuple[int, str]:
-    """Return the sort key of a dead letter."""
-    return letter[2], letter[0]

@@ -157,7 +157,7 @@ def report(stage: Stage, tallies: Any = None) -> None:
 def purge_twice(stage: Stage) -> Any:
     """Purge a place that is empty since its size was read."""
     records = stage.queue._records
-    return [records._purge_some(records.keys.ready, 5) for _ in range(2)]
+    return [records.call("records/purge", others={"place": records.keys.ready}, limit=5) for _ in range(2)]
 
 
 CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.items()} | {

@@ -280,10 +280,6 @@ def operate(queue: RedisQueue, _: DelayQueue) -> None:
     assert ACTION.user in [action.user for action in audit.last()]
 
 
-def load_them(queue: RedisQueue, _: DelayQueue) -> None:
-    load_scripts(queue.client)
-
-
 NOW = datetime.now(timezone.utc)
 SERIES = Series("task", "queue")
 TASK = RunningTask("id", "task", "queue", "me", NOW)
@@ -299,7 +295,7 @@ ACTS: dict[str, Callable[[RedisQueue, DelayQueue], Any]] = {
     "dashboard": watch,
     "admin": administer,
     "operator": operate,
-    "loader": load_them,
+    "loader": lambda queue, _: load_scripts(queue.client),
 }
 """What needs all rules of a role."""
 

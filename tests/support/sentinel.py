@@ -138,7 +138,9 @@ class SentinelSet(Running):
             if not server.running:
                 server.restart()
             if server is not primary and not _follows(server, primary):
-                _make_replica(server, primary)
+                # The sentinels do the same, but only after ten seconds.
+                with server.client() as client:
+                    client.replicaof(HOST, primary.port)
         self._wait_until_whole()
 
     def flush(self) -> None:
@@ -181,16 +183,12 @@ class SentinelSet(Running):
 
     def _is_whole(self) -> bool:
         primary = self._live_primary()
+        known = [[_master(sentinel)[name] for name in ("status", "slaves", "sentinels")] for sentinel in self.sentinels]
         return (
             primary is not None
-            and all(_is_content(sentinel) for sentinel in self.sentinels)
+            and all(row == ["ok", REPLICAS, SENTINELS] for row in known)
             and all(_follows(server, primary) for server in self.servers if server is not primary)
         )
-
-
-def _is_content(sentinel: SentinelServer) -> bool:
-    known = _master(sentinel)
-    return (known["status"], known["slaves"], known["sentinels"]) == ("ok", REPLICAS, SENTINELS)
 
 
 def _master(sentinel: SentinelServer) -> dict[str, Any]:
@@ -202,9 +200,3 @@ def _master(sentinel: SentinelServer) -> dict[str, Any]:
 def _follows(server: RedisServer, primary: RedisServer) -> bool:
     state = replication_of(server)
     return (state["role"], state.get("master_port"), state.get("master_link_status")) == ("slave", primary.port, "up")
-
-
-def _make_replica(server: RedisServer, primary: RedisServer) -> None:
-    # The sentinels do the same, but only after ten seconds.
-    with server.client() as client:
-        client.replicaof(HOST, primary.port)

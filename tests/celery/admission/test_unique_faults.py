@@ -410,7 +410,8 @@ class TestSecondCopy:
         arrive(app, entry)
         assert taken(taker) == []
         assert not owned(app)
-        score = client.zscore(KEYS.replaced, token_in(entry))
+        token = Envelope.unpack(entry.payload, entry.id, entry.headers).headers["redis_queue_unique"][1]
+        score = client.zscore(KEYS.replaced, token)
         seconds, _ = client.time()
         assert score is not None
         assert score / 1000 - seconds < 3700, "it is forgotten soon"
@@ -459,10 +460,6 @@ class TestSecondCopy:
         dispatch(app, first)
         assert taken(taker) == [[7]]
         assert not owned(app)
-
-
-def token_in(entry: Entry) -> str:
-    return str(Envelope.unpack(entry.payload, entry.id, entry.headers).headers["redis_queue_unique"][1])
 
 
 class TestRetry:

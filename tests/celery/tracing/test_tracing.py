@@ -220,14 +220,10 @@ def test_pushed_call_keeps_its_own_schedule_span(app: Celery, broker: Broker, sp
     else:
         assert dispatch_due(app) == Dispatched(1)
     assert one(spans.named(f"dispatch {NOTE}")).links == [scheduled.context]
-    headers = one_message(broker, app).headers
+    (message,) = broker.take(app.conf.task_default_queue)
+    headers = message.headers
     assert (headers["mine"], PARENT.fullmatch(headers["traceparent"])[1]) == (1, scheduled.context)  # type: ignore[index]
     assert datetime.fromisoformat(headers[DUE_AT]).tzinfo
-
-
-def one_message(broker: Broker, app: Celery) -> Any:
-    (message,) = broker.take(app.conf.task_default_queue)
-    return message
 
 
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)
