@@ -254,6 +254,8 @@ class InFlightRecords:
     def close(self) -> None:
         """Close the connections; the next call opens another one."""
         self._link.close()
+        # kombu closes those of a channel before it returns its messages, which opens one again.
+        self._client.connection_pool.disconnect()
 
 
 def _call(script: BoundScript, **arguments: Any) -> Any:

@@ -128,11 +128,13 @@ def test_more_messages_are_asked_for_before_the_last_is_handed_on(
 def test_messages_that_were_not_handed_on_are_returned_when_the_channel_closes(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
+    before = len(client.client_list())
     with connected(redis_server) as connection:
         taker = with_long_tasks(connection, 4)
         wait_until(lambda: connection.drain_events(timeout=1) or taker.got, description="the first")
         taker.messages.pop().ack()
         assert held(taker) == 3
+    wait_until(lambda: len(client.client_list()) == before, description="the end of its connections")
     assert (client.llen("q"), client.zcard("unacked_index"), client.hlen("unacked")) == (3, 0, 0)
     assert taker.leases.held == {}
 
