@@ -6,8 +6,10 @@ import gc
 import itertools
 import os
 import signal
+import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from celery import Celery
@@ -25,6 +27,9 @@ RUNS: Final = "SOAK_RUNS"
 START: Final = "SOAK_START"
 SPEED: Final = "SOAK_SPEED"
 """The environment variables with the start of the day, and with how many of its seconds pass in a second."""
+
+BLOCKS: Final = "blocks-"
+"""With a process id: the file beside that of the runs with the blocks of a process."""
 
 QUEUE: Final = "soak"
 PREFIX: Final = "redis_queue"
@@ -104,7 +109,15 @@ def _speed_up() -> None:
     vars(step)["INTERVAL"] = 1 / float(os.environ[SPEED])
     vars(step)["Reports"] = partial(Reports, clock=clock)
     vars(step)["Failures"] = partial(Failures, clock=clock)
-    signal.signal(signal.SIGUSR2, lambda *_: gc.collect())
+    signal.signal(signal.SIGUSR2, _collect)
+
+
+def _collect(*_: object) -> None:
+    """Collect the garbage, and tell how many blocks of memory Python still uses; pool processes inherit this."""
+    gc.collect()
+    found = Path(os.environ[RUNS]).with_name(f"{BLOCKS}{os.getpid()}")
+    found.with_suffix(".new").write_text(str(sys.getallocatedblocks()))
+    found.with_suffix(".new").replace(found)
 
 
 if SPEED in os.environ:

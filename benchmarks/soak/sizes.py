@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import re
+import signal
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.soak.app import BLOCKS
+
+COLLECT_WITHIN: Final = 60.0
 MB: Final = 1e6
 
 BOUNDS: Final = {
+    "worker blocks, thousands": 20.0,
+    "pool blocks, thousands": 20.0,
+    "sender blocks, thousands": 20.0,
     "worker RSS, MB": 6.0,
     "worker USS, MB": 6.0,
     "pool RSS, MB": 6.0,
@@ -25,29 +33,47 @@ BOUNDS: Final = {
     "Redis, MB": 4.0,
     "keys": 20.0,
 }
-"""Most that each may grow in a day, by its slope."""
+"""Most that each may grow in a day, and in the cuts. One object per task would be 200 to 400 thousand blocks."""
 
 Sizes = dict[str, float]
 
 
-def sizes(workers: Sequence[int], sender: int, client: Any) -> Sizes:
-    """Return the sizes: sums over *workers*, their children and keepers, of the process *sender*, and of Redis."""
+def sizes(workers: Sequence[int], sender: int, client: Any, folder: Path) -> Sizes:
+    """Return the sizes: sums over *workers*, their children and keepers, of the process *sender*, and of Redis.
+
+    The processes collect their garbage before, and tell their blocks in *folder*.
+    """
     found: dict[str, float] = defaultdict(float)
     roles = dict.fromkeys(workers, "worker") | {sender: "sender"}
     for pid in workers:
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             command = Path(f"/proc/{child}/cmdline").read_bytes()
             roles[int(child)] = "keeper" if b"redis_queue.keeper" in command else "pool"
+    for pid, blocks in _collect([pid for pid, role in roles.items() if role != "keeper"], folder).items():
+        found[f"{roles[pid]} blocks, thousands"] += blocks / 1000
     for pid, role in roles.items():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            fields = dict(re.findall(r"^(\w+): +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE))
-            found[f"{role} RSS, MB"] += int(fields["Rss"]) * 1024 / MB
-            found[f"{role} USS, MB"] += (int(fields["Private_Clean"]) + int(fields["Private_Dirty"])) * 1024 / MB
-            found["descriptors"] += len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        fields = dict(re.findall(r"^(\w+): +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE))
+        found[f"{role} RSS, MB"] += int(fields["Rss"]) * 1024 / MB
+        found[f"{role} USS, MB"] += (int(fields["Private_Clean"]) + int(fields["Private_Dirty"])) * 1024 / MB
+        found["descriptors"] += len(list(Path(f"/proc/{pid}/fd").iterdir()))
     found["connections"] = client.info("clients")["connected_clients"]
     found["Redis, MB"] = client.info("memory")["used_memory"] / MB
     found["keys"] = client.dbsize()
     return {name: found[name] for name in BOUNDS}
+
+
+def _collect(pids: Sequence[int], folder: Path) -> dict[int, int]:
+    """Let the processes collect their garbage; return the blocks of memory that each still uses."""
+    files = {pid: folder / f"{BLOCKS}{pid}" for pid in pids}
+    for pid, file in files.items():
+        file.unlink(missing_ok=True)
+        os.kill(pid, signal.SIGUSR2)
+    deadline = time.monotonic() + COLLECT_WITHIN
+    while not all(file.exists() for file in files.values()):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"a process did not collect its garbage within {COLLECT_WITHIN:g} s")
+        time.sleep(0.02)
+    return {pid: int(file.read_text()) for pid, file in files.items()}
 
 
 def slope(values: Sequence[float]) -> float:
