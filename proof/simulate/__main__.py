@@ -27,6 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--faults", help="only the faults with these numbers: 0,3; of none: -")
     parser.add_argument("--kinds", help="only faults of these kinds, such as kill,sleep")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the schedules")
+    parser.add_argument("--first", action="store_true", help="end with the first violation")
     parser.add_argument("--json", action="store_true", help="print nothing but the last line")
     parser.add_argument("--traces", action="store_true", help="print what each schedule did, as one number")
     options = parser.parse_args(arguments)
@@ -56,7 +57,7 @@ def _in_processes(options: argparse.Namespace, seeds: range, world: str) -> list
     children = []
     for job in range(options.jobs):
         share = seeds[len(seeds) * job // options.jobs : len(seeds) * (job + 1) // options.jobs]
-        flags = [flag for flag in ("json", "traces") if getattr(options, flag)]
+        flags = [flag for flag in ("first", "json", "traces") if getattr(options, flag)]
         kinds = ["--kinds", options.kinds] if options.kinds else []
         command = [sys.executable, "-m", MODULE, "--world", world, "--seeds", f"{share.start}:{share.stop}", *kinds]
         if share:
@@ -82,9 +83,9 @@ def _run(options: argparse.Namespace, seeds: range, world: str) -> Result:
 
     if options.kinds:
         make.spared = frozenset(KINDS) - {*options.kinds.split(",")}  # type: ignore[attr-defined]
-    broken = 0
+    broken = done = 0
     only = None if options.faults is None else [int(part) for part in options.faults.split(",") if part != "-"]
-    for seed in seeds:
+    for done, seed in enumerate(seeds, 1):  # noqa: B007 - read after the loop
         outcome = run.run(make, seed, only)
         if options.traces:
             print(world, seed, outcome.trace, outcome.steps, f"{outcome.seconds:.2f}")
@@ -93,7 +94,9 @@ def _run(options: argparse.Namespace, seeds: range, world: str) -> Result:
             if not options.json:
                 left, shorter = (only, outcome) if only is not None else run.shortest(make, seed)
                 _tell(world, seed, left, shorter)
-    return world, len(seeds), broken, CLOCK() - began
+            if options.first:
+                break
+    return world, done, broken, CLOCK() - began
 
 
 def _tell(world: str, seed: int, left: Sequence[int], outcome: Any) -> None:
