@@ -92,6 +92,11 @@ def _silence(world: World, fault: Fault) -> None:
         connection.silent_until = SIM.now + fault.seconds
 
 
+def _deafen(world: World, fault: Fault) -> None:
+    if connection := _one(world, fault):
+        connection.deaf_until = SIM.now + fault.seconds
+
+
 def _partition(world: World, fault: Fault) -> None:
     if process := _process(world, fault):
         world.server.partitioned[process.machine.name] = SIM.now + fault.seconds
@@ -132,4 +137,5 @@ KINDS: Final[dict[str, Callable[[World, Fault], None]]] = {
     "refuse": _refuse,
     "restart": _restart,
     "failover": _failover,
+    "deaf": _deafen,
 }

@@ -177,6 +177,8 @@ class Connection(End):
         self.is_cut = False
         #: Until then nothing passes, in either direction.
         self.silent_until = 0.0
+        #: Until then no reply passes.
+        self.deaf_until = 0.0
         self._last_sent, self._last_replied = 0.0, 0.0
         self.state: Any = None
         if self.process is not None:
@@ -209,8 +211,8 @@ class Connection(End):
             self.lucky = False
 
     def _deliver(self, data: bytes) -> None:
-        if self.silent_until > SIM.now:
-            SIM.at(self.silent_until, lambda: self._deliver(data))
+        if (until := max(self.silent_until, self.deaf_until)) > SIM.now:
+            SIM.at(until, lambda: self._deliver(data))
         elif not self.is_closed and not self.is_cut:
             self.put(data)
 

@@ -89,11 +89,9 @@ class CeleryWorld(World):
 
     @property
     def roles(self) -> dict[str, Callable[[], object]]:
-        """The processes."""
         return {"sender": self.send, "worker-1": self.work, "worker-2": self.work}
 
     def app(self) -> Celery:
-        """Return a new app."""
         assert SIM.current is not None
         # Each process has a name of its own for Redis, as kombu keeps the connections of one URL together.
         app = Celery("sim", broker=f"redis://redis{SIM.current.process.pid}/0", set_as_current=False)
@@ -110,12 +108,9 @@ class CeleryWorld(World):
         return app
 
     def settings(self) -> dict[str, Any]:
-        """Return further settings."""
         return {}
 
     def register(self, app: Celery) -> None:
-        """Add the tasks to *app*."""
-
         def run(label: str) -> None:
             self.execute(label)
 
@@ -158,7 +153,6 @@ class CeleryWorld(World):
         self.note(Event("execute", "ok", label), Event("ack", "ok", label))
 
     def work(self) -> None:
-        """Run a worker."""
         app = self.app()
         app.set_current()
         WorkController(
@@ -176,12 +170,10 @@ class CeleryWorld(World):
         yield from (Violation("ran twice", label, self.events) for label in self.twice)
 
     def stored(self) -> Iterator[bytes]:
-        """Yield all messages in Redis."""
         yield from MODEL.call(b"LRANGE", b"celery", b"0", b"-1")  # type: ignore[misc]
         yield from MODEL.call(b"HVALS", b"unacked")  # type: ignore[misc]
         yield from MODEL.call(b"ZRANGE", FlowKeys("redis_queue").oldest, b"0", b"-1")  # type: ignore[misc]
         yield from MODEL.call(b"HVALS", Keys("redis_queue", "delay", "scheduled", 0).records)  # type: ignore[misc]
 
     def is_done(self) -> bool:
-        """Return whether all tasks are sent, and nothing is left."""
         return self._sent and not any(True for _ in self.stored())

@@ -32,7 +32,6 @@ class DelayWorld(World):
 
     @property
     def roles(self) -> dict[str, Callable[[], object]]:
-        """The processes."""
         return {"producer": self.produce, "mover-1": self.move, "mover-2": self.move, "claimer": self.claim}
 
     def begin(self) -> None:
@@ -41,7 +40,6 @@ class DelayWorld(World):
         self._drain()
 
     def open(self) -> DelayQueue:
-        """Return the queue, with new connections."""
         settings = Settings(prefix="sim", lease=self.lease, max_deliveries=0)
         return DelayQueue("later", connect(URL, check=False), settings=settings)
 
@@ -71,7 +69,6 @@ class DelayWorld(World):
         self._pushed = True
 
     def move(self) -> None:
-        """Move what is due into the list."""
         queue = self.open()
         while True:
             self._try(lambda: queue.move_due(SIM.rng.choice((1, 3, 100)), lists=[LIST.decode()]))
@@ -109,10 +106,8 @@ class DelayWorld(World):
         SIM.at(SIM.now + 0.05, self._drain)
 
     def is_done(self) -> bool:
-        """Return whether all is pushed and gone."""
         return self._pushed and not MODEL.call(b"HLEN", self.keys.records)
 
     def left(self) -> Iterator[str]:
-        """Yield the ids that are stored."""
         records: Any = MODEL.call(b"HKEYS", self.keys.records)
         yield from (record.decode() for record in records)

@@ -26,7 +26,6 @@ class FlowsWorld(CeleryWorld):
         self.together: list[str] = []
 
     def settings(self) -> dict[str, Any]:
-        """Return the rules."""
         return {
             "redis_queue_flow": {"run": Flow(limit=1, key="{key}")},
             "redis_queue_unique": {"once": Unique(key="{key}")},

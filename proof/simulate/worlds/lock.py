@@ -31,7 +31,6 @@ class LockWorld(World):
 
     @property
     def roles(self) -> dict[str, Callable[[], object]]:
-        """The processes."""
         return {role: self._holder(role) for role in self._left}
 
     def _holder(self, role: str) -> Callable[[], None]:
@@ -63,9 +62,7 @@ class LockWorld(World):
                 self._found.append(f"the holder of fence {fence} believes in it after {self._fence}")
 
     def is_done(self) -> bool:
-        """Return whether all have had their turns."""
         return not any(self._left.values()) and not any(process.alive for process in SIM.processes.values())
 
     def wrong(self) -> Iterator[Violation]:
-        """Yield two holders at once."""
         yield from (Violation(text, "gate", []) for text in self._found)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from proof.simulate.scheduler import SIM
-from proof.simulate.server import MODEL
+from proof.simulate.scheduler import SIM, Process
+from proof.simulate.server import MODEL, Server
 from proof.simulate.world import URL, World
 from redis_queue.errors import StoreError
 from redis_queue.model import Message
@@ -20,6 +21,9 @@ from redis_queue.store.settings import Settings
 from redis_queue.validation.history import Event, Violation
 
 MESSAGES: Final = 10
+
+SETTLED: Final = 1.0
+"""Seconds within which a message that is done is acked, however long the rest of its batch takes."""
 
 
 class Observed(RedisQueue):
@@ -58,6 +62,8 @@ class Observed(RedisQueue):
         return accepted
 
     def _note(self, op: str, kind: Any, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self.world.held.pop(message.body, None)
         self.world.note(*(Event(op, kind, message.body, _claim(message)) for message in messages))
 
 
@@ -71,13 +77,17 @@ class QueueWorld(World):
     keys: Final = Keys("sim", "queue", "work")
     _put = False
 
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        #: Who handles a message, or has to ack it, and since when.
+        self.held: dict[str, tuple[Process, float]] = {}
+        self._found: list[tuple[str, str]] = []
+
     @property
     def roles(self) -> dict[str, Callable[[], object]]:
-        """The processes."""
         return {"producer": self.produce, "consumer-1": self.consume, "consumer-2": self.consume}
 
     def open(self) -> Observed:
-        """Return the queue, with new connections."""
         settings = Settings(prefix="sim", lease=self.lease, max_deliveries=0, poll_interval=5.0)
         queue = Observed("work", connect(URL, check=False), settings=settings)
         queue.world = self
@@ -104,27 +114,34 @@ class QueueWorld(World):
         self._put = True
 
     def consume(self) -> None:
-        """Run a consumer."""
         Consumer(self.open(), self.handle, concurrency=2, batch=3, grace=5, retry_delay=lambda _: 1.0).run()
 
     def handle(self, message: Message) -> None:
         """Take a moment, or longer than a lease; fail at times."""
-        self.note(Event("execute", "ok", message.body, _claim(message)))
+        assert SIM.current is not None
+        label, mine = message.body, SIM.current.process
+        found = ["has two holders"] if label in self.held and self.held[label][0].alive else []
+        self.held[label] = mine, math.inf
+        self.note(Event("execute", "ok", label, _claim(message)))
         time.sleep(SIM.rng.choice((0.001, 0.01, 0.1, SIM.rng.uniform(0, 2 * self.lease))))
+        found += ["waits for its batch" for by, since in self.held.values() if by is mine and SIM.now - since > SETTLED]
+        # Other faults may hold up an extension of the lease, or an ack.
+        self._found += [(promise, label) for promise in found if self.faults <= {"kill", "skew"}]
+        self.held[label] = mine, SIM.now
         if SIM.rng.random() < 0.1:
+            del self.held[label]
             raise ValueError("this one fails")
 
     def is_done(self) -> bool:
-        """Return whether all is put and acked."""
         return self._put and not MODEL.call(b"HLEN", self.keys.records)
 
     def left(self) -> Iterator[str]:
-        """Yield the bodies that are stored."""
         records: Any = MODEL.call(b"HVALS", self.keys.records)
         yield from (record.rpartition(b"\n")[2].decode().strip('"') for record in records)
 
     def wrong(self) -> Iterator[Violation]:
-        """Yield ids in two places, or in none."""
+        """Yield what was found on the way, and ids in two places, or in none."""
+        yield from (Violation(promise, label, self.events) for promise, label in self._found)
         places = [self.keys.waiting, self.keys.in_flight, self.keys.dead]
         found: Any = MODEL.call(b"LRANGE", self.keys.ready, b"0", b"-1")
         for key in places:

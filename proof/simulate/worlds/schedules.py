@@ -28,17 +28,13 @@ class SchedulesWorld(CeleryWorld):
 
     @property
     def roles(self) -> dict[str, Callable[[], object]]:
-        """The processes."""
         return {"worker-1": self.work, "worker-2": self.work, "closer": self.close}
 
     def settings(self) -> dict[str, Any]:
-        """Return the schedules."""
         entries = {name: {"task": "run", "schedule": every} for name, every in EVERY.items()}
         return {"beat_schedule": entries, "redis_queue_schedules": True}
 
     def register(self, app: Celery) -> None:
-        """Add the task to *app*."""
-
         def run(self: Any) -> None:
             # The history is kept by the clock of Redis.
             world.note(*(event._replace(at=event.at and world.now_ms()) for event in ran(self.request)))
