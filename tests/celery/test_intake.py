@@ -119,8 +119,10 @@ def test_any_number_of_tasks_that_do_not_start_can_wait_for_one_slot(kind: str) 
     worker._process_task = partial(WorkController._process_task, worker)
     intake.StartGuard(consumer_of(worker, lambda tag: tag != "lost", dropped.append))
     tags = [kind] * 2000 + ["ours"]
+    places.acquire(lambda: None)
     for number, tag in enumerate(tags):
         places.acquire(worker._process_task, Waiting(number, tag))
+    places.release()
     while ready:
         ready.popleft()()
     assert (started, len(dropped)) == ([2000], 2000 if kind == "lost" else 0)

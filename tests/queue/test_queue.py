@@ -327,17 +327,6 @@ class TestDeadLetters:
         clock.forward(1)
         assert bodies(queue.get_many(20)) == [1, 2, 3, 4]
 
-    def test_a_rate_holds_for_thousands(self, make: Callable[..., RedisQueue], client: redis.Redis) -> None:
-        queue = make(max_deliveries=1)
-        queue.put_many(range(1100))
-        for _ in range(3):
-            queue.nack_many(queue.get_many(500))
-        assert queue.redrive(rate=100) == 1100
-        due = [score - START for _, score in client.zrange(KEYS.waiting, 0, -1, withscores=True)]
-        assert len(due) == 1099
-        assert due == pytest.approx([10 * number for number in range(1, 1100)], abs=2000)
-        assert due[-1] > 8900
-
 
 class TestPurge:
     @pytest.fixture

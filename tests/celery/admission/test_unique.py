@@ -533,6 +533,15 @@ class TestEndsOfKeys:
             with pytest.raises(OperationalError, match="other calls with the key 'order:7' are being sent"):
                 send(app, "end", 7)
 
+    def test_a_call_whose_key_is_lost_again_and_again_raises_after_one_period(
+        self, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        times = iter(range(0, 30, 5))
+        monkeypatch.setattr(unique_calls, "monotonic", lambda: next(times))
+        monkeypatch.setattr(Owners, "confirm", lambda *_, **__: False)
+        with app_of(server) as app, pytest.raises(OperationalError, match="are being sent"):
+            send(app, "end", 7, countdown=60)
+
     def test_the_id_of_protocol_1_is_kept(self, server: RedisServer, client: redis.Redis) -> None:
         with app_of(server, task_protocol=1) as app, taking(server) as taker:
             first = send(app, "end", 7, countdown=60)

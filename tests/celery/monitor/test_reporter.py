@@ -10,12 +10,14 @@ import redis
 from celery import Celery
 
 from redis_queue.celery import DurableTasks
+from redis_queue.celery.monitor import snapshot
 from redis_queue.celery.monitor.activity import Activity
 from redis_queue.celery.monitor.failure_log import FailureLog
 from redis_queue.celery.monitor.step import Reporter
 from redis_queue.celery.settings import KeepFailures
 from redis_queue.monitor.history import RunHistory
 from redis_queue.monitor.model import WorkerRow
+from redis_queue.store.connection import connect
 from redis_queue.store.keys import MonitorKeys
 from tests.support.clock import when
 from tests.support.servers import RedisServer
@@ -81,3 +83,11 @@ def test_counts_are_not_repeated_if_the_state_cannot_be_written(redis_server: Re
         reporter.stop()
     assert client.hexists(KEYS.workers, "one@host") is False
     assert sum(period.tally.executed for period in RunHistory(client, PREFIX).minutes(2)) == 3
+
+
+def test_another_sentinel_set_is_not_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = (connect(f"redis+sentinel://{host}/0?master_name=main", check=False) for host in ("a", "b"))
+    connection = SimpleNamespace(transport=SimpleNamespace(driver_type="redis"), default_channel=None)
+    monkeypatch.setattr(snapshot, "client_of", lambda _: theirs)
+    monkeypatch.setattr(snapshot.Store, "of", lambda _: SimpleNamespace(client=ours))
+    assert snapshot._names_of(SimpleNamespace(app=None, connection=connection)) is None
