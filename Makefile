@@ -122,8 +122,8 @@ simulate: setup ## run the real code on a seeded scheduler with simulated faults
 explore: setup ## visit the states that all interleavings of the scripts reach; TRANSITIONS=100000000 for a release
 	$(BIN)/python -m proof.explore --transitions $(or $(TRANSITIONS),1000000) $(ARGS)
 
-mutants: setup ## put a fault into the code: the tests must find each
-	$(BIN)/python -m tests.chaos mutants
+mutants: setup ## put a fault into the code, one by one: each must be found, by tests, exploration or simulation; ARGS='clocks ids'
+	$(BIN)/python -m tests.chaos mutants $(ARGS)
 
 check: setup compose-check workflow-check docs ## format, lint, types, layers, shape, lock files, documentation
 	$(BIN)/ruff format --check .

@@ -1,20 +1,23 @@
-"""Mutants: copies of the code with one fault each, which the tests must find."""
+"""Mutants: copies of the code with one fault each, which exploration, simulation, tests or runs must find."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tests.chaos.runs import SEEDS, run
 from tests.support.paths import ROOT, copy_parts
 
 PACKAGE: Final = "redis_queue"
-COPIED: Final = (PACKAGE, "chaos", "proof", "tests", "tasks", "celeryconfig.py", "pyproject.toml")
+COPIED: Final = (PACKAGE, "chaos", "docs", "monitoring", "proof", "tests", "tasks", "celeryconfig.py", "pyproject.toml")
+TRANSITIONS: Final = 150_000
 
 
 class Edit(NamedTuple):
@@ -26,13 +29,11 @@ class Edit(NamedTuple):
 
 
 class Mutant(NamedTuple):
-    """One fault, and the tests that find it; without tests, a run of *scenario* must find it."""
+    """One fault, and what finds it, as at the top of mutants.txt: tests, a model, a world or a run."""
 
     name: str
     edits: tuple[Edit, ...]
-    tests: str = ""
-    scenario: str = ""
-    messages: int = 0
+    finders: tuple[str, ...]
 
 
 def read_mutants(text: str) -> list[Mutant]:
@@ -42,7 +43,7 @@ def read_mutants(text: str) -> list[Mutant]:
     for row in text.splitlines():
         if row.startswith("== "):
             finder = row[3:]
-        elif row[:2] in ("  ", "- ", "+ "):
+        elif row[:2] in ("  ", "- ", "+ ", "* "):
             faults[-1].append(row)
         elif row and not row.startswith("#"):
             faults.append([finder, row])
@@ -51,29 +52,41 @@ def read_mutants(text: str) -> list[Mutant]:
 
 def _read_mutant(finder: str, title: str, *rows: str) -> Mutant:
     name, _, keyword = title.partition(" | ")
-    edits: list[list[str]] = []
+    finders, edits = [f"{finder} -k {keyword}" if keyword else finder], []
     for row in rows:
         if row.startswith("  "):
             edits.append([row[2:], "", ""])
+        elif row.startswith("* "):
+            finders.append(row[2:])
         else:
             edits[-1]["-+".index(row[0]) + 1] += row[2:].replace(r"\n", "\n")
-    made = tuple(Edit(*edit) for edit in edits)
-    if finder.startswith("run "):
-        scenario, _, messages = finder.removeprefix("run ").rpartition(" ")
-        return Mutant(name, made, scenario=scenario, messages=int(messages))
-    return Mutant(name, made, f"{finder} -k {keyword}" if keyword else finder)
+    return Mutant(name, tuple(Edit(*edit) for edit in edits), tuple(finders))
 
 
 MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.txt").read_text())
 
 
-def caught(mutant: Mutant, *, seeds: tuple[int, ...] = SEEDS) -> list[str]:
-    """Return the evidence against *mutant*: broken promises of a run for each seed, or failures of its tests."""
-    with patched(mutant) as folder:
-        if mutant.tests:
-            return ["its tests fail"] if _fails(folder, mutant.tests) else []
-        found = [run(mutant.scenario, messages=mutant.messages, seed=seed, root=folder) for seed in seeds]
-    return [", ".join(one["broken"]) for one in found if one["broken"]]
+def method_of(finder: str) -> str:
+    """Return explore, simulate, run or tests."""
+    return next((word for word in ("explore", "simulate", "run") if finder.startswith(f"{word} ")), "tests")
+
+
+def caught(folder: Path, finder: str, *, seeds: tuple[int, ...] = SEEDS) -> str:
+    """Return the evidence that *finder* has against the mutant in *folder*; "" without any."""
+    method, words = method_of(finder), finder.split()[1:]
+    if method == "explore":
+        model, most = (*words, TRANSITIONS)[:2]
+        found = _last(folder, "proof.explore", model, "--transitions", str(most), "--quiet")
+        return f"{model}: {found['transitions']:,} transitions" if found["violations"] else ""
+    if method == "simulate":
+        world, span, *kinds = words
+        options = ["--seeds", span, "--first", "--json", *(["--kinds", *kinds] if kinds else [])]
+        found = _last(folder, "proof.simulate", "--world", world, *options)
+        return f"{world}: {found['schedules']:,} schedules" if found["violations"] else ""
+    if method == "run":
+        runs = [run(" ".join(words[:-1]), messages=int(words[-1]), seed=seed, root=folder) for seed in seeds]
+        return f"{len(seeds)} runs: {', '.join(runs[0]['broken'])}" if all(one["broken"] for one in runs) else ""
+    return Path(finder.split(maxsplit=1)[0]).stem if _fails(folder, finder) else ""
 
 
 @contextlib.contextmanager
@@ -97,9 +110,24 @@ def mutated(mutant: Mutant) -> dict[str, str]:
     return texts
 
 
+def _last(folder: Path, *arguments: str) -> dict[str, Any]:
+    """Return the object in the last line that a module prints."""
+    done = python(folder, *arguments)
+    assert done.returncode in (0, 1), done.stderr[-1000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def _fails(folder: Path, tests: str) -> bool:
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "default"]
-    command = [sys.executable, "-m", "pytest", *options, *tests.split()]
-    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+    files, _, keyword = tests.partition(" -k ")
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "default", *(["-k", keyword] if keyword else [])]
+    done = python(folder, "pytest", *options, *files.split())
     assert done.returncode in (0, 1), done.stdout[-3000:] + done.stderr[-1000:]
     return done.returncode == 1
+
+
+def python(folder: Path, module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a module of *folder*, whose processes import the code in it."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), **variables}
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, text=True)

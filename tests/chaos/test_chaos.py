@@ -1,4 +1,4 @@
-"""Runs with kills find faults in mutated code, and none in the correct code."""
+"""Runs, models and worlds find faults in mutated code, and runs none in the correct code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.chaos.edits import MUTANTS, Mutant, caught, mutated
+from tests.chaos.edits import MUTANTS, Mutant, caught, method_of, mutated, patched
 from tests.chaos.guarantees import Guarantee, guarantees
 from tests.chaos.runs import SEEDS, run
 from tests.chaos.scenarios import SCENARIOS
@@ -37,7 +37,29 @@ def test_run_catches_a_mutant(name: str) -> None:
     (mutant,) = (one for one in MUTANTS if one.name == name)
     # One seed is enough, but not always the first: some faults need two processes to meet. `make mutants` uses three,
     # and checks all mutants.
-    assert any(caught(mutant, seeds=(seed,)) for seed in range(1, 7))
+    with patched(mutant) as folder:
+        assert any(caught(folder, mutant.finders[0], seeds=(seed,)) for seed in range(1, 7))
+
+
+PROOFS = {f"{finder}: {mutant.name}": mutant for mutant in MUTANTS for finder in mutant.finders}
+PROVED = [case for case in PROOFS if method_of(case) in ("explore", "simulate")]
+FIRST = {tuple(case.split()[:2]): case for case in reversed(PROVED)}
+"""One of each model and world."""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", [*FIRST.values(), *thorough(*(case for case in PROVED if case not in FIRST.values()))])
+def test_its_model_or_world_catches_a_mutant(case: str) -> None:
+    with patched(PROOFS[case]) as folder:
+        assert caught(folder, case.partition(": ")[0])
+
+
+def test_each_defect_has_a_mutant() -> None:
+    kinds = re.findall(
+        r"## (Silence|Clocks|Ids|Order)(.*?)(?=\n##)", (ROOT / "docs" / "defects.md").read_text(), re.DOTALL
+    )
+    wanted = {f"{kind.lower()} {number + 1}" for kind, rows in kinds for number in range(rows.count("\n- "))}
+    assert wanted == {mutant.name.partition(":")[0] for mutant in MUTANTS if ": " in mutant.name}
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -49,9 +71,9 @@ def test_each_mutant_applies_to_the_code(mutant: Mutant) -> None:
             ast.parse(text, file)
 
 
-@pytest.mark.parametrize("mutant", [one for one in MUTANTS if " -k " in one.tests], ids=lambda mutant: mutant.name)
-def test_the_selected_tests_of_a_mutant_exist(mutant: Mutant) -> None:
-    files, _, keyword = mutant.tests.partition(" -k ")
+@pytest.mark.parametrize("finder", sorted({finder for one in MUTANTS for finder in one.finders if " -k " in finder}))
+def test_the_selected_tests_of_a_mutant_exist(finder: str) -> None:
+    files, _, keyword = finder.partition(" -k ")
     texts = "".join((ROOT / file).read_text() for file in files.split())
     assert re.search(rf"(def test|class Test)\w*{keyword}", texts)
 
