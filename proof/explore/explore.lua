@@ -359,7 +359,8 @@ return function(server, scripts, names, make, worker)
         local state, grown = made(id, 1), false
         expand(state, function(after, label)
           grown = true
-          local hash = not found and state_hash(after)
+          -- A wrong reply may lead to a state that was visited.
+          local hash = not found and (after.wrong or state_hash(after))
           if found or seen[hash] then return end
           local number = states + 1
           seen[hash], states, explorer.states = true, number, explorer.states + 1
