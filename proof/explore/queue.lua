@@ -15,7 +15,7 @@ return function(kit, names)
     limits = {faults = 2, ticks = 2, late = 1, steps = {LEASE + 1, -90000}},
     -- put: id -> the call that stored it; done: id -> the token that acked it, or what else became of it; holder: id ->
     -- who claimed it last; claim, deliveries: id -> its last token, and how many it had.
-    known = {put = {}, done = {}, holder = {}, claim = {}, deliveries = {}},
+    known = {put = {}, done = {}, holder = {}, claim = {}, deliveries = {}, did = {}},
     clients = {
       {name = 'A', life = 0, calls = 3, put = {'m1', 'm2'}, held = {}},
       {name = 'B', life = 0, calls = 4, put = {}, held = {}},
@@ -76,12 +76,15 @@ return function(kit, names)
         local script = verb == 'redrives' and 'records/redrive' or 'records/delete_dead'
         add(verb .. ' ' .. id, script, numbered(client, {after = 0, gap = 0, listed = '1', latest = 0}), {id},
           function(known, flags)
-            if flags == '0' or known.did == mine then return known end
+            if flags == '0' or known.did[mine] then return known end
             local done = verb == 'deletes' and changed(known.done, {[id] = 'deleted'}) or known.done
-            return changed(known, {done = done, deliveries = changed(known.deliveries, {[id] = false}), did = mine})
+            return changed(known, {
+              done = done, deliveries = changed(known.deliveries, {[id] = false}),
+              did = changed(known.did, {[mine] = true}),
+            })
           end,
           function(before, flags, after)
-            local wrong = (flags == '1') ~= (after.known.did == mine)
+            local wrong = (flags == '1') ~= (after.known.did[mine] ~= nil)
             return counted(before), wrong and id .. ': what became of a dead letter was told wrong' or nil
           end)
       end

@@ -37,7 +37,7 @@ return function(kit, names)
       [names.schedule_apps] = hash({[APP] = 'v1'}),
     },
     -- state: of the schedule; first: since -> its first due time; extra: since -> its runs by hand; sent: what each run
-    -- was sent as; did: of each client, the number of its last change and the flags; newer: whether d2 is in force.
+    -- was sent as; did: of each life of a client, its last change and the flags; newer: whether d2 is in force.
     known = {state = FIRST, first = {s = START}, extra = {}, sent = {}, did = {}, newer = false},
     clients = {
       {name = 'A', life = 0, calls = 6, found = false},
@@ -105,7 +105,7 @@ return function(kit, names)
   -- Adds a call of schedules/change; done: takes the client and whether all items were done.
   local function change(add, client, label, items, done)
     local app, versions = client.version and APP or '', client.checked or ''
-    local more, mine = {}, kit.fresh(client, 'c')
+    local more, mine, who = {}, kit.fresh(client, 'c'), client.name .. client.life
     for i, one in ipairs(items) do
       local record = string.format('- 0 %d %d\n', #one.body, #LIST) .. LIST .. one.body
       local row = {'job', one.before, text_of(one.after), one.definition, one.look, '', one.id, START, record}
@@ -113,14 +113,14 @@ return function(kit, names)
     end
     local named = numbered(client, {limit = 10, most = 2, app = app, versions = versions})
     return add(label, 'schedules/change', named, more, function(known, reply, state)
-      local flags, last = reply[2], known.did[client.name]
+      local flags, last = reply[2], known.did[who]
       if last and last.mine == mine then return known end
       for i, one in ipairs(items) do
         if kit.flag(flags, i) == '1' then known = applied(known, one, state) end
       end
-      return changed(known, {did = changed(known.did, {[client.name] = {mine = mine, flags = flags}})})
+      return changed(known, {did = changed(known.did, {[who] = {mine = mine, flags = flags}})})
     end, function(before, reply, state)
-      local wrong = state.known.did[client.name].flags ~= reply[2]
+      local wrong = state.known.did[who].flags ~= reply[2]
       local after = done(before, not string.find(reply[2], '[^1]'))
       return counted(before, after), wrong and 'a change was told wrong: ' .. reply[2] or nil
     end)
