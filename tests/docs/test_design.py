@@ -27,7 +27,7 @@ def documented() -> list[str]:
 def test_the_tree_lists_each_folder_and_each_top_level_module() -> None:
     folders = [
         path
-        for top in ("redis_queue", "chaos")
+        for top in ("redis_queue", "chaos", "proof")
         for path in [ROOT / top, *(ROOT / top).rglob("*")]
         if path.is_dir() and not NOT_LISTED.intersection(path.relative_to(ROOT).parts)
     ]
