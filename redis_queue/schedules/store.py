@@ -299,7 +299,7 @@ class ScheduleStore:
 
 def _attempts() -> Iterator[None]:
     # Of many that change one schedule at once, none loses each time if they pause at random.
-    backoff = Backoff(first=0.002, cap=0.1)
+    backoff = Backoff(first=0.002, cap=1)
     for number in range(ATTEMPTS):
         if number:
             time.sleep(backoff.next())
