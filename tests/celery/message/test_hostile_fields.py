@@ -32,6 +32,7 @@ from redis_queue.store.codec import JSON, Codec
 from redis_queue.store.keys import Keys
 from tests.support.celery.fetching import take_in
 from tests.support.celery.messages import message
+from tests.support.cpu import server_seconds
 from tests.support.servers import RedisServer
 
 LONG: Final = 100_000
@@ -226,11 +227,6 @@ def test_dispatcher_handles_all_records(
     assert max(map(len, elements)) < 2 * LONG + MAX_CODES
     for found in elements:
         measured(str(found[:200]), lambda: read_as_worker(found))  # noqa: B023
-
-
-def server_seconds(client: redis.Redis) -> float:
-    found: Any = client.info("cpu")
-    return float(found["used_cpu_user"])
 
 
 def read_as_worker(item: bytes) -> None:
