@@ -121,6 +121,7 @@ def _heal(server: Server) -> None:
             machine.wake()
     for connection in server.sessions:
         connection.silent_until = min(connection.silent_until, SIM.now)
+        connection.deaf_until = min(connection.deaf_until, SIM.now)
     SIM.unpark()
 
 
