@@ -275,6 +275,17 @@ def test_the_time_does_not_depend_on_the_settings(outbox: Any, delayed: Any, use
     assert timedelta(seconds=55) < delayed.get("y").due_at - datetime.now(timezone.utc) <= timedelta(seconds=60)
 
 
+def test_a_countdown_counts_from_when_it_was_written(outbox: Any, delayed: Any) -> None:
+    from redis_queue.contrib.django.outbox.models import Call
+
+    now = datetime.now(timezone.utc)
+    Call.objects.create(
+        task_id="x", task="shop.remind", payload={}, countdown=60_000, stored_at=now - timedelta(seconds=20)
+    )
+    assert outbox.relay().moved == 1
+    assert timedelta(seconds=39) < delayed.get("x").due_at - now < timedelta(seconds=55)
+
+
 def test_a_relay_in_an_open_transaction_is_refused(tables: Any, outbox: Any, delayed: Any) -> None:
     with tables.atomic():
         outbox.schedule("shop.remind", countdown=60)

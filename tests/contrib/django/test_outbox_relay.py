@@ -141,6 +141,7 @@ def status() -> str:
         ("payload", '{"args": 5}'),
         ("payload", '{"options": {"countdown": 5}}'),
         ("due_at", TOO_LATE),
+        ("countdown", TOO_LATE),
     ],
 )
 def test_an_unreadable_row_is_set_aside(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from typing import Any
 
 from celery.utils import uuid
@@ -47,7 +47,7 @@ def schedule(
     name = uuid() if task_id is None else check_id(task_id, name="task_id")
     if countdown is None and eta is None:
         countdown, eta = own.get("countdown"), own.get("eta")
-    due_at = _due(countdown, eta)
+    wait = _check_times(countdown, eta)
     # Without Redis, which may be unreachable: scheduling must not depend on it.
     payload = call.payload(celery_app())
     Codec(JSON, MAX_BODY).encode(payload)
@@ -55,7 +55,7 @@ def schedule(
     calls = Call.objects.using(using)
     try:
         with transaction.atomic(using=using):
-            calls.create(task_id=name, task=payload.pop("task"), payload=payload, due_at=due_at)
+            calls.create(task_id=name, task=payload.pop("task"), payload=payload, due_at=eta, countdown=wait)
     except IntegrityError:
         if not calls.filter(task_id=name).exists():
             raise
@@ -114,11 +114,11 @@ def _relay_with_commit(using: str) -> None:
     transaction.on_commit(relay, using=using)
 
 
-def _due(countdown: Seconds | None, eta: datetime | None) -> datetime:
+def _check_times(countdown: Seconds | None, eta: datetime | None) -> int | None:
+    """Return the milliseconds to wait; None if *eta* is given."""
     if countdown is not None and eta is not None:
         raise InvalidDelayError("countdown and eta: must not be given together")
     if eta is not None:
         point_ms(eta, name="eta")
-        return eta
-    wait = 0 if countdown is None else duration_ms(countdown, name="countdown")
-    return datetime.now(timezone.utc) + timedelta(milliseconds=wait)
+        return None
+    return 0 if countdown is None else duration_ms(countdown, name="countdown")

@@ -33,8 +33,8 @@ class Moment(models.BigIntegerField):
     def from_db_value(self, value: int | None, *_: Any) -> datetime | None:
         return None if value is None else from_ms(value)
 
-    def get_prep_value(self, value: datetime) -> int:
-        return to_ms(value)
+    def get_prep_value(self, value: datetime | None) -> int | None:
+        return None if value is None else to_ms(value)
 
 
 class ServerTime(Func):
@@ -63,6 +63,7 @@ class Stamp(Moment):
 class Call(models.Model):
     """A task call that is committed but not yet in the DelayQueue.
 
+    It is due at *due_at* by the clock of Redis, or *countdown* ms after *stored_at*, whatever the clocks are.
     *failures* counts how often Redis refused this call while accepting others. A call with *set_aside* is invalid and
     is not relayed; *error* says why.
     """
@@ -70,7 +71,8 @@ class Call(models.Model):
     task_id = models.CharField(max_length=255, unique=True)
     task = models.TextField()
     payload = Document()
-    due_at = Moment()
+    due_at = Moment(null=True)
+    countdown = models.BigIntegerField(null=True)
     stored_at = Stamp(editable=False)
     failures = models.PositiveIntegerField(default=0)
     set_aside = models.BooleanField(default=False)

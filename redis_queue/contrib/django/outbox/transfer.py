@@ -213,7 +213,10 @@ class _RelayTransaction:
             TaskCall.from_payload(payload)
             name = f"{row.pk} {to_ms(row.stored_at)}"
             mark = call_name(ROW, name, row.task_id)
-            push = Push(payload, due_at=row.due_at, id=row.task_id, headers={ROW: name, CALL: mark}, mark=mark)
+            # By the clock of the database alone, which may have been set meanwhile.
+            waited = max(0, row.now - to_ms(row.stored_at))
+            left = None if row.countdown is None else timedelta(milliseconds=max(0, row.countdown - waited))
+            push = Push(payload, left, row.due_at, row.task_id, headers={ROW: name, CALL: mark}, mark=mark)
             self._queue.check(push)
         except Exception as error:  # noqa: BLE001 - rows from other tools may hold anything
             self._set_aside(row.pk, row.task_id, row.task, error)
