@@ -16,6 +16,7 @@ WORLDS: Final = {
     "celery": "CeleryWorld",
     "flows": "FlowsWorld",
     "schedules": "SchedulesWorld",
+    "relay": "RelayWorld",
 }
 
 

@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import celery.app.base
 import celery.bootsteps
@@ -39,9 +39,6 @@ from redis_queue.validation.history import Event, Violation
 
 TASKS: Final = 8
 
-HARMLESS: Final = {"kill", "cut", "silence", "skew"}
-"""Faults after which no task of a worker that lives runs twice."""
-
 keeper.install()
 for module in (
     celery.app.base,
@@ -68,6 +65,8 @@ class CeleryWorld(World):
 
     lease = 12.0
     longest = 24.0
+    #: Faults after which no task of a worker that lives runs twice.
+    harmless: ClassVar[frozenset[str]] = frozenset({"kill", "cut", "silence", "skew"})
     _sent = False
 
     def __init__(self, server: Server) -> None:
@@ -146,7 +145,7 @@ class CeleryWorld(World):
         self.note(Event("claim", "ok", label, at=self.now_ms()))
         for other in self._runs.get(label, ()):
             # After the end of a run as well: its settlement is sent until it is confirmed.
-            if other.alive and self.faults <= HARMLESS:
+            if other.alive and self.faults <= self.harmless:
                 self.twice.append(label)
         self._runs.setdefault(label, []).append(SIM.current.process)
         time.sleep(SIM.rng.choice((0.001, 0.01, 1, SIM.rng.uniform(0, self.longest))))

@@ -8,7 +8,7 @@ from celery import Celery
 
 from proof.simulate.scheduler import SIM, Process
 from proof.simulate.server import Server
-from proof.simulate.worlds.celery import HARMLESS, CeleryWorld
+from proof.simulate.worlds.celery import CeleryWorld
 from redis_queue import Flow, Unique
 from redis_queue.validation.history import Violation
 
@@ -52,7 +52,7 @@ class FlowsWorld(CeleryWorld):
         """Run the task *label*: nothing else runs in its *place*."""
         assert SIM.current is not None
         other = self._holders.get(place)
-        if other is not None and other[1].alive and other[0] != label and self.faults <= HARMLESS:
+        if other is not None and other[1].alive and other[0] != label and self.faults <= self.harmless:
             self.together.append(f"{label} and {other[0]} in {place}")
         self._holders[place] = label, SIM.current.process
         self.execute(label)
