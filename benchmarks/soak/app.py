@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import linecache
 import os
 import signal
 import sys
@@ -114,6 +115,8 @@ def _speed_up() -> None:
 
 def _collect(*_: object) -> None:
     """Collect the garbage, and tell how many blocks of memory Python still uses; pool processes inherit this."""
+    # The sources of files that are named in tracebacks: 20,000 lines, once a connection was lost in a task.
+    linecache.clearcache()
     gc.collect()
     found = Path(os.environ[RUNS]).with_name(f"{BLOCKS}{os.getpid()}")
     found.with_suffix(".new").write_text(str(sys.getallocatedblocks()))
