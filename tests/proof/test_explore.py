@@ -1,7 +1,5 @@
 """The explorer tells faults, its steps are those of a server, and the scripts have none within its reach."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -13,6 +11,7 @@ import redis
 
 from proof.explore import MODELS, Explorer, follow
 from proof.model import ModelError
+from proof.simulate.worlds import WORLDS
 from tests.chaos.edits import MUTANTS, patched, python
 from tests.support.paths import ROOT
 
@@ -45,15 +44,19 @@ def test_nothing_is_broken_within_a_few_steps(model: str) -> None:
 
 @pytest.mark.matrix
 @pytest.mark.timeout(900)
-def test_a_million_transitions_break_nothing() -> None:
+@pytest.mark.parametrize(
+    ("command", "figure", "least"),
+    [(["explore"], "transitions", 1_000_000), (["simulate", "SEEDS=1000:1050"], "schedules", 50 * len(WORLDS))],
+    ids=["explore", "simulate"],
+)
+def test_the_share_of_a_change_breaks_nothing(command: list[str], figure: str, least: int) -> None:
     # As from a shell: a make that runs the tests would hand on its own flags and arguments.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "ARGS"))}
-    command = ["make", "explore"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(["make", *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
     figures = json.loads(done.stdout.splitlines()[-1])
 
-    assert done.returncode == 0, done.stdout
-    assert figures["transitions"] >= 1_000_000
+    assert (done.returncode, figures["violations"]) == (0, 0), done.stdout
+    assert figures[figure] >= least
 
 
 @pytest.mark.parametrize(

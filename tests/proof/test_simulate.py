@@ -1,7 +1,5 @@
 """The simulator: a seed has one history, whatever ran before it, and no promise is broken in it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a call costs in CPU time: other load of the machine is not counted."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Event loops under test: whether they are blocked, and waits that do not block them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
