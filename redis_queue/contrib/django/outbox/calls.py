@@ -69,8 +69,8 @@ def schedule(
 def cancel(task_id: str, *, using: str | None = None) -> bool:
     """Cancel a call in the outbox or in Redis. True: it will not run. False: it is unknown, or may have been sent.
 
-    One exception: if a relay was killed after it stored the call and before its commit, and the call was sent since,
-    the answer is True although it has run.
+    One exception: if a relay was killed, or got no reply, after it stored the call and before its commit, and the call
+    was sent since, the answer is True although it has run.
 
     In the outbox, the cancel is part of the transaction: after a rollback the call is scheduled as before. In Redis it
     takes effect at once, and a rollback does not restore the call. Raises StoreError if Redis does not answer within a
