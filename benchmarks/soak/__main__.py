@@ -77,7 +77,11 @@ class Soak:
                 command += ["--hostname", f"{pool}@soak", "--loglevel", "ERROR"]
                 self._workers.append(self._start(stack, pool, command).pid)
             self._sender = self._start(stack, "sender", ["-m", "benchmarks.soak.sender", str(self._folder)])
-            yield
+            try:
+                yield
+            except RuntimeError as error:
+                logs = [(self._folder / name).read_text()[-5000:] for name in (*POOLS, "sender")]
+                raise RuntimeError("\n".join([str(error), *logs])) from error
 
     def _start(self, stack: contextlib.ExitStack, name: str, command: list[str]) -> Any:
         return stack.enter_context(child([sys.executable, *command], self._folder / name, self._environment))
@@ -94,8 +98,7 @@ class Soak:
             if self._executed() > seen:
                 moved, seen = time.monotonic(), self._executed()
             if time.monotonic() > moved + WITHIN or self._sender.poll() is not None:
-                logs = [path.read_text()[-2000:] for path in self._folder.glob("*") if path.name in (*POOLS, "sender")]
-                raise RuntimeError(f"nothing ran for {WITHIN:g} s:\n" + "\n".join(logs))
+                raise RuntimeError(f"nothing ran for {WITHIN:g} s")
             time.sleep(0.02)
 
     def cut(self) -> None:

@@ -82,9 +82,9 @@ def _collect(pids: Sequence[int], folder: Path) -> dict[int, int]:
         file.unlink(missing_ok=True)
         os.kill(pid, signal.SIGUSR2)
     deadline = time.monotonic() + COLLECT_WITHIN
-    while not all(file.exists() for file in files.values()):
+    while left := [pid for pid, file in files.items() if not file.exists()]:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"a process did not collect its garbage within {COLLECT_WITHIN:g} s")
+            raise RuntimeError(f"the processes {left} did not collect their garbage within {COLLECT_WITHIN:g} s")
         time.sleep(0.02)
     return {pid: int(file.read_text()) for pid, file in files.items()}
 
