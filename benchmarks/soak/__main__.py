@@ -54,7 +54,13 @@ class Soak:
         self._folder = folder
         self._runs = folder / "runs"
         self._runs.touch()
-        self._environment = {URL: url, RUNS: str(self._runs), START: str(time.time()), SPEED: str(self.speed)}
+        self._environment = {
+            "PYTHONFAULTHANDLER": "1",
+            URL: url,
+            RUNS: str(self._runs),
+            START: str(time.time()),
+            SPEED: str(self.speed),
+        }
         self._workers: list[int] = []
         self._sender: Any = None
 

@@ -84,6 +84,10 @@ def _collect(pids: Sequence[int], folder: Path) -> dict[int, int]:
     deadline = time.monotonic() + COLLECT_WITHIN
     while left := [pid for pid, file in files.items() if not file.exists()]:
         if time.monotonic() > deadline:
+            for pid in left:
+                # It writes where its threads are.
+                os.kill(pid, signal.SIGABRT)
+            time.sleep(1)
             raise RuntimeError(f"the processes {left} did not collect their garbage within {COLLECT_WITHIN:g} s")
         time.sleep(0.02)
     return {pid: int(file.read_text()) for pid, file in files.items()}
