@@ -1,7 +1,5 @@
 """With ten thousand workers that run a workflow of 80,000 tasks, one of them is found quickly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 

@@ -62,6 +62,11 @@ def test_the_share_of_a_change_breaks_nothing(command: list[str], figure: str, l
 @pytest.mark.parametrize(
     ("model", "path"),
     [
+        (
+            "delay",
+            "A stores replace; 1001 ms later; C claims; C publishes, reply lost; C gives up; C gives back; "
+            "A stores replace",
+        ),
         ("flow", "P sends m1; A takes 1; 1001 ms later; S sweeps; A renews; S returns flow-A05-001; A takes 1"),
         ("unique", "P acquires until end, reply lost; 10001 ms later; P again acquires until end; P sends"),
         ("unique", "P acquires until start, delayed; P again acquires until start; P sends; A takes 2"),

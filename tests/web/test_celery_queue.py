@@ -1,7 +1,5 @@
 """The pages of Celery's queues: counts, messages, search; actions reach exactly the messages of their preview."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

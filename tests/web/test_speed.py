@@ -1,7 +1,5 @@
 """With many entries, the cost of a page depends on what it shows, and other clients do not wait."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import threading

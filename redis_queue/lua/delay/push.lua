@@ -8,8 +8,9 @@
 -- ARGV entries      LIST  id, delay in ms, due time in ms (0 = use the delay), mark ("" = none), record; five for each
 --
 -- Returns {1 if the queue is new, flags}: per entry 1 = stored, 2 = replaced an existing one, 4 = replaced one that was
--- claimed before (its holder, if any, lost the lease, but may have sent it), 3 = stored, and its id was revoked before
--- (a new call; only with a mark, never with own), 0 = kept the existing one. With error, flags "exists <id>".
+-- claimed before, even if that delivery was not counted (its holder, if any, lost the lease, but may have sent it), 3 =
+-- stored, and its id was revoked before (a new call; only with a mark, never with own), 0 = kept the existing one. With
+-- error, flags "exists <id>".
 -- O(entries * log waiting)
 
 -- include schema, last_call
@@ -42,7 +43,7 @@ for i, id in ipairs(ids) do
     local delay, due = tonumber(entries[5 * i - 3]), tonumber(entries[5 * i - 2])
     if due == 0 then due = now + delay end
     first = math.min(first, due)
-    flags[i] = before and (redis.call('HEXISTS', leases, id) == 1 and 4 or 2) or 1
+    flags[i] = before and (redis.call('HEXISTS', leases, id) + redis.call('HEXISTS', errors, id) > 0 and 4 or 2) or 1
     if before then taken[#taken + 1] = id else new[#new + 1] = id end
     if notes and mark ~= '' and redis.call('ZSCORE', revoked, id) then
       flags[i] = 3
