@@ -6,8 +6,9 @@ the cuts, and how much they grow: the slope of the second half, for a whole day 
 kept runs, the lists of idle connections and the memory of the allocator fill. Exit code 1 if something grew by more
 than its bound. The last line is one JSON object.
 
-Before each sample all processes collect their garbage: Celery and billiard leave the copy of the traceback of each
-failed task in a circle of objects, which Python collects rarely, so memory would go up and down by tens of MB.
+All processes collect their garbage before each sample, and in one of ten tasks that fail: Celery and billiard leave
+the copy of the traceback of each failed task in a circle of objects, which Python collects rarely, so memory would go
+up and down by tens of MB.
 """
 
 from __future__ import annotations

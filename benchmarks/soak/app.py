@@ -71,6 +71,9 @@ def make_app(url: str) -> Celery:
     @app.task(name="soak.failing")  # type: ignore[untyped-decorator]
     def failing(number: int) -> None:
         quick(number)
+        if number % 1000 < 100:
+            # Else the memory of these failures goes up for long, see __main__.
+            gc.collect()
         raise ValueError(f"soak {number}")
 
     @app.task(name="soak.limited", flow=Flow(limit=2, key="{key}"))  # type: ignore[untyped-decorator]

@@ -34,12 +34,15 @@ BOUNDS: Final = {
     "keeper USS, MB": 1.0,
     "sender RSS, MB": 6.0,
     "sender USS, MB": 6.0,
-    "descriptors": 4.0,
-    "connections": 4.0,
+    "descriptors": 10.0,
+    "connections": 10.0,
     "Redis, MB": 4.0,
     "keys": 20.0,
 }
-"""Most that each may grow in a day. One object per task would be 200 to 400 thousand blocks of Python's memory."""
+"""Most that each may grow in a day. One object per task would be 200 to 400 thousand blocks of Python's memory. A pool
+opens one more connection when as many calls meet for the first time, perhaps late in the day: a slope of 4. One that is
+lost in each hour would be 24.
+"""
 
 CUT_BOUNDS: Final = BOUNDS | {"descriptors": 20.0, "connections": 20.0}
 """Most that each may grow in the cuts. Idle connections are noticed as lost when they are used next, so some numbers
