@@ -16,7 +16,7 @@ from redis_queue.celery.control.panel import wrap_panel
 from redis_queue.celery.control.revokes import RevokeStep
 from redis_queue.celery.dispatch.loop import DispatchStep
 from redis_queue.celery.intake import IntakeStep
-from redis_queue.celery.kombu.internals import lacking, versions
+from redis_queue.celery.kombu.internals import keep_partial_results, lacking, versions
 from redis_queue.celery.kombu.keys import lease_of
 from redis_queue.celery.leases.connections import (
     active_defaults,
@@ -61,6 +61,8 @@ class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, parent: Any) -> None:
         """Log the line, and check the store in the background."""
+        if parent.hub is not None:
+            keep_partial_results(parent.hub, parent.pool)
         logger.info(describe(parent.app, dispatches=self._dispatches), extra={"action": "worker_starts"})
         if low := low_visibility_timeout(parent.app):
             logger.warning("%s: %s", *low, extra={"action": "visibility_timeout_low"})

@@ -101,6 +101,35 @@ def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
     setattr(owner, name, partial(call, getattr(owner, name)))
 
 
+def keep_partial_results(hub: Any, pool: Any) -> None:
+    """Let a prefork *pool* read on, after a lost connection, the results that had arrived in part.
+
+    Celery forgets these parts with the readers of its *hub*, and takes what follows for the size of the next result: it
+    waits for gigabytes that never come, and runs no more tasks, or ends with an error of pickle.
+    """
+    parts: dict[int, tuple[Any, Any]] = {}
+
+    def owners() -> Any:
+        return getattr(getattr(pool, "_pool", None), "_fileno_to_outq", {})
+
+    def reset(original: Callable[[], None]) -> None:
+        for fd, (reader, _) in hub.readers.items():
+            if inspect.isgenerator(reader) and fd in owners():
+                parts[fd] = owners()[fd], reader
+        original()
+
+    def register(original: Callable[[Any], None], loop: Any) -> None:
+        original(loop)
+        for fd, (owner, reader) in parts.items():
+            # Another process may have the number by now.
+            if owners().get(fd) is owner:
+                loop.add_reader(fd, reader)
+        parts.clear()
+
+    around(hub, "reset", reset)
+    around(pool, "register_with_event_loop", register)
+
+
 def lacking() -> list[str]:
     """Return what the installed kombu and Celery lack, each as ``class.name(parameters)``."""
     return [*_methods(), *_attributes()]

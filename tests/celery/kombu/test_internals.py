@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import ast
 import logging
+import os
+import pickle
+import struct
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from celery import Celery
+from celery.concurrency import asynpool
+from kombu.asynchronous import Hub
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 
 from redis_queue.celery.fetch import channel, message, poller
 from redis_queue.celery.kombu import connection, internals
+from redis_queue.celery.kombu.internals import keep_partial_results
 from redis_queue.celery.leases import qos, step
 from redis_queue.celery.store_consumer import channel as store_channel
 from redis_queue.celery.store_consumer import consumer
+from tests.support.wait import wait_until
 
 NEW_ENOUGH = hasattr(kombu_redis.MultiChannelPoller, "_pause_brpop")
 
@@ -65,3 +73,38 @@ def test_all_private_names_of_kombu_in_use_are_in_the_tables() -> None:
         names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         used |= names & private
     assert used <= {line.split()[0] for table in TABLES for lines in table.values() for line in lines}
+
+
+class OneProcess(asynpool.ResultHandler):
+    """The pool of one process, as far as its results are read."""
+
+    def __init__(self, fd: int) -> None:
+        self.fileno_to_outq = self._fileno_to_outq = {fd: "process"}
+        self._pool, self.read = self, list[Any]()
+        self.on_state_change = self.read.append
+
+    def register_with_event_loop(self, hub: Hub) -> None:
+        super().register_with_event_loop(hub)
+        for fd in self.fileno_to_outq:
+            hub.add_reader(fd, self.handle_event, fd)
+
+
+@pytest.mark.parametrize("arrived", [2, 4, 10_000])
+def test_a_result_of_which_a_part_was_read_is_read_on_after_a_lost_connection(arrived: int) -> None:
+    body = pickle.dumps("x" * 20_000)
+    sent = struct.pack(">i", len(body)) + body
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    pool, hub = OneProcess(reading), Hub()
+    keep_partial_results(hub, pool)
+    pool.register_with_event_loop(hub)
+    os.write(writing, sent[:arrived])
+    next(hub.create_loop())
+    hub.reset()
+    pool.register_with_event_loop(hub)
+    os.write(writing, sent[arrived:] + sent)
+    loop = hub.create_loop()
+    wait_until(lambda: next(loop) or len(pool.read) == 2, timeout=5, description="both results")
+    assert pool.read == ["x" * 20_000] * 2
+    hub.close()
+    os.close(writing)

@@ -103,6 +103,18 @@ def test_each_failure_is_kept_once(observed: Observed, pool: str) -> None:
     assert 0 <= fail.seconds < 30
 
 
+def test_failures_that_are_read_while_connections_are_lost_stop_no_pool(observed: Observed) -> None:
+    """A failure with 10 MB comes from its process in many parts."""
+    for _ in range(12):
+        observed.send(HUGE)
+    with observed.worker(pool="prefork"):
+        for count in range(1, 13):
+            wait_for_failures(observed, count)
+            observed.client.client_kill_filter(_type="normal", skipme=True)
+        observed.send(OK)
+        observed.wait_for(OK, 1)
+
+
 def test_a_hard_time_limit_and_a_killed_process_are_kept(observed: Observed) -> None:
     long = observed.send(LONG)
     with observed.worker(pool="prefork"):
