@@ -114,7 +114,7 @@ def keep_partial_results(hub: Any, pool: Any) -> None:
 
     def reset(original: Callable[[], None]) -> None:
         for fd, (reader, _) in hub.readers.items():
-            if inspect.isgenerator(reader) and fd in owners():
+            if getattr(reader, "gi_frame", None) and fd in owners():
                 parts[fd] = owners()[fd], reader
         original()
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import logging
-import os
 import pickle
 import struct
+from collections.abc import Iterator
 from pathlib import Path
+from socket import socket, socketpair
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,36 +76,65 @@ def test_all_private_names_of_kombu_in_use_are_in_the_tables() -> None:
     assert used <= {line.split()[0] for table in TABLES for lines in table.values() for line in lines}
 
 
+RESULT = "x" * 20_000
+BODY = pickle.dumps(RESULT)
+SENT = struct.pack(">i", len(BODY)) + BODY
+
+
 class OneProcess(asynpool.ResultHandler):
-    """The pool of one process, as far as its results are read."""
+    """The pool of one process, as far as its results are read, and its loop."""
 
     def __init__(self, fd: int) -> None:
         self.fileno_to_outq = self._fileno_to_outq = {fd: "process"}
         self._pool, self.read = self, list[Any]()
         self.on_state_change = self.read.append
+        self.hub = Hub()
+        keep_partial_results(self.hub, self)
+        self.register_with_event_loop(self.hub)
 
     def register_with_event_loop(self, hub: Hub) -> None:
         super().register_with_event_loop(hub)
         for fd in self.fileno_to_outq:
             hub.add_reader(fd, self.handle_event, fd)
 
+    def reconnect(self) -> None:
+        self.hub.reset()
+        self.register_with_event_loop(self.hub)
+
+
+@pytest.fixture
+def pool() -> Iterator[tuple[OneProcess, socket]]:
+    """A pool, and what its process writes to."""
+    process, worker = socketpair()
+    worker.setblocking(False)
+    with process, worker:
+        pool = OneProcess(worker.fileno())
+        yield pool, process
+        pool.hub.close()
+
 
 @pytest.mark.parametrize("arrived", [2, 4, 10_000])
-def test_a_result_of_which_a_part_was_read_is_read_on_after_a_lost_connection(arrived: int) -> None:
-    body = pickle.dumps("x" * 20_000)
-    sent = struct.pack(">i", len(body)) + body
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-    pool, hub = OneProcess(reading), Hub()
-    keep_partial_results(hub, pool)
-    pool.register_with_event_loop(hub)
-    os.write(writing, sent[:arrived])
-    next(hub.create_loop())
-    hub.reset()
-    pool.register_with_event_loop(hub)
-    os.write(writing, sent[arrived:] + sent)
-    loop = hub.create_loop()
-    wait_until(lambda: next(loop) or len(pool.read) == 2, timeout=5, description="both results")
-    assert pool.read == ["x" * 20_000] * 2
-    hub.close()
-    os.close(writing)
+def test_a_result_of_which_a_part_was_read_is_read_on_after_a_lost_connection(
+    pool: tuple[OneProcess, socket], arrived: int
+) -> None:
+    worker, process = pool
+    process.sendall(SENT[:arrived])
+    next(worker.hub.create_loop())
+    worker.reconnect()
+    process.sendall(SENT[arrived:] + SENT)
+    loop = worker.hub.create_loop()
+    wait_until(lambda: next(loop) or len(worker.read) == 2, timeout=5, description="both results")
+    assert worker.read == [RESULT] * 2
+
+
+def test_of_a_process_that_has_ended_no_part_is_read_on(pool: tuple[OneProcess, socket]) -> None:
+    worker, process = pool
+    process.sendall(SENT[:10_000])
+    loop = worker.hub.create_loop()
+    next(loop)
+    process.close()
+    with pytest.raises(OSError, match="End of file"):
+        next(loop)
+    worker.reconnect()
+    ((reader, _),) = worker.hub.readers.values()
+    assert reader == worker.handle_event
