@@ -150,7 +150,7 @@ def test_eviction_policy_of_the_store_is_a_warning(policy: str, said: str, caplo
         client.config_set("maxmemory", "1gb")
         with closing(Celery("startup", broker=f"redis+socket://{server.socket}", set_as_current=False)) as app:
             DurableTasks(app, leases=False)
-            StartupStep(SimpleNamespace(app=app)).start(SimpleNamespace(app=app))
+            StartupStep(SimpleNamespace(app=app)).start(SimpleNamespace(app=app, hub=None))
             wait_until(lambda: said in caplog.text, description="the warning")
             assert [record.levelno for record in caplog.records if said in record.message] == [logging.WARNING]
 
@@ -159,6 +159,6 @@ def test_worker_starts_without_the_store(caplog: pytest.LogCaptureFixture) -> No
     caplog.set_level(logging.INFO)
     with closing(Celery("startup", broker="redis://localhost:1", set_as_current=False)) as app:
         DurableTasks(app, leases=False)
-        StartupStep(SimpleNamespace(app=app)).start(SimpleNamespace(app=app))
+        StartupStep(SimpleNamespace(app=app)).start(SimpleNamespace(app=app, hub=None))
         wait_until(lambda: "the store cannot be checked" in caplog.text, description="the answer")
         assert Store.of(app).url in caplog.text

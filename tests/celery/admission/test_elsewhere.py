@@ -96,7 +96,9 @@ def test_a_lost_connection_to_the_broker_runs_nothing_twice(make: Make, stack: E
     (worker,) = fleet.start("a", pool=pool, concurrency=3)
     with fleet.producer() as app:
         sent = [app.send_task(WORK, ("x",), {"hold": True}).id for _ in range(6)]
-        fleet.wait_for("enter", 3)
+        # Celery gives back tasks of which their processes have not told that they have begun.
+        inspect = app.control.inspect(timeout=1, limit=1)
+        wait_until(lambda: [len(rows) for rows in (inspect.active() or {}).values()] == [3], description="three to run")
         proxy.cut()
         worker.wait_for_output("Connection to broker lost")
         fleet.release(3)
