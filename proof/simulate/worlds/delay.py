@@ -106,7 +106,7 @@ class DelayWorld(World):
         SIM.at(SIM.now + 0.05, self._drain)
 
     def is_done(self) -> bool:
-        return self._pushed and not MODEL.call(b"HLEN", self.keys.records)
+        return self._pushed and not MODEL.call(b"HLEN", self.keys.records) and not MODEL.call(b"LLEN", LIST)
 
     def left(self) -> Iterator[str]:
         records: Any = MODEL.call(b"HKEYS", self.keys.records)
