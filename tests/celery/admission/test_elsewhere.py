@@ -1,7 +1,5 @@
 """Flows with real workers whose broker is not the Redis of the store."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
