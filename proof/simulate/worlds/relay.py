@@ -86,16 +86,13 @@ class RelayWorld(CeleryWorld):
                 if choice < 0.25:
                     self.undone_calls.add(label)
                     raise RedisQueueError("the request failed")
+            if choice > 0.75:
+                time.sleep(SIM.rng.uniform(0, delay + 2))
+                self.note(Event("cancel", "invoke", label))
+                done = cancel(label)
+                self.note(Event("cancel", "ok" if done else "refused", label, at=self.now_ms()))
         except Error as error:
             raise RedisQueueError(str(error)) from error
-        if choice > 0.75:
-            time.sleep(SIM.rng.uniform(0, delay + 2))
-            self.note(Event("cancel", "invoke", label))
-            try:
-                done = cancel(label)
-            except Error as error:
-                raise RedisQueueError(str(error)) from error
-            self.note(Event("cancel", "ok" if done else "refused", label, at=self.now_ms()))
         return label
 
     def relay(self) -> None:
