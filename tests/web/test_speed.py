@@ -143,8 +143,10 @@ PAGES = (
 
 @pytest.mark.parametrize("path", PAGES)
 def test_each_page_takes_less_than_a_tenth_of_a_second(path: str, browser: Browser, crowded: redis.Redis) -> None:
-    assert browser.raw(path).status_code == 200
-    assert least_seconds(lambda: browser.raw(path), MAX_SECONDS, crowded) <= MAX_SECONDS
+    def ask() -> None:
+        assert browser.raw(path).status_code == 200
+
+    assert least_seconds(ask, MAX_SECONDS, crowded) <= MAX_SECONDS
 
 
 def test_other_clients_do_not_wait(browser: Browser, crowded: redis.Redis) -> None:
