@@ -22,7 +22,7 @@ RESTART: Final = 0.5
 class World(ABC):
     """The processes of a schedule, by their roles; each is started again when it has ended."""
 
-    horizon: ClassVar[float] = 30.0
+    horizon: ClassVar[float] = 20.0
     """Seconds in which things break."""
 
     calm: ClassVar[float] = 400.0

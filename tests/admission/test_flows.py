@@ -1,7 +1,5 @@
 """Flows: limits, rates and pauses change at run time."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

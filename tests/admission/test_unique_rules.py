@@ -1,7 +1,5 @@
 """Unique: what a user may write, and what it means."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

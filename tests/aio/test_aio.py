@@ -3,8 +3,6 @@
 Their models and the other tests of the consumer run for both: `tests/property`, `tests/queue`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import inspect

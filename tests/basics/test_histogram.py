@@ -1,7 +1,5 @@
 """Histograms of durations: buckets, sums, quantiles, and their stored form."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """Stored values in log messages cannot forge log lines."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Pauses between attempts grow, are randomized and are limited; calls in the background never block an event loop."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

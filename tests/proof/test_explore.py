@@ -68,6 +68,16 @@ def test_the_share_of_a_change_breaks_nothing(command: list[str], figure: str, l
             "A stores replace",
         ),
         ("flow", "P sends m1; A takes 1; 1001 ms later; S sweeps; A renews; S returns flow-A05-001; A takes 1"),
+        (
+            "unique",
+            "P acquires until end; P sends; Q acquires until end for later; Q stores, reply lost; Q gives up; "
+            "Q withdraws; O cancels ia04; A takes 2",
+        ),
+        (
+            "unique",
+            "P acquires until end; P sends; Q acquires until end for later; Q stores, died; 10001 ms later; "
+            "Q acquires until end; O cancels ia04; A takes 2",
+        ),
         ("unique", "P acquires until end, reply lost; 10001 ms later; P again acquires until end; P sends"),
         ("unique", "P acquires until start, delayed; P again acquires until start; P sends; A takes 2"),
         (

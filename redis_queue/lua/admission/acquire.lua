@@ -46,9 +46,7 @@ local function send(before_it)
   return answer(1, id, 's')
 end
 local waits = state == 'w' or state == 'd'
-if not found or (waits and other == gone) then
-  return send('-')
-end
+if not found or (waits and other == gone) then return send('-') end
 local instead = state .. found
 -- What is replaced may wait longer.
 local ends = redis.call('ZSCORE', owner_ends, field)

@@ -8,7 +8,8 @@
 --                      task, and the token of its message; "" and "" for another one
 --
 -- The store is no Cluster: the keys have two hash tags. A cancelled message that may have been sent does not run.
--- Returns flags: 0 to 2 as delay/cancel; 3 = its record lacks the mark: it stays.
+-- Returns flags: 0 to 2 as delay/cancel, and 0 = removed, but it would not have run: another message of its task may;
+-- 3 = its record lacks the mark: it stays.
 -- Stops after the record that makes 1 MiB, of those with a mark: call again for the other ids.
 -- O(entries * log owners)
 
@@ -26,16 +27,19 @@ redis.call('HLEN', by_id)
 -- first_write leases
 -- include remove_entry
 local function free(field, token, maybe_sent)
-  local found, before, _, ttl, owner_id = owner(field)
+  local is_marked = redis.call('ZSCORE', replaced, token)
+  local found, before, _, ttl, id = owner(field)
   if maybe_sent then drop(token, ttl or 0) end
-  if found ~= token then
-    give_up(field, token)
-    return
-  end
+  local first = found == token and 2 or string.find(before or '', token, 1, true)
+  if not first then return latest > 0 or not is_marked end
   -- The messages that it was to replace have its task id: they do not run either, unless they do already.
-  local runs = string.match(before, 'r(%x+)')
-  for other in string.gmatch(before, '[dw](%x+)') do drop(other, ttl) end
-  if runs then own(field, runs, '-', 'r', ttl, owner_id, now + ttl) else disown(field, owner_id) end
+  for other in string.gmatch(string.sub('+' .. before, first - 1), '%+[dw](%x+)') do
+    drop(other, ttl)
+    give_up(field, other)
+  end
+  local runs = found == token and string.match(before, 'r(%x+)')
+  if runs then own(field, runs, '-', 'r', ttl, id, now + ttl) elseif found == token then disown(field, id) end
+  return true
 end
 local flags, bytes = {}, 0
 for i = 1, #entries, 4 do
@@ -44,7 +48,7 @@ for i = 1, #entries, 4 do
   if latest == 0 then place = place_of(id) elseif not (died and died <= latest) then place = false end
   local record = place and mark ~= '' and (redis.call('HGET', records, id) or '')
   if record and not string.find(record, mark, 1, true) then flag = 3 elseif place then flag = remove(id, place) end
-  if field ~= '' and (flag == 1 or flag == 2) then free(field, token, flag == 2 and latest == 0) end
+  if (flag == 1 or flag == 2) and field ~= '' and not free(field, token, flag == 2 and latest == 0) then flag = 0 end
   flags[#flags + 1], bytes = flag, bytes + #(record or '')
   if bytes >= MAX_BYTES then break end
 end

@@ -1,7 +1,5 @@
 """Fixtures of tests of flows and unique tasks: a Redis of their own, and workers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
