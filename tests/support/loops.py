@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 
-FREE = 1.0
+FREE = 2.5
 """Seconds: a callback that took longer waited for Redis, whose timeouts are longer."""
 
 
