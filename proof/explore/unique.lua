@@ -86,10 +86,10 @@ return function(kit, names, worker)
       letter = client.letter, replaces = client.replaces, found = client.found and {},
     }
   end
-  -- After an error, what the call did is unknown. A send that failed is withdrawn, and its caller gets an error.
+  -- After an error, what the call did is unknown. A send that failed is withdrawn. The caller gets an error.
   function model.failed(client, one)
     return counted(client, changed(work.failed(client, one), {
-      sending = one.sends and changed(client.sending, {step = 'withdraw'}), id = false, extends = false,
+      sending = one.sends and changed(client.sending, {step = 'withdraw'}) or false, id = false, extends = false,
     }))
   end
 

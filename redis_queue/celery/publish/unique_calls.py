@@ -297,7 +297,7 @@ class UniqueCalls:
         except StoreError as error:
             if call.is_retry:
                 raise LostKeyError from error
-            # The message will not run: its key was not confirmed.
+            # Unless its key was confirmed all the same, the message will not run.
             raise OperationalError(str(error)) from error
         return result
 
