@@ -1,7 +1,5 @@
 """Admission: messages of flows wait in their groups, and a consumer takes what the limits admit."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing

@@ -75,9 +75,13 @@ def messages(client: redis.Redis, queue: str) -> list[dict[str, object]]:
     return [json.loads(element) for element in client.lrange(queue, 0, -1)]
 
 
-def test_find_why_a_queue_is_stuck(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The messages of this shop were sent a moment ago.
+@pytest.fixture
+def impatient_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the doctor of the first page report messages that were sent a moment ago, as those of this shop were."""
     monkeypatch.setattr(queues, "WAITS", 0.0)
+
+
+def test_find_why_a_queue_is_stuck(impatient_doctor: None, page: Page) -> None:
     banner = page.locator(".health")
     text = "Celery queue reports: 38 messages wait, and no worker that reports consumes it"
     expect(banner).to_contain_text(text, timeout=15_000)
