@@ -10,7 +10,7 @@ from redis_queue.basics.times import monotonic
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.monitor.model import Run, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.rows import MAX_TEXT, write_run, write_running, write_tally, write_worker
-from redis_queue.store.chunks import chunks
+from redis_queue.store.chunks import by_size, chunks
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import MonitorKeys
 from redis_queue.store.scripts import Clock, NumberedCalls, Scripts, server_clock
@@ -58,7 +58,7 @@ class Reports:
         """Store the state of *worker*, the tasks that it runs, and what ended since its last report.
 
         Return the time of the server in ms. It takes one round trip, and another one for every :data:`MAX_SERIES` of
-        the *tallies*; the first call of a minute takes up to 41. With *leaving* the worker is removed; its *seen_at* is
+        the *tallies*, or 64 KiB; the first call of a minute takes up to 41. With *leaving* the worker is removed; its *seen_at* is
         ignored. At most :data:`MAX_RUNNING` running tasks and :data:`MAX_ENDED` runs are written.
         """
         for count in self.count_calls(tallies or {}):
@@ -84,10 +84,10 @@ class Reports:
         Each one adds its part once, however often it is made: after a StoreError, make the same call again before the
         next one. That holds for a day after its last attempt.
         """
-        return [self._count_call(part) for part in chunks(tallies.items(), MAX_SERIES)]
+        rows = [(f"{series.task}{SEPARATOR}{series.queue}", write_tally(tally)) for series, tally in tallies.items()]
+        return [self._count_call(part) for chunk in chunks(rows, MAX_SERIES) for part in by_size(chunk, most=1 << 16)]
 
-    def _count_call(self, tallies: Iterable[tuple[Series, Tally]]) -> Callable[[], None]:
-        rows = ((f"{series.task}{SEPARATOR}{series.queue}", write_tally(tally)) for series, tally in tallies)
+    def _count_call(self, rows: Iterable[tuple[str, str]]) -> Callable[[], None]:
         call = self._counting.prepare("monitor/count", now=self._clock(), more=_encoded(chain.from_iterable(rows)))
 
         def count() -> None:

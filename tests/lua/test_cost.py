@@ -49,6 +49,7 @@ MANY: Final = {
     "long mark": ["id", "a" * 300_000 + "b"] * 2,
     "long entry": ["id", "0", "0", "a" * 300_000 + "b", "record"],
     "pairs": ["a", LONG],
+    "counts": ["a", "a1" * 300_000],
     # Each of the 500 records, by the form of the rows of a script.
     **{
         f"all {width}": [part for one in IDS for part in (one, *["1"] * (width - 1))] for width in (1, 2, 3, 5, 6, 8, 9)

@@ -7,7 +7,7 @@
 -- KEYS series, totals, current, minutes_0, minutes_1, minutes_2, hours_0, hours_1, hours_2, hours_3, slot
 -- ARGV now       TIME  0 = the server's clock
 -- ARGV sequence  TEXT  number of the call, grows per caller; a repeat within a day changes nothing, a lower one fails
--- ARGV counts    LIST  series and counts; two for each, at most 100
+-- ARGV counts    LIST  series and counts; two for each, at most 100, and 128 KiB
 --
 -- Returns 1 = done, 0 = an earlier attempt did it, -1 = part of the last minute is closed: call again.
 -- O(counts)
@@ -16,6 +16,7 @@ local MAX_SERIES, ALL_SERIES, UNUSED, BACK, CLOSE = 200, 300, 90, 60, 5
 local KEEP_MINUTES, KEEP_HOURS, KEEP_TOTALS, REPEATS = 345600, 10368000, 31536000, 86400000
 -- include clock, last_call
 if last == sequence then return 0 end
+if #table.concat(counts) > 131072 then return redis.error_reply('ERR counts: must be at most 131072 bytes') end
 -- check totals
 local open = tonumber(redis.call('HGET', current, 'minute') or nil)
 local days, spans = {minutes_0, minutes_1, minutes_2}, {hours_0, hours_1, hours_2, hours_3}

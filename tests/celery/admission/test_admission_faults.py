@@ -1,7 +1,5 @@
 """Admission under load, faults and changes: nothing is stuck, mixed up or lost."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

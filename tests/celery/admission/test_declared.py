@@ -1,7 +1,5 @@
 """Flows that no worker has declared: a producer sends messages of them, and users read and change them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

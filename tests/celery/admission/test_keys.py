@@ -1,7 +1,5 @@
 """Single keys of a flow: pauses and limits of their own, what waits of them, and what it costs."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -252,10 +250,15 @@ class TestCost:
                 client.hset(KEYS.rules(FLOW).decode(), name, "= = = 1")
             send(app, *names)
             assert taken(taker) == []
-            before = commands_run(client)
-            send(app, "free")
-            assert taken(taker) == [["free", 0]]
-            assert commands_run(client) - before < 150
+            spent = []
+            for _ in range(4):
+                before = commands_run(client)
+                send(app, "free")
+                assert taken(taker) == [["free", 0]]
+                spent.append(commands_run(client) - before)
+                taker.settle()
+            # Besides what an idle consumer asks meanwhile: the more, the slower the machine is.
+            assert min(spent) < 150
 
 
 class TestListing:
