@@ -88,9 +88,10 @@ return function(kit, names, worker)
   end
   -- After an error, what the call did is unknown. A send that failed is withdrawn. The caller gets an error.
   function model.failed(client, one)
-    return counted(client, changed(work.failed(client, one), {
-      sending = one.sends and changed(client.sending, {step = 'withdraw'}) or false, id = false, extends = false,
-    }))
+    local change = work.failed(client, one)
+    change.sending = one.sends and changed(client.sending, {step = 'withdraw'}) or false
+    change.id, change.extends = false, false
+    return counted(client, change)
   end
 
   local function confirmed(known, token, yes)
