@@ -58,8 +58,8 @@ class Reports:
         """Store the state of *worker*, the tasks that it runs, and what ended since its last report.
 
         Return the time of the server in ms. It takes one round trip, and another one for every :data:`MAX_SERIES` of
-        the *tallies*, or 64 KiB; the first call of a minute takes up to 41. With *leaving* the worker is removed; its *seen_at* is
-        ignored. At most :data:`MAX_RUNNING` running tasks and :data:`MAX_ENDED` runs are written.
+        the *tallies*, or 64 KiB; the first call of a minute takes up to 41. With *leaving* the worker is removed; its
+        *seen_at* is ignored. At most :data:`MAX_RUNNING` running tasks and :data:`MAX_ENDED` runs are written.
         """
         for count in self.count_calls(tallies or {}):
             count()
