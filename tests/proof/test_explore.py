@@ -78,6 +78,11 @@ def test_the_share_of_a_change_breaks_nothing(command: list[str], figure: str, l
             "P acquires until end; P sends; Q acquires until end for later; Q stores, died; 10001 ms later; "
             "Q acquires until end; O cancels ia04; A takes 2",
         ),
+        (
+            "unique",
+            "P acquires until end for later; P stores; P confirms; Q acquires until end, died; 10001 ms later; "
+            "Q acquires until end; O cancels ia04",
+        ),
         ("unique", "P acquires until end, reply lost; 10001 ms later; P again acquires until end; P sends"),
         ("unique", "P acquires until start, delayed; P again acquires until start; P sends; A takes 2"),
         (

@@ -30,10 +30,11 @@ local function free(field, token, maybe_sent)
   local is_marked = redis.call('ZSCORE', replaced, token)
   local found, before, _, ttl, id = owner(field)
   if maybe_sent then drop(token, ttl or 0) end
-  local first = found == token and 2 or string.find(before or '', token, 1, true)
-  if not first then return latest > 0 or not is_marked end
-  -- The messages that it was to replace have its task id: they do not run either, unless they do already.
-  for other in string.gmatch(string.sub('+' .. before, first - 1), '%+[dw](%x+)') do
+  local has_part = found == token or string.find(before or '', token, 1, true)
+  if not has_part then return latest > 0 or not is_marked end
+  -- Those that it was to replace, or that were to replace it and were not confirmed, have its task id: they do not run
+  -- either, unless they do already.
+  for other in string.gmatch('+' .. before, '%+[dw](%x+)') do
     drop(other, ttl)
     give_up(field, other)
   end

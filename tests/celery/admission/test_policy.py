@@ -1,7 +1,5 @@
 """FlowPolicy: which flows an app has, the keys of its calls, and what a worker refuses on startup."""
 
-from __future__ import annotations
-
 import logging
 import re
 from typing import Any
