@@ -30,7 +30,7 @@ local function free(field, token, maybe_sent)
   local is_marked = redis.call('ZSCORE', replaced, token)
   local found, before, _, ttl, id = owner(field)
   if maybe_sent then drop(token, ttl or 0) end
-  local has_part = found == token or string.find(before or '', token, 1, true)
+  local has_part = found == token or without(before or '-', token)
   if not has_part then return latest > 0 or not is_marked end
   -- Those that it was to replace, or that were to replace it and were not confirmed, have its task id: they do not run
   -- either, unless they do already.
