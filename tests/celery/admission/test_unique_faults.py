@@ -1,7 +1,5 @@
 """Unique tasks whose senders or workers die, or whose leases are lost, at rare moments."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

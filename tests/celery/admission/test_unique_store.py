@@ -1,7 +1,5 @@
 """Keys of unique tasks that wait in the store: they follow a new due time, and deleted dead letters free them."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta, timezone
 
 import pytest
