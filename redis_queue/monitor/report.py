@@ -32,6 +32,8 @@ AGAIN: Final = -1
 
 SEPARATOR: Final = "\0"
 
+OTHER: Final = Series("(other)", "(other)")
+
 NOTE_RELEASE: Final = 60.0
 """Seconds after which a worker notes its release again."""
 
@@ -58,7 +60,7 @@ class Reports:
         """Store the state of *worker*, the tasks that it runs, and what ended since its last report.
 
         Return the time of the server in ms. It takes one round trip, and another one for every :data:`MAX_SERIES` of
-        the *tallies*, or 64 KiB; the first call of a minute takes up to 41. With *leaving* the worker is removed; its
+        the *tallies*, or 128 KiB; the first call of a minute takes up to 41. With *leaving* the worker is removed; its
         *seen_at* is ignored. At most :data:`MAX_RUNNING` running tasks and :data:`MAX_ENDED` runs are written.
         """
         for count in self.count_calls(tallies or {}):
@@ -84,22 +86,18 @@ class Reports:
         Each one adds its part once, however often it is made: after a StoreError, make the same call again before the
         next one. That holds for a day after its last attempt.
         """
-        rows = [(f"{series.task}{SEPARATOR}{series.queue}", write_tally(tally)) for series, tally in tallies.items()]
-        return [self._count_call(part) for chunk in chunks(rows, MAX_SERIES) for part in by_size(chunk, most=1 << 16)]
+        rows = (_encoded((f"{key.task}{SEPARATOR}{key.queue}", write_tally(tally))) for key, tally in tallies.items())
+        parts = (by_size(chunk, lambda row: sum(map(len, row)), 1 << 17) for chunk in chunks(rows, MAX_SERIES))
+        return [self._count_call(part) for part in chain.from_iterable(parts)]
 
-    def _count_call(self, rows: Iterable[tuple[str, str]]) -> Callable[[], None]:
-        call = self._counting.prepare("monitor/count", now=self._clock(), more=_encoded(chain.from_iterable(rows)))
+    def _count_call(self, rows: Iterable[Iterable[bytes]]) -> Callable[[], None]:
+        call = self._counting.prepare("monitor/count", now=self._clock(), more=[*chain.from_iterable(rows)])
 
         def count() -> None:
-            for _ in range(MAX_CLOSES):
-                if call() != AGAIN:
-                    return
-            raise StoreUnavailableError("the counts of the last minute have too many series; try again")
+            if all(call() == AGAIN for _ in range(MAX_CLOSES)):
+                raise StoreUnavailableError("the counts of the last minute have too many series; try again")
 
         return count
-
-
-OTHER: Final = Series("(other)", "(other)")
 
 
 def _root(run: Run) -> str:
@@ -107,5 +105,5 @@ def _root(run: Run) -> str:
     return (run.root or run.id)[:MAX_TEXT].replace(SEPARATOR, "")
 
 
-def _encoded(parts: Iterable[str]) -> list[bytes]:
-    return [part.encode(errors="replace") for part in parts]
+def _encoded(parts: Iterable[str]) -> tuple[bytes, ...]:
+    return tuple(part.encode(errors="replace") for part in parts)

@@ -236,7 +236,7 @@ class TestSeries:
         assert executed(history.minutes(1, [OTHER])) == [6]
 
     def test_a_report_may_have_more_series_than_one_call(self, reports: Reports, history: RunHistory) -> None:
-        many = {Series(f"t{number}", "q"): tally(1) for number in range(IN_A_REPORT + 5)}
+        many = {Series(f"t{number}{'名' * 240}", "名" * 240): tally(1) for number in range(IN_A_REPORT + 5)}
         reports.write(tallies=many)
         assert history.totals(1) == many
 
