@@ -121,7 +121,7 @@ return function(kit, names, worker)
       for _, ends in ipairs(state.known.ends and {state.known.ends} or {'e', 's'}) do
         for _, delay in ipairs({0, DELAY}) do
           local token = client.letter .. client.life .. client.calls
-          local id = client.id or 'i' .. token
+          local id = client.id or 'i' .. string.upper(token)
           add('acquires until ' .. (ends == 'e' and 'end' or 'start') .. (delay > 0 and ' for later' or ''),
             'admission/acquire', owners_call(client, {
               field = FIELD, token = token, running = '', id = id, ttl = TTL + delay, due = 0,

@@ -71,17 +71,17 @@ def test_the_share_of_a_change_breaks_nothing(command: list[str], figure: str, l
         (
             "unique",
             "P acquires until end; P sends; Q acquires until end for later; Q stores, reply lost; Q gives up; "
-            "Q withdraws; O cancels ia04; A takes 2",
+            "Q withdraws; O cancels iA04; A takes 2",
         ),
         (
             "unique",
             "P acquires until end; P sends; Q acquires until end for later; Q stores, died; 10001 ms later; "
-            "Q acquires until end; O cancels ia04; A takes 2",
+            "Q acquires until end; O cancels iA04; A takes 2",
         ),
         (
             "unique",
             "P acquires until end for later; P stores; P confirms; Q acquires until end, died; 10001 ms later; "
-            "Q acquires until end; O cancels ia04",
+            "Q acquires until end; O cancels iA04",
         ),
         ("unique", "P acquires until end, reply lost; 10001 ms later; P again acquires until end; P sends"),
         ("unique", "P acquires until start, delayed; P again acquires until start; P sends; A takes 2"),
