@@ -1,7 +1,5 @@
 """KeyTemplate: the key of a call."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import uuid

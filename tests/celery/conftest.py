@@ -1,7 +1,5 @@
 """Brokers and stores for the Celery tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -446,5 +446,6 @@ def test_a_page_of_many_tasks_costs_a_bounded_number_of_reads(world: World, app:
         page = browser.get(f"/tasks{query}")
         after = client.info("stats")
         assert after["total_reads_processed"] - before["total_reads_processed"] < most
-        assert time.process_time() - began < 5
+        # All messages would take a minute, and a slow machine takes six seconds for the page.
+        assert time.process_time() - began < 20
         assert "the next page goes on" in page.text or not query

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
 from datetime import timedelta
 from shlex import quote
 from typing import Final
@@ -12,7 +12,7 @@ from redis_queue.admission.rules import FlowState, KeyState
 from redis_queue.basics.options import nearest, some_of
 from redis_queue.basics.times import span_text
 from redis_queue.monitor.report import OTHER
-from redis_queue.operate.incidents.situation import LONG, Incident, Situation, page_of, tasks_text, waits_text
+from redis_queue.operate.incidents.situation import LONG, Incident, Situation, grouped, page_of, tasks_text, waits_text
 from redis_queue.operate.liveness import HEALTHY, WorkerState
 from redis_queue.operate.queue_row import CeleryQueueRow
 
@@ -27,6 +27,9 @@ ENDED_MINUTES: Final = 2
 
 SIMILAR: Final = 0.7
 """Minimum similarity of a consumed queue that the advice names."""
+
+MAX_HINTS: Final = 100
+"""Number of queues above which none has a typo: each is compared with all that are consumed."""
 
 NAMED: Final = 3
 """Maximum number of workers that a cause names."""
@@ -50,26 +53,31 @@ def stuck_queues(now: Situation) -> Iterator[Incident]:
         )
 
 
+def similar(queue: str, consumed: Iterable[str], among: Sized) -> tuple[str | None, str]:
+    """Return a consumed queue with a similar name and a hint at it; None and "" if *queue* is *among* too many."""
+    near = nearest(queue, consumed, similarity=SIMILAR) if len(among) <= MAX_HINTS else []
+    return (near[0], f"; workers consume {near[0]}, which has a similar name") if near else (None, "")
+
+
 def unread_queues(now: Situation) -> Iterator[Incident]:
     """Every Celery queue with messages is consumed."""
     asked, reading = now.read_elsewhere is not None, {row.name for row in now.celery_queues if row.consumers}
     consumed, who = reading | (now.read_elsewhere or set()), "" if asked else " that reports"
-    for row in now.celery_queues:
-        # Messages that wait for a place in a flow are not in the lists, and have a check of their own.
-        if not (row.is_unconsumed and row.listed) or row.name in consumed or _is_paused(now, row.name):
-            continue
+    # Messages that wait for a place in a flow are not in the lists, and have a check of their own.
+    rows = (row for row in now.celery_queues if row.is_unconsumed and row.listed and row.name not in consumed)
+    unread = [row for row in rows if f"{OF_QUEUE}{row.name}" not in now.stops]
+    for row in unread:
         # Workers without the extension do not report: while they take messages, none waits for long.
         if not asked and row.oldest_age is not None and row.oldest_age < WAITS:
             continue
-        near, name = nearest(row.name, consumed, similarity=SIMILAR), quote(row.name)
-        hint = f"; workers consume {near[0]}, which has a similar name" if near else ""
+        (near, hint), name = similar(row.name, consumed, unread), quote(row.name)
         yield Incident(
             row.name,
             # Of messages of other producers nobody knows whether they wait for long.
             "error" if asked or row.oldest_age is not None else "warning",
             f"Celery queue {row.name}: {waits_text(row.listed)}, and no worker{who} consumes it{hint}",
             f"start a worker with -Q {name}, or move them: redis-queue -A APP celery-queue {name} move "
-            f"--all --to {quote(near[0]) if near else 'QUEUE'}",
+            f"--all --to {quote(near) if near else 'QUEUE'}",
             page_of("celery-queue", name=row.name),
             None if row.oldest_age is None else now.at - timedelta(seconds=row.oldest_age),
             row.listed,
@@ -81,7 +89,7 @@ def unread_flows(now: Situation) -> Iterator[Incident]:
     read = {name for name, workers in now.readers.items() if any(one.row.keeper is not None for one in workers)}
     for flow, count in now.backlog.items():
         queue = flow.removeprefix(OF_QUEUE)
-        if not count or not flow.startswith(OF_QUEUE) or queue in read or _is_paused(now, queue):
+        if not count or not flow.startswith(OF_QUEUE) or queue in read or flow in now.stops:
             continue
         yield Incident(
             queue,
@@ -139,9 +147,10 @@ def late_entries(now: Situation) -> Iterator[Incident]:
 
 def stopped_flows(now: Situation) -> Iterator[Incident]:
     """No flow with waiting tasks is paused, or has a limit of 0."""
-    for state in now.stops:
+    rows_of = grouped((f"{OF_QUEUE}{row.name}", row) for row in now.celery_queues)
+    for state in now.stops.values():
         # A pause keeps back all messages of a queue.
-        rows = [row for row in now.celery_queues if state.paused and f"{OF_QUEUE}{row.name}" == state.name]
+        rows = rows_of.get(state.name, []) if state.paused else []
         waiting = state.waiting + sum(row.listed for row in rows)
         if not waiting:
             continue
@@ -195,7 +204,7 @@ def _read_queues(now: Situation) -> Iterator[tuple[CeleryQueueRow, list[WorkerSt
     """Yield the queues whose messages wait, also at workers, with the workers that may start them."""
     for row in now.celery_queues:
         workers = now.readers.get(row.name, [])
-        if (row.ready or now.held[row.name]) and workers and not row.error and not _is_paused(now, row.name):
+        if (row.ready or now.held[row.name]) and workers and not row.error and f"{OF_QUEUE}{row.name}" not in now.stops:
             yield row, workers
 
 
@@ -236,10 +245,6 @@ def _ended(now: Situation, queue: str) -> int:
         if series.queue == queue
         for minute in minutes[-ENDED_MINUTES:]
     )
-
-
-def _is_paused(now: Situation, queue: str) -> bool:
-    return any(state.name == f"{OF_QUEUE}{queue}" for state in now.stops)
 
 
 def _is_full(workers: Sequence[WorkerState]) -> bool:

@@ -8,9 +8,10 @@ from datetime import timedelta
 from shlex import quote
 from typing import Final
 
-from redis_queue.basics.options import nearest, some_of
+from redis_queue.basics.options import some_of
 from redis_queue.basics.times import from_ms, span_text, to_ms
-from redis_queue.operate.incidents.situation import Incident, Situation, page_of
+from redis_queue.operate.incidents.queues import similar
+from redis_queue.operate.incidents.situation import Incident, Situation, grouped, page_of
 from redis_queue.operate.schedules import ScheduleRow
 from redis_queue.schedules.state import Event
 
@@ -25,8 +26,6 @@ MISSED: Final = ("late", "overlap")
 
 NAMED: Final = 3
 """Maximum number of schedules that a cause names."""
-
-SIMILAR: Final = 0.7
 
 
 def missed_schedules(now: Situation) -> Iterator[Incident]:
@@ -106,21 +105,18 @@ def undispatched_schedules(now: Situation) -> Iterator[Incident]:
 def unread_schedules(now: Situation) -> Iterator[Incident]:
     """A worker consumes the queue of every schedule."""
     consumed = {*now.readers, *(row.name for row in now.celery_queues if row.consumers), *(now.read_elsewhere or ())}
-    queues = Counter(row.queue for row in now.schedules if row.queue and row.state == "active")
-    for queue, count in queues.items():
-        # Without any reports nobody knows what workers consume.
-        if queue in consumed or not consumed:
-            continue
-        names = some_of([row.name for row in now.schedules if row.queue == queue], NAMED)
-        near = nearest(queue, consumed, similarity=SIMILAR)
-        hint = f"; workers consume {near[0]}, which has a similar name" if near else ""
+    active = (row for row in now.schedules if row.queue and row.state == "active" and row.queue not in consumed)
+    # Without any reports nobody knows what workers consume.
+    unread = grouped((row.queue, row.name) for row in active if consumed)
+    for queue, names in unread.items():
+        (_, hint), told = similar(queue, consumed, unread), some_of(names, NAMED)
         yield Incident(
             queue,
             "warning",
-            f"schedules send to the queue {queue}, and no worker that reports consumes it: {names}{hint}",
+            f"schedules send to the queue {queue}, and no worker that reports consumes it: {told}{hint}",
             f"start a worker with -Q {quote(queue)}, or change the queue of the schedules",
             "schedules",
-            hits=count,
+            hits=len(names),
         )
 
 

@@ -94,24 +94,25 @@ class Situation:
     @LazyProperty
     def ended_by_task(self) -> dict[str, list[Tally]]:
         """The counts of each task in each minute, of all its queues."""
-        tasks = _grouped((series.task, minutes) for series, minutes in self.ended.items() if series != OTHER)
+        tasks = grouped((series.task, minutes) for series, minutes in self.ended.items() if series != OTHER)
         return {task: [sum(same, Tally()) for same in zip(*found, strict=True)] for task, found in tasks.items()}
 
     @LazyProperty
     def readers(self) -> dict[str, list[WorkerState]]:
         """The workers that consume each Celery queue, without lost ones."""
         living = [worker for worker in self.workers if worker.state != "lost"]
-        return _grouped((queue, worker) for worker in living for queue in dict.fromkeys(worker.row.queues))
+        return grouped((queue, worker) for worker in living for queue in dict.fromkeys(worker.row.queues))
 
     @LazyProperty
-    def stops(self) -> list[FlowState]:
-        """The flows that start nothing: paused ones, and those with a limit of 0."""
-        return [state for state in self.flows if state.paused or 0 in (state.limits.limit, state.limits.limit_each)]
+    def stops(self) -> dict[str, FlowState]:
+        """The flows that start nothing, by name: paused ones, and those with a limit of 0."""
+        stops = (one for one in self.flows if one.paused or 0 in (one.limits.limit, one.limits.limit_each))
+        return {state.name: state for state in stops}
 
     @LazyProperty
     def held_back(self) -> set[str]:
         """The flows in which messages wait that a person has stopped, of all keys or of one."""
-        stopped = {state.name for state in self.stops if state.waiting}
+        stopped = {state.name for state in self.stops.values() if state.waiting}
         return stopped | {flow for flow, state in self.stopped_keys if state.waiting}
 
     @LazyProperty
@@ -123,7 +124,7 @@ class Situation:
     @LazyProperty
     def runs(self) -> dict[str, list[RunningTask]]:
         """The running tasks of each worker."""
-        return _grouped((task.worker, task) for task in self.running)
+        return grouped((task.worker, task) for task in self.running)
 
     @LazyProperty
     def held(self) -> Counter[str]:
@@ -166,7 +167,7 @@ def look(access: Access, read_elsewhere: frozenset[str] | None = None) -> Situat
     return replace(found, unread=unread)
 
 
-def _grouped(pairs: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
+def grouped(pairs: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
     found: dict[str, list[T]] = {}
     for name, item in pairs:
         found.setdefault(name, []).append(item)
@@ -214,7 +215,7 @@ def _stopped_keys(access: Access, found: Situation) -> Iterator[tuple[str, KeySt
 
 def _pauses(access: Access, found: Situation) -> dict[str, AuditLine]:
     """Return the last action that stopped each flow that starts nothing: those on single keys did not."""
-    verbs = {state.name: STOPPING[0 if state.paused else 1] for state in found.stops}
+    verbs = {name: STOPPING[0 if state.paused else 1] for name, state in found.stops.items()}
     lines = Audit(access.catalog.client, access.catalog.prefix).last(CHUNK) if verbs else []
     stopping = [line for line in lines if line.verb == verbs.get(line.queue) and not line.detail.startswith("key ")]
     return {line.queue: line for line in reversed(stopping)}

@@ -1,7 +1,5 @@
 """The connection of a worker to the store: with login, TLS and Sentinels, and a keeper that can use it, too."""
 
-from __future__ import annotations
-
 import re
 import socket
 import time

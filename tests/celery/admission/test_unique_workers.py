@@ -1,7 +1,5 @@
 """Unique tasks with real workers: their keys are free after every end, and no duplicate runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

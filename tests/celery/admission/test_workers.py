@@ -1,7 +1,5 @@
 """Flows with real workers: a referee, to which each task tells when it enters and leaves."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from contextlib import ExitStack

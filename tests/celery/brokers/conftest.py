@@ -1,7 +1,5 @@
 """An app that delays its tasks, and its dispatcher."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 

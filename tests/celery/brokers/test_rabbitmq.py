@@ -1,7 +1,5 @@
 """AmqpBroker: a message that makes RabbitMQ close the channel affects no other message."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 from uuid import UUID

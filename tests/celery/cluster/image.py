@@ -1,7 +1,5 @@
 """Build an image of the reference application for nodes in containers."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

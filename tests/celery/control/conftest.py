@@ -1,7 +1,5 @@
 """Workers that revoke and list tasks, and their client."""
 
-from __future__ import annotations
-
 import pytest
 
 from redis_queue.celery import DurableTasks

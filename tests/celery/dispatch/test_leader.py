@@ -1,7 +1,5 @@
 """LeaderLease: on startup a dispatcher replaces a leader whose process was killed, and no other leader."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

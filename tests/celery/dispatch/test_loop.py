@@ -1,7 +1,5 @@
 """DispatchLoop: a leader also sends entries of a dead dispatcher, and a broken shard does not block others."""
 
-from __future__ import annotations
-
 import pytest
 import redis
 

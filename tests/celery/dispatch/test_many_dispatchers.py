@@ -1,7 +1,5 @@
 """Two beats, a worker for their tasks and twenty dispatchers at once: each task is sent once."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections import Counter

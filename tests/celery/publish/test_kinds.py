@@ -36,6 +36,7 @@ from redis_queue.celery.publish.lists import BrokerLists
 from redis_queue.celery.publish.send import SentMessage
 from tests.support.celery.brokers import close_results, declared, exchange_of, running, stored_messages
 from tests.support.servers import RedisServer, client_options
+from tests.support.wait import wait_until
 
 ADD, SET, ELSEWHERE = "shop.add", "shop.set", "elsewhere.task"
 QUIET = {"result_backend": "disabled://"}
@@ -640,7 +641,9 @@ def test_a_retry_of_the_running_task_goes_where_celery_sends_it(shop: Shop) -> N
 
 
 def channels(shop: Shop) -> set[str]:
-    """Return the ids of tasks to whose results anybody subscribes."""
+    """Return the ids of tasks to whose results anybody subscribes, when what was sent has arrived."""
+    sent = shop.app.backend.result_consumer.subscribed_to
+    wait_until(lambda: {*shop.databases[1].pubsub_channels()} == sent, description="the subscriptions")
     return {channel.decode().removeprefix("celery-task-meta-") for channel in shop.databases[1].pubsub_channels()}
 
 
