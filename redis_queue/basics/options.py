@@ -14,7 +14,7 @@ NEAR: Final = 0.5
 """Minimum similarity of a suggestion, from 0 to 1."""
 
 MAX_NAMES: Final = 20
-"""Maximum number of known names in one text."""
+"""Maximum number of known names in one text, and of unknown names that are compared with all known ones."""
 
 Kind = TypeVar("Kind")
 

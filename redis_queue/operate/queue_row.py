@@ -220,7 +220,7 @@ def sort_rows(rows: Iterable[Row], order: str) -> list[Row]:
 class Faults:
     """One row with an error for each queue that could not be read."""
 
-    rows: list[QueueRow] = field(default_factory=list)
+    rows: dict[tuple[str, str], QueueRow] = field(default_factory=dict)
 
     @contextmanager
     def of(self, kind: Kind, name: str) -> Iterator[None]:
@@ -236,11 +236,10 @@ class Faults:
 
     def text(self) -> str:
         """Return all errors in one line; "" if there are none."""
-        named = [f"{row.kind} {row.name}: {row.error}" for row in self.rows[:MAX_FAULTS]]
+        named = [f"{row.kind} {row.name}: {row.error}" for row in [*self.rows.values()][:MAX_FAULTS]]
         more = len(self.rows) - MAX_FAULTS
         return "; ".join([*named, *([f"{more:,} more queues"] if more > 0 else [])])
 
     def add(self, row: QueueRow) -> None:
         """Record a row with an error, unless its queue has one already."""
-        if (row.kind, row.name) not in {(known.kind, known.name) for known in self.rows}:
-            self.rows.append(row)
+        self.rows.setdefault((row.kind, row.name), row)

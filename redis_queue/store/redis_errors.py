@@ -24,12 +24,13 @@ _WRAPPED = re.compile(
     r"(?:(?:Error running script \(call to f_\w+\): )?(?:@user_script: ?\d+: )+-?)?",
     re.DOTALL,
 )
-_CREDENTIALS = re.compile(r"(?<=//)(?:(?!://)\S)*@|(?<=password=)[^&\s]*")
+_AFTER_SLASHES = re.compile(r"(?<=//)(?:(?!://)\S)+")
 
 
 def redact(text: str) -> str:
     """Return *text* with user and password of each URL replaced by ``***``."""
-    return _CREDENTIALS.sub(lambda found: "***@" if found[0].endswith("@") else "***", text)
+    text = _AFTER_SLASHES.sub(lambda found: "***@" * ("@" in found[0]) + found[0].rpartition("@")[2], text)
+    return re.sub(r"(?<=password=)[^&\s]*", "***", text)
 
 
 def translate(error: Exception, *, unknown: bool = False) -> StoreError:

@@ -129,5 +129,5 @@ def dead() -> str:
         **found,
         total=None if conditions or letters.rows is None else sum(row.dead for row in letters.rows),
         more_names=listing.next is not None,
-        broken=letters.report.faults.rows,
+        broken=letters.report.faults.rows.values(),
     )

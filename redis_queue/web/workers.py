@@ -73,7 +73,7 @@ def _page(workers: list[dict[str, Any]] | None) -> str:
         offset=offset,
         name=name,
         dispatchers=rows,
-        broken=[row for row in faults.rows if row.kind == "delay"],
+        broken=[row for row in faults.rows.values() if row.kind == "delay"],
         workers=workers,
         resizes=RESIZES,
         now=now,

@@ -1,7 +1,5 @@
 """Callers on an event loop, and tasks that are ``async def``, with real workers."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

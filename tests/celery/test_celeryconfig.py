@@ -1,7 +1,5 @@
 """celeryconfig.py: the settings of the reference application from environment variables."""
 
-from __future__ import annotations
-
 import runpy
 from typing import Any
 

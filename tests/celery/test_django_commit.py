@@ -1,7 +1,5 @@
 """A Django task sent on commit is stored on commit, and never after a rollback."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

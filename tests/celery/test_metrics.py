@@ -1,7 +1,5 @@
 """Metrics of real workers and consumers."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """StoredTasks: reads and changes stored tasks, and installs nothing in the app."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Run scenarios, each in its own process without threads, because it forks."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -12,7 +12,7 @@ from redis_queue.admission.flows import OF_QUEUE
 from redis_queue.admission.rules import END, Flow, Unique
 from redis_queue.basics.key_template import KeyTemplate, arguments, check_key, names_of
 from redis_queue.basics.logs import logger_of
-from redis_queue.basics.options import did_you_mean
+from redis_queue.basics.options import MAX_NAMES, did_you_mean
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.celery.settings import NAMESPACE, CelerySettings, part_of
 from redis_queue.errors import ConfigurationError, InvalidValueError
@@ -80,12 +80,13 @@ class FlowPolicy(TaskOptions[Flow]):
 
         The arguments of a key must be those of the task; in the flow of a queue, those of any task of the app.
         """
+        tasks = own_tasks(self._app)
         for name, flow in self._configured.items():
             what = f"{NAMESPACE}flow[{name!r}]"
             if name.startswith(OF_QUEUE):
-                self._keys.check_any(own_tasks(self._app), flow.template, what)
+                self._keys.check_any(tasks, flow.template, what)
             else:
-                check_known(f"{what}: unknown task", name, own_tasks(self._app))
+                check_known(f"{what}: unknown task", name, tasks)
         for name, flow in self.all().items():
             self._keys.check(name, flow.template, "flow")
             task = self._app.tasks.get(name)
@@ -96,12 +97,11 @@ class FlowPolicy(TaskOptions[Flow]):
 
     def unknown_queues(self, queues: Sequence[str]) -> list[str]:
         """Return a text for each flow of a queue that is not among *queues*; workers with ``-Q`` may consume it."""
-        known = [f"{OF_QUEUE}{queue}" for queue in queues]
-        return [
-            f"{NAMESPACE}flow[{name!r}]: no task of this app goes to this queue: {did_you_mean(name, known)}"
-            for name in self._configured
-            if name.startswith(OF_QUEUE) and name not in known
-        ]
+        known = dict.fromkeys(f"{OF_QUEUE}{queue}" for queue in queues)
+        names = [name for name in self._configured if name.startswith(OF_QUEUE) and name not in known]
+        near, otherwise = (known, "") if len(names) <= MAX_NAMES else ({}, f"as with {len(names):,} flows")
+        hints = {name: did_you_mean(name, near, otherwise=otherwise) for name in names}
+        return [f"{NAMESPACE}flow[{name!r}]: no task of this app goes to this queue: {hints[name]}" for name in names]
 
     def early(self) -> list[str]:
         """Return the tasks that are acknowledged when they start, if there are flows of queues."""
@@ -156,8 +156,9 @@ class UniquePolicy(TaskOptions[Unique]):
 
     def check(self) -> None:
         """Raise ConfigurationError for an unknown task, or one that cannot be unique in this way."""
+        tasks = own_tasks(self._app)
         for name in self._configured:
-            check_known(f"{NAMESPACE}unique[{name!r}]: unknown task", name, own_tasks(self._app))
+            check_known(f"{NAMESPACE}unique[{name!r}]: unknown task", name, tasks)
         for name, unique in self.all().items():
             self._keys.check(name, unique.template, "unique")
             task = self._app.tasks.get(name)
@@ -193,7 +194,7 @@ class TaskKeys:
 
         Without any tasks, as in an app that only sends them, every key is accepted.
         """
-        signatures = list(filter(None, map(self._signature, names)))
+        signatures = [] if template is None else list(filter(None, map(self._signature, names)))
         if template is None or not signatures or not all(map(template.unknown, signatures)):
             return
         known = sorted({name for signature in signatures for name in names_of(signature)})

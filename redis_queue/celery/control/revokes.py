@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -32,7 +33,7 @@ class RevokedIds(LimitedSet):  # type: ignore[misc]
     @property
     def _stored(self) -> dict[str, float]:
         """The ids of the store, with the ends on the monotonic clock, in this order."""
-        found: dict[str, float] = self.__dict__.setdefault("stored", {})
+        found: dict[str, float] = self.__dict__.setdefault("stored", OrderedDict())
         return found
 
     def add_stored(self, ids: Iterable[str]) -> None:

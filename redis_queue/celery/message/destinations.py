@@ -57,6 +57,7 @@ class Destinations:
         self._app = app
         self._allowed = CelerySettings.of(app).allowed_queues
         self._seen: dict[str, None] = {}
+        self._exchanges: set[str] = set()
 
     def check(self, envelope: Envelope) -> None:
         if envelope.exchange:
@@ -79,8 +80,11 @@ class Destinations:
             self._seen[name] = None
 
     def check_exchange(self, name: str) -> None:
-        if name != CELERY_DELAYED_DELIVERY_EXCHANGE and name not in self._exchanges():
-            self._check(name, "exchange")
+        if name != CELERY_DELAYED_DELIVERY_EXCHANGE and name not in self._exchanges:
+            queues, default = self._app.amqp.queues.values(), self._app.conf.task_default_exchange or ""
+            self._exchanges = {default, *(name for queue in queues for name in exchanges_of(queue))}
+            if name not in self._exchanges:
+                self._check(name, "exchange")
 
     def check_list(self, key: str, names: ListNames) -> None:
         """Check a Redis key, which must be the list of a queue."""
@@ -131,7 +135,3 @@ class Destinations:
 
     def _is_named(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self._allowed or ())
-
-    def _exchanges(self) -> set[str]:
-        found = {name for queue in self._app.amqp.queues.values() for name in exchanges_of(queue)}
-        return found | {self._app.conf.task_default_exchange or ""}

@@ -122,17 +122,16 @@ class QueueContents:
         other programs, those of *target* itself, and those larger than 1 MiB. Messages that have changed, or are gone,
         are left out. Moved ones keep their order and their priority, and those that wait for a place their keys.
         """
-        wanted = set(references)
+        steps = itertools.groupby(sorted(references), lambda reference: reference.partition(".")[0])
+        wanted = {step: {*some} for step, some in steps}
         for number in range(self.lists):
-            place = self._place(number) if wanted else None
+            place = self._place(number) if any(wanted.values()) else None
             if place is None:
                 continue
-            of_list = {reference for reference in wanted if reference.partition(".")[0] == str(place.step)}
-            wanted -= of_list
+            of_list = wanted.get(str(place.step), set())
             for _ in range(1 if place.group else PASSES):
                 if of_list:
                     yield from self._pass(number, place, of_list, target)
-            wanted |= of_list
 
     def purge(self, limit: int) -> Iterator[int]:
         """Delete up to *limit* messages, the next ones first; yield the number of each batch."""

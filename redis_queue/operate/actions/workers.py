@@ -23,6 +23,7 @@ from redis_queue.operate.actions.rows import INVALID_ROW, Rows
 from redis_queue.operate.audit import MAX_SUBJECTS, Subject
 from redis_queue.operate.listing import Selection
 from redis_queue.operate.liveness import age_of, state_of
+from redis_queue.store.chunks import MANY
 from redis_queue.store.ids import is_id
 
 MAX_SIZE: Final = remote.MAX_SIZE
@@ -65,11 +66,11 @@ class RunningRows(Rows[RunningTask]):
 
     def find(self, access: Access, choice: Choice) -> Selection[RunningTask]:
         """Return the runs of the tasks with these ids. Raises InvalidNameError for one that no worker reports."""
-        found = [access.monitor.workers.find_running(id_) for id_ in choice.ids or ()]
-        for id_, task in zip(choice.ids or (), found, strict=True):
-            if task is None:
+        known = {task.id: task for task in reversed(access.monitor.workers.running(MANY))}
+        for id_ in choice.ids or ():
+            if id_ not in known:
                 raise InvalidNameError(f"id={id_!r}: no worker reports that it runs; workers report it after a second")
-        return Selection([task for task in found if task is not None])
+        return Selection([known[id_] for id_ in choice.ids or ()])
 
     def read(self, access: Access, choice: Choice) -> list[RunningTask]:
         """Return the runs as they were when the references were made, with the names that workers still report."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from redis_queue.admission.flows import OF_QUEUE
 from redis_queue.admission.rules import FlowState, KeyState
-from redis_queue.basics.options import nearest, some_of
+from redis_queue.basics.options import MAX_NAMES, nearest, some_of
 from redis_queue.basics.times import span_text
 from redis_queue.monitor.report import OTHER
 from redis_queue.operate.incidents.situation import LONG, Incident, Situation, grouped, page_of, tasks_text, waits_text
@@ -27,9 +27,6 @@ ENDED_MINUTES: Final = 2
 
 SIMILAR: Final = 0.7
 """Minimum similarity of a consumed queue that the advice names."""
-
-MAX_HINTS: Final = 100
-"""Number of queues above which none has a typo: each is compared with all that are consumed."""
 
 NAMED: Final = 3
 """Maximum number of workers that a cause names."""
@@ -55,7 +52,7 @@ def stuck_queues(now: Situation) -> Iterator[Incident]:
 
 def similar(queue: str, consumed: Iterable[str], among: Sized) -> tuple[str | None, str]:
     """Return a consumed queue with a similar name and a hint at it; None and "" if *queue* is *among* too many."""
-    near = nearest(queue, consumed, similarity=SIMILAR) if len(among) <= MAX_HINTS else []
+    near = nearest(queue, consumed, similarity=SIMILAR) if len(among) <= MAX_NAMES else []
     return (near[0], f"; workers consume {near[0]}, which has a similar name") if near else (None, "")
 
 
@@ -212,9 +209,8 @@ def _wait_of(row: CeleryQueueRow, now: Situation, workers: Sequence[WorkerState]
     """Return how many seconds messages wait: without their times at most as long as the processes were busy."""
     if (oldest := _oldest(row, now)) is not None:
         return oldest
-    names = {worker.row.name for worker in workers}
-    ages = [now.age(task.since) for task in now.running if task.worker in names]
-    return max(ages, default=0.0) if _is_full(workers) else 0.0
+    full = workers if _is_full(workers) else ()
+    return max((now.age(task.since) for one in full for task in now.runs.get(one.row.name, ())), default=0.0)
 
 
 def _oldest(row: CeleryQueueRow, now: Situation) -> float | None:
@@ -224,8 +220,7 @@ def _oldest(row: CeleryQueueRow, now: Situation) -> float | None:
 
 def _may_wait_in(flows: Collection[str], row: CeleryQueueRow) -> bool:
     """Return whether messages of a queue may wait in one of these *flows*: its own, or those of tasks."""
-    own = f"{OF_QUEUE}{row.name}"
-    return bool(row.waiting_for_place) and any(flow == own or not flow.startswith(OF_QUEUE) for flow in flows)
+    return bool(row.waiting_for_place) and ("" in flows or f"{OF_QUEUE}{row.name}" in flows)
 
 
 def _moves(now: Situation, row: CeleryQueueRow, workers: Sequence[WorkerState]) -> bool:

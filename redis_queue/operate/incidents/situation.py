@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 from kombu.exceptions import OperationalError
 
+from redis_queue.admission.flows import OF_QUEUE
 from redis_queue.admission.rules import FlowState, KeyState
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.times import span_text
@@ -111,15 +112,17 @@ class Situation:
 
     @LazyProperty
     def held_back(self) -> set[str]:
-        """The flows in which messages wait that a person has stopped, of all keys or of one."""
-        stopped = {state.name for state in self.stops.values() if state.waiting}
-        return stopped | {flow for flow, state in self.stopped_keys if state.waiting}
+        """The flows of queues in which messages wait that a person has stopped, of all keys or of one; "": of tasks."""
+        stopped = [state.name for state in self.stops.values() if state.waiting]
+        stopped += (flow for flow, state in self.stopped_keys if state.waiting)
+        return {flow if flow.startswith(OF_QUEUE) else "" for flow in stopped}
 
     @LazyProperty
     def rated(self) -> set[str]:
-        """The flows with a rate in which messages wait."""
+        """The flows of queues with a rate in which messages wait; "": of tasks."""
         limits = ((state, state.limits) for state in self.flows if state.waiting)
-        return {state.name for state, limit in limits if limit.rate_ms or limit.rate_each_ms}
+        rated = (state.name for state, limit in limits if limit.rate_ms or limit.rate_each_ms)
+        return {flow if flow.startswith(OF_QUEUE) else "" for flow in rated}
 
     @LazyProperty
     def runs(self) -> dict[str, list[RunningTask]]:

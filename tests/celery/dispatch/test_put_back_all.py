@@ -1,7 +1,5 @@
 """put_back_all: expired leases of every queue in the registry are put back."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,7 +1,5 @@
 """A keeper takes little memory: each worker has one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

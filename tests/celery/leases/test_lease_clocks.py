@@ -1,7 +1,5 @@
 """Leases with wrong clocks, of the Redis host or of the workers: only a killed worker loses its tasks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """WorkerLeases: start of the keeper process, what it is told, its replacement after it has died, and counters."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """A broker that refuses commands for a while ends no worker: it waits, says so once, and settles what ran meanwhile."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 import pytest

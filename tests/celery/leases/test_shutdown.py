@@ -1,7 +1,5 @@
 """Warm shutdown: messages whose tasks did not start go back to their queues, and finished tasks are settled at once."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 

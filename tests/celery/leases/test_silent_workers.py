@@ -1,7 +1,5 @@
 """A worker whose connections receive no data takes tasks on new connections, and shuts down without any."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The sweep of leased channels: expired messages are put back, by the clock of Redis, not by that of the worker."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Each test gives a reader every field with every value, and measures its own processor time, not that of its neighbours.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import resource

@@ -1,7 +1,5 @@
 """A message is rebuilt as if its task had not run yet."""
 
-from __future__ import annotations
-
 import base64
 import json
 import pickle

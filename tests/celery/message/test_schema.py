@@ -1,7 +1,5 @@
 """Tasks that release 0.1.0 stored are listed, sent and run."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """A worker with a result backend, and the access of an operator to its app."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4

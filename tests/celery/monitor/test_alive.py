@@ -1,7 +1,5 @@
 """The probe of a real worker: a process without the app tells by its exit code whether the worker works."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Actions on running tasks and on workers, with real workers."""
 
-from __future__ import annotations
-
 import os
 import signal
 from functools import partial

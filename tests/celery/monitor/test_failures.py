@@ -1,7 +1,5 @@
 """Real workers keep each failure once, however it came about, and a retry of it runs the task again."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections import Counter

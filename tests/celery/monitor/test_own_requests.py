@@ -1,7 +1,5 @@
 """Applications with their own classes of tasks and requests, and several workers in one process."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace

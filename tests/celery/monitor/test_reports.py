@@ -1,7 +1,5 @@
 """Real workers report each run once, however it ended, and what they do at the moment."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

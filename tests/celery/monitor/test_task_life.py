@@ -1,7 +1,5 @@
 """The life of tasks that real workers ran, and the tree of their canvases."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

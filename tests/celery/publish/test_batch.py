@@ -1,7 +1,5 @@
 """A batch tells which of its messages were sent, whatever fails, and sends nothing afterwards."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable, Iterator

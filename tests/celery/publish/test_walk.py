@@ -1,7 +1,5 @@
 """The walks of a delayed call and of a cancel: how many of our modules they enter before their script is sent."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import FrameType

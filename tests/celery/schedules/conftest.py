@@ -1,7 +1,5 @@
 """The processes of an app with schedules, and the tables of django-celery-beat."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Due times on days when clocks change, of this package and of Celery, as a Markdown table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import date, datetime, time, timedelta
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Due times compared with brute force, with Celery, and on days when clocks change."""
 
-from __future__ import annotations
-
 import itertools
 import time
 import zoneinfo

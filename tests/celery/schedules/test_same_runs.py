@@ -1,7 +1,5 @@
 """Imported schedules are due when their old scheduler would have sent them, run by run for a week of virtual time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 from typing import Any

@@ -1,7 +1,5 @@
 """Import from redbeat, django-celery-beat, beat_schedule and a file, and export: nothing is lost, doubled or missed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,0 +1,68 @@
+"""What is done with many names, ids or bytes costs no more than there are of them."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+from celery import Celery
+from kombu.entity import Exchange, Queue
+
+from redis_queue import Flow
+from redis_queue.celery import DurableTasks
+from redis_queue.celery.admission.policy import FlowPolicy
+from redis_queue.celery.control import revokes
+from redis_queue.celery.message.destinations import Destinations
+from redis_queue.operate.queue_row import Faults, QueueRow
+from redis_queue.store.redis_errors import redact
+
+
+def flows_of_unknown_queues(count: int) -> Callable[[], object]:
+    app = Celery("many", broker="redis://", set_as_current=False)
+    app.conf.redis_queue_flow = {f"queue:q{number}": Flow(limit=1) for number in range(count)}
+    DurableTasks(app)
+    policy, half = FlowPolicy.of(app), [f"q{number}" for number in range(0, count, 2)]
+    return lambda: policy.unknown_queues(half)
+
+
+def exchanges(count: int) -> Callable[[], object]:
+    app = Celery("many", set_as_current=False)
+    app.conf.task_queues = [Queue(f"q{number}", Exchange(f"e{number}"), f"q{number}") for number in range(count)]
+    destinations = Destinations(app)
+    return lambda: [*map(destinations.check_exchange, (f"e{number}" for number in range(count)))]
+
+
+def revoked_ids_that_end(count: int) -> Callable[[], object]:
+    ids = revokes.RevokedIds()
+    ids.add_stored(map(str, range(count)))
+    ids._stored.update(dict.fromkeys(ids._stored, 0.0))
+    return lambda: ids.add_stored(["last"])
+
+
+def queues_that_cannot_be_read(count: int) -> Callable[[], object]:
+    rows, faults = [QueueRow("queue", f"q{number}", error="an error") for number in range(count)], Faults()
+    return lambda: [*map(faults.add, rows)]
+
+
+def slashes(count: int) -> Callable[[], object]:
+    return lambda: redact("/" * count)
+
+
+@pytest.mark.parametrize(
+    ("many", "count"),
+    [
+        (flows_of_unknown_queues, 1000),
+        (exchanges, 500),
+        (revoked_ids_that_end, 25_000),
+        (queues_that_cannot_be_read, 2000),
+        (slashes, 10_000),
+    ],
+)
+def test_four_times_as_many_cost_four_times_as_much(many: Callable[[int], Callable[[], object]], count: int) -> None:
+    def cost(count: int) -> float:
+        call = many(count)
+        began = time.process_time()
+        call()
+        return time.process_time() - began
+
+    # The least of some: what else the machine does is not counted.
+    assert min(cost(4 * count) for _ in range(3)) < 8 * max(min(cost(count) for _ in range(3)), 0.005)
