@@ -446,7 +446,7 @@ def test_four_times_as_many_queues_cost_four_times_as_much() -> None:
         assert kinds == dict.fromkeys(("unread queues", "flow workers", "flow stops"), MAX_OF_KIND + 1)
         return time.process_time() - began
 
-    assert cost(4000) < 8 * cost(1000)
+    assert min(cost(4000) for _ in range(3)) < 8 * min(cost(1000) for _ in range(3))
 
 
 class TestLook:
