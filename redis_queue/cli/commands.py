@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -62,6 +63,16 @@ class CommandGroup(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Return a command; None if it is unknown."""
         return _load(cmd_name) if cmd_name in MODULES else None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, and write all of its output.
+
+        Output that waits in the buffer would be written when Python exits, after click's handler of closed pipes.
+        """
+        try:
+            return super().invoke(ctx)
+        finally:
+            sys.stdout.flush()
 
 
 def _load(name: str) -> click.Command:

@@ -102,6 +102,8 @@ def atomic_file(path: str) -> Iterator[IO[str]]:
     """
     if path == STDOUT:
         yield sys.stdout
+        # Before the number of exported entries is told.
+        sys.stdout.flush()
         return
     try:
         # Replace the target of a link, not the link.

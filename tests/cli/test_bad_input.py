@@ -27,6 +27,20 @@ from tests.support.store.stage import differences, snapshot
 from tests.support.wait import wait_until
 
 PASSWORD = "s3cr3t"
+WRITE_MUCH = (
+    "--help",
+    "doctor",
+    "history",
+    "metrics --once",
+    "queue orders peek",
+    "queues",
+    "scheduled export",
+    "scheduled list --json",
+    "stats",
+    "tasks",
+    "top",
+    "workers",
+)
 NEEDS_APP = ("dispatch", "adopt", "release-all")
 
 
@@ -352,13 +366,22 @@ class TestEnvironment:
         assert queue.stats().ready == many - told["deleted"]
         assert client.hlen("{redis_queue:queue:orders}:records") == many - told["deleted"]
 
-    @pytest.mark.parametrize("line", ["queues", "top", "scheduled list --json", "scheduled export"])
-    def test_a_closed_pipe_is_not_a_traceback(self, line: str, redis_url: str, client: redis.Redis) -> None:
+    @pytest.mark.parametrize(
+        "line",
+        [
+            *(f"redis-queue {line}" for line in WRITE_MUCH),
+            "redis-queue -A tasks schedules export",
+            *(f"celery -A tasks redis-queue {line}" for line in ("queues", "scheduled export", "schedules export")),
+        ],
+    )
+    def test_a_closed_pipe_is_not_a_traceback(self, line: str, redis_server: RedisServer, client: redis.Redis) -> None:
         RedisQueue("orders", client).put("x")
         DelayQueue("scheduled", client).push("x", delay=60)
-        environment = {**os.environ, "REDIS_QUEUE_URL": redis_url}
+        program, *arguments = line.split()
+        # Nothing else of this environment: PYTHONUNBUFFERED would write each line at once.
+        environment = {"PATH": os.environ["PATH"], "REDIS_URL": redis_server.url}
         with subprocess.Popen(
-            [sys.executable, "-m", "redis_queue", *line.split()],
+            [Path(sys.executable).with_name(program), *arguments],
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,
