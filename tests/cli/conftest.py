@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,6 +53,12 @@ def local_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None
     yield choose
     monkeypatch.undo()
     time.tzset()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run commands in an empty folder: some write files."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

@@ -45,10 +45,7 @@ def test_both_groups_have_the_same_commands() -> None:
 
 
 @pytest.mark.usefixtures("failed", "flows", "unique", "lost", "schedules")
-def test_the_examples_run(
-    run: Run, orders: RedisQueue, tasks: DelayQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_examples_run(run: Run, orders: RedisQueue, tasks: DelayQueue) -> None:
     for example in EXAMPLES:
         done = run(*shlex.split(example))
         assert done.exit_code == 0, (example, done.output)
@@ -110,12 +107,9 @@ class TestRoles:
         assert done.exit_code == 1
         assert "lacks a permission" in done.stderr
 
-    def test_all_roles_but_the_worker_run_everything(
-        self, run: Run, client: redis.Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_all_roles_but_the_worker_run_everything(self, run: Run, client: redis.Redis, redis_url: str) -> None:
         # The loader's rules are needed for load-scripts.
         allow(client, "dashboard", "producer", "dispatcher", "admin", "operator", "loader")
-        monkeypatch.chdir(tmp_path)
 
         for example in EXAMPLES:
             done = run(*shlex.split(example), "--url", redis_url.replace("://", "://limited:pw@"))
