@@ -23,8 +23,13 @@ PARTS := curl openssl libfaketime rabbitmq-server postgresql redis-server promet
 ALL_PARTS := $(PARTS) chromium
 # Failed tests run once more, alone; those that pass then are listed in this file and at the end.
 export REDIS_QUEUE_TEST_FLAKY := $(CURDIR)/build/flaky.txt
-# If it is set, each process that the tests start compiles all of its imports: seconds instead of tenths of a second.
-unexport PYTHONDONTWRITEBYTECODE
+# Commands get no other variables of this machine: PYTHONUNBUFFERED, LC_ALL or COLUMNS would hide what fails on a new one. The first line is what
+# every machine has, the second says how to reach package indexes, the third where they are, the last what users choose.
+KEPT := HOME PATH PWD SHELL USER LOGNAME TMPDIR LD_LIBRARY_PATH PYENV_ROOT XDG_% MAKE% MFLAGS \
+	%_proxy %_PROXY NETRC SSL_CERT_% REQUESTS_CA_BUNDLE CURL_CA_BUNDLE PIP_CERT PIP_CLIENT_CERT PIP_PROXY PIP_TRUSTED_HOST UV_SYSTEM_CERTS UV_INSECURE_HOST \
+	PIP_CONFIG_FILE PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS UV_CONFIG_FILE UV_INDEX% UV_DEFAULT_INDEX UV_EXTRA_INDEX_URL UV_FIND_LINKS \
+	CI PYTHON SOURCES REDIS_QUEUE_TEST_% REDIS_QUEUE_WRITE_GOLDEN
+unexport $(foreach name,$(.VARIABLES),$(if $(filter environment%,$(origin $(name))),$(filter-out $(KEPT),$(name))))
 # Like pip, uv accepts the certificates of the system, including that of a company proxy.
 export UV_SYSTEM_CERTS ?= true
 PROCESSES := 4
@@ -132,7 +137,7 @@ check: setup compose-check workflow-check docs ## format, lint, types, layers, s
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/shape.py
 	$(BIN)/python -m docs.generated --check
-	$(BIN)/python -m pytest -q tests/packaging/test_requirements.py
+	$(BIN)/python -m pytest -q tests/packaging/test_requirements.py tests/packaging/test_checkout.py
 
 reference: setup ## generate the parts of docs/reference that come from the code
 	$(BIN)/python -m docs.generated
