@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
+from heapq import nlargest
+from itertools import islice
 from typing import Any, Final, TypedDict, TypeVar
 
 from redis_queue.errors import InvalidValueError
@@ -16,12 +18,34 @@ NEAR: Final = 0.5
 MAX_NAMES: Final = 20
 """Maximum number of known names in one text, and of unknown names that are compared with all known ones."""
 
+MAX_COMPARED: Final = 60
+"""Maximum length of a text that is compared: the time grows with the product of two lengths, or more."""
+
+MAX_LOOKS: Final = 1000
+"""Maximum number of known names that are looked at for one unknown name."""
+
+MAX_LIKELY: Final = 10
+"""Maximum number of them, those with the most letters in common, whose order of letters is compared, too."""
+
 Kind = TypeVar("Kind")
 
 
 def nearest(name: str, known: Iterable[str], *, most: int = 1, similarity: float = NEAR) -> list[str]:
-    """Return up to *most* of *known* that resemble *name*, the nearest first."""
-    return difflib.get_close_matches(name, list(known), n=most, cutoff=similarity)
+    """Return up to *most* of *known* that resemble *name*, the nearest first.
+
+    The time is bounded, whatever others have stored as names: the last 60 characters count, of the first 1000 names.
+    """
+    # The last part of a dotted name tells most.
+    names = {text[-MAX_COMPARED:]: text for text in islice(known, MAX_LOOKS)}
+    compared = name[-MAX_COMPARED:]
+    matcher = difflib.SequenceMatcher(b=compared)
+
+    def letters(text: str) -> float:
+        matcher.set_seq1(text)
+        return matcher.quick_ratio()
+
+    likely = nlargest(max(MAX_LIKELY, most), names, key=letters)
+    return [names[text] for text in difflib.get_close_matches(compared, likely, n=most, cutoff=similarity)]
 
 
 def did_you_mean(

@@ -9,6 +9,7 @@ from celery import Celery
 from kombu.entity import Exchange, Queue
 
 from redis_queue import Flow
+from redis_queue.basics.options import did_you_mean
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.admission.policy import FlowPolicy
 from redis_queue.celery.control import revokes
@@ -48,6 +49,11 @@ def slashes(count: int) -> Callable[[], object]:
     return lambda: redact("/" * count)
 
 
+def letters(count: int) -> Callable[[], object]:
+    """Compare a long name with long names, as many as a server may keep."""
+    return lambda: did_you_mean("a" * count, [f"{number}{'a' * count}" for number in range(count)])
+
+
 @pytest.mark.parametrize(
     ("many", "count"),
     [
@@ -56,6 +62,7 @@ def slashes(count: int) -> Callable[[], object]:
         (revoked_ids_that_end, 25_000),
         (queues_that_cannot_be_read, 2000),
         (slashes, 10_000),
+        (letters, 48),
     ],
 )
 def test_four_times_as_many_cost_four_times_as_much(many: Callable[[int], Callable[[], object]], count: int) -> None:
