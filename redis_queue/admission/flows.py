@@ -27,11 +27,11 @@ from redis_queue.admission.rules import (
 from redis_queue.basics.key_template import check_key
 from redis_queue.basics.options import did_you_mean
 from redis_queue.errors import InvalidValueError
-from redis_queue.store.chunks import CHUNK, check_limit
+from redis_queue.store.chunks import CHUNK, check_limit, chunks
 from redis_queue.store.connection import Client
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import MAX_NAME, FlowKeys
-from redis_queue.store.scripts import Scripts
+from redis_queue.store.scripts import BatchCall, Scripts
 
 OF_QUEUE: Final = "queue:"
 """How the name of the flow of a queue begins; the flow of a task has the name of the task."""
@@ -42,6 +42,9 @@ PAGE: Final = 200
 
 _NOT_SET: Final = dict.fromkeys((*(item.name for item in fields(FlowLimits)), "weights", "kind"), "=")
 """The parts of the text that scripts read for limits, and the text of each that was not set at run time."""
+
+_AS_BEFORE: Final[Mapping[str, Any]] = {"declared_now": "", "set": "", "paused": "", "forget": 0, "more": ()}
+"""Arguments of the script that changes a flow, which leave it as it is."""
 
 KINDS: Final = {KEYED: "key", FAIR: "fair"}
 
@@ -139,10 +142,27 @@ class Flows:
         self.of_keys = KeysOfFlows(self._scripts, self.redis_keys)
 
     def declare(self, flows: Mapping[str, Flow]) -> None:
-        """Write the limits and rates of *flows* as they are in the code; those that were set stay in force."""
-        for name, flow in flows.items():
-            weights = itertools.chain(*((key, f"{weight:g}") for key, weight in flow.weights.items()))
-            self._change(name, declared_now=flow.rules, more=list(weights))
+        """Write the limits and rates of *flows* as they are in the code; those that were set stay in force.
+
+        A few round trips for 500 flows, and more for those that have changed and whose messages wait.
+        """
+        for chunk in chunks(flows.items()):
+            fields = [id_bytes(check_flow_name(name)) for name, _ in chunk]
+            hashes = (self.redis_keys.declared, self.redis_keys.config)
+            known = [self._scripts.command("HMGET", key, *fields) for key in hashes]
+            changed = {
+                name: flow
+                for (name, flow), declared, config in zip(chunk, *known, strict=True)
+                # Weights stand in another key.
+                if flow.weights or declared != flow.rules.encode() or config is None
+            }
+            replies = self._scripts.each([self._declaring(name, flow) for name, flow in changed.items()])
+            self._look_again([name for name, reply in zip(changed, replies, strict=True) if reply()])
+
+    def _declaring(self, name: str, flow: Flow) -> BatchCall:
+        weights = itertools.chain(*((key, f"{weight:g}") for key, weight in flow.weights.items()))
+        arguments = {**_AS_BEFORE, "declared_now": flow.rules, "more": list(weights)}
+        return self._configure.batch_call(flow=name, flag=flag_of(name), **arguments)
 
     def set(
         self,
@@ -301,30 +321,43 @@ class Flows:
     def _change_key(self, state: FlowState, key: str, texts: Mapping[str, str], **arguments: Any) -> None:
         self.of_keys.change(check_keyed(state, key).name, key, texts, **arguments)
         # As after a change of the flow.
-        self._look_again(state.name, [key], rates=bool(texts))
+        self._offer([id_bytes(place_of(state.name, key))])
+        if texts:
+            self._look_at_rates([state.name])
 
     def _change(self, name: str, **arguments: Any) -> None:
         check_flow_name(name)
-        given = {"declared_now": "", "set": "", "paused": "", "forget": 0, "more": (), **arguments}
-        # Always check again after a change by a person: a call before this one may have been cut off.
-        if self._configure(flow=name, flag=flag_of(name), **given) or not given["declared_now"]:
-            self._look_again(name)
+        self._configure(flow=name, flag=flag_of(name), **{**_AS_BEFORE, **arguments})
+        # Also if nothing has changed: a call before this one may have been cut off.
+        self._look_again([name])
 
-    def _look_again(self, name: str, keys: Sequence[str] | None = None, *, rates: bool = True) -> None:
-        """Check again what waits for a place or a rate of the flow *name*, or of some *keys*, 200 at a time."""
-        if keys is None:
-            self._reconsider(limit=0, places=1, more=[name])
-            scan = self._scripts.scan("ZSCAN", self.redis_keys.keys(name), count=PAGE)
-            pages: Iterable[Sequence[str]] = ([id_text(key) for key, _ in page] for page in scan)
-        else:
-            pages = [keys]
-        for page in filter(None, pages):
-            self._reconsider(limit=0, places=len(page), more=[id_bytes(place_of(name, key)) for key in page])
-        waiting = [id_text(flow) for flow in self._scripts.command("HKEYS", self.redis_keys.backlog)] if rates else []
-        queues = {flow.removeprefix(OF_QUEUE) for flow in (name, *waiting) if rates and flow.startswith(OF_QUEUE)}
-        for queue in sorted(queues):
+    def _look_again(self, names: Sequence[str]) -> None:
+        """Check again what waits for a place or a rate of the flows *names*, 200 at a time."""
+        sizes = self._scripts.each([self._scripts.read_call("ZCARD", self.redis_keys.keys(name)) for name in names])
+        self._offer([id_bytes(name) for name in names])
+        for name in (name for name, size in zip(names, sizes, strict=True) if size()):
+            for page in self._scripts.scan("ZSCAN", self.redis_keys.keys(name), count=PAGE):
+                self._offer([id_bytes(place_of(name, id_text(key))) for key, _ in page])
+        if names:
+            self._look_at_rates(names)
+
+    def _offer(self, places: Iterable[bytes]) -> None:
+        """Offer free *places* to what waits for them."""
+        for page in chunks(places, PAGE):
+            self._reconsider(limit=0, places=len(page), more=page)
+
+    def _look_at_rates(self, names: Sequence[str]) -> None:
+        """Check again what waits for a rate in the queues of the flows *names*, and in those with waiting messages."""
+        waiting = [id_text(flow) for flow in self._scripts.command("HKEYS", self.redis_keys.backlog)]
+        queues = sorted({flow.removeprefix(OF_QUEUE) for flow in (*names, *waiting) if flow.startswith(OF_QUEUE)})
+        timers = [self._scripts.read_call("ZCARD", self.redis_keys.timers(queue)) for queue in queues]
+        sizes = {queue: size() for queue, size in zip(queues, self._scripts.each(timers), strict=True)}
+        # Workers are told of these, too.
+        for page in chunks((id_bytes(queue) for queue, size in sizes.items() if not size), PAGE):
+            self._reconsider(limit=0, places=0, more=page)
+        for queue, size in sizes.items():
             # As many passes as there are entries: what workers compute again meanwhile need not be looked at again.
-            for _ in range(self._scripts.command("ZCARD", self.redis_keys.timers(queue)) // PAGE + 1):
+            for _ in range(size // PAGE + 1 if size else 0):
                 if not self._reconsider(limit=PAGE, places=0, more=[id_bytes(queue)]):
                     break
 

@@ -17,7 +17,7 @@ from redis_queue.operate.queue_row import BROKEN, TOTALS, Overview, QueueRow, fa
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import Keys, Kind
 from redis_queue.store.registry import RegistryRow
-from redis_queue.store.scripts import Clock, ReadCall, Scripts, now_ms, pairs, server_clock
+from redis_queue.store.scripts import BatchCall, Clock, Scripts, now_ms, pairs, server_clock
 from redis_queue.store.settings import Settings
 
 MAX_SHARDS: Final = 2048
@@ -49,7 +49,7 @@ class Inspector:
         its row has an *error*; those with at most :data:`FEW_SHARDS` shards are always counted.
         """
         rows = list(self.catalog.known() if known is None else known)
-        looks: list[list[ReadCall] | str] = []
+        looks: list[list[BatchCall] | str] = []
         left = MAX_SHARDS
         for row in rows:
             looks.append(self._looks(row, left))
@@ -75,7 +75,7 @@ class Inspector:
         shards = self._keys(kind_of(queue), queue.name, queue.settings.shards)
         return sum(int(self._scripts.command("ZCOUNT", keys.in_flight, "-inf", now)) for keys in shards)
 
-    def _looks(self, known: RegistryRow, left: int) -> list[ReadCall] | str:
+    def _looks(self, known: RegistryRow, left: int) -> list[BatchCall] | str:
         """Return the calls that count a queue; an error text if it is broken or has more shards than *left*."""
         try:
             Settings(prefix=self.catalog.prefix, max_deliveries=known.max_deliveries, shards=known.shards)
@@ -84,14 +84,14 @@ class Inspector:
             # One broken queue must not hide the others.
             return fault_text(error)
         if known.kind == "queue":
-            return [self._scripts.bind("queue/stats", shards[0]).read_call()]
+            return [self._scripts.bind("queue/stats", shards[0]).batch_call()]
         if known.shards > max(left, FEW_SHARDS):
             return f"not counted: {known.shards:,} shards are too many for this list; open the page of the queue"
         now = self.catalog.clock()
-        stats = [self._scripts.bind("delay/stats", keys).read_call(now=now) for keys in shards]
+        stats = [self._scripts.bind("delay/stats", keys).batch_call(now=now) for keys in shards]
         return stats + [self._scripts.read_call("HMGET", keys.meta, *TOTALS) for keys in shards]
 
-    def _row(self, known: RegistryRow, looks: Sequence[ReadCall], replies: Iterator[Callable[[], Any]]) -> QueueRow:
+    def _row(self, known: RegistryRow, looks: Sequence[BatchCall], replies: Iterator[Callable[[], Any]]) -> QueueRow:
         mine = list(itertools.islice(replies, len(looks)))
         try:
             read = [reply() for reply in mine]

@@ -36,8 +36,8 @@ Clock = Callable[[], int]
 """Return milliseconds since the epoch; 0 stands for the clock of the server, all else is for tests."""
 
 
-class ReadCall(NamedTuple):
-    """A read-only call: its command for a pipeline, and a function that makes the call alone, with repeats."""
+class BatchCall(NamedTuple):
+    """A call that may be repeated: its command for a pipeline, and a function that makes the call alone."""
 
     command: Command
     alone: Callable[[], Any]
@@ -57,11 +57,11 @@ class Scripts:
         script = load(name)
         return BoundScript(self._link, script, [named.get(key) or getattr(keys, key) for key in script.keys])
 
-    def read_call(self, *command: Argument) -> ReadCall:
+    def read_call(self, *command: Argument) -> BatchCall:
         """Return the call of a plain read-only command, for :meth:`each`."""
-        return ReadCall(command, functools.partial(self.command, *command))
+        return BatchCall(command, functools.partial(self.command, *command))
 
-    def each(self, calls: Sequence[ReadCall]) -> list[Callable[[], Any]]:
+    def each(self, calls: Sequence[BatchCall]) -> list[Callable[[], Any]]:
         """Make *calls*, up to 500 in a round trip; return a function for each call that returns its reply.
 
         If a call failed, its function repeats it alone, and raises RedisQueueError if it fails again.
@@ -106,9 +106,9 @@ class BoundScript:
         command = self._command(more, arguments)
         return _retried(self._link, command, writes=script.writes, keys=self._keys, source=script.source)
 
-    def read_call(self, **arguments: Any) -> ReadCall:
-        """Return a call of this read-only script, for :meth:`Scripts.each`."""
-        return ReadCall(self._command((), dict(arguments)), functools.partial(self, **arguments))
+    def batch_call(self, *, more: Iterable[Argument] = (), **arguments: Any) -> BatchCall:
+        """Return a call of this script, which must be safe to repeat, for :meth:`Scripts.each`."""
+        return BatchCall(self._command(more, dict(arguments)), functools.partial(self, more=more, **arguments))
 
     def _command(self, more: Iterable[Argument], arguments: dict[str, Argument]) -> Command:
         script = self._script

@@ -14,6 +14,7 @@ from redis_queue.errors import InvalidValueError
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Scripts
 from tests.support.clock import Clock
+from tests.support.recording import record_round_trips
 from tests.support.wait import must
 
 PREFIX = "redis_queue"
@@ -30,6 +31,20 @@ def flows(client: redis.Redis) -> Flows:
         }
     )
     return found
+
+
+def test_many_flows_are_declared_in_a_few_round_trips(client: redis.Redis) -> None:
+    many = {f"queue:q{number}": Flow(limit=number, fair="{tenant}") for number in range(1, 161)}
+    flows = Flows(client, PREFIX)
+    flows.declare({"queue:q1": many["queue:q1"]})
+    # The first time, the second time, and after a change of all.
+    for code, most in ((many, 8), (many, 2), ({name: Flow(limit=500, fair="{tenant}") for name in many}, 8)):
+        with record_round_trips() as trips:
+            flows.declare(code)
+        assert len(trips) <= most
+        assert flows.list() == [
+            FlowState(name, *[FlowLimits(limit=code[name].limit)] * 2, "fair", False, 0, 0) for name in sorted(many)
+        ]
 
 
 def test_declared_flows_are_listed(flows: Flows) -> None:

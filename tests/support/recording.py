@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 from uuid import uuid4
 
 import redis
+
+from redis_queue.store.links import DirectLink
 
 READS = ("HGET", "HMGET", "HVALS", "HGETALL")
 
@@ -52,6 +55,24 @@ def record_commands(client: redis.Redis) -> Iterator[list[str]]:
         words = row["command"].split(" ")
         if row["client_type"] != "lua":
             found.append("|".join(words[: 1 + (words[0].upper() in PARTS)]).lower())
+
+
+@contextlib.contextmanager
+def record_round_trips() -> Iterator[list[int]]:
+    """Yield a list that receives the number of commands of each round trip of queues, flows and schedules."""
+    found: list[int] = []
+    send, send_many = DirectLink.send, DirectLink.send_many
+
+    def counted(link: DirectLink, *command: Any) -> Any:
+        found.append(1)
+        return send(link, *command)
+
+    def counted_many(link: DirectLink, commands: Sequence[Any]) -> list[Any]:
+        found.append(len(commands))
+        return send_many(link, commands)
+
+    with mock.patch.multiple(DirectLink, send=counted, send_many=counted_many):
+        yield found
 
 
 def commands_run(client: redis.Redis) -> int:
