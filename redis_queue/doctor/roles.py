@@ -59,7 +59,7 @@ ROLES: Final = (
         (*_QUEUES, _MONITOR, _REGISTRY, _PROBE, _WAKE_UP),
         "delay/lead delay/head delay/move_due delay/claim delay/deliver delay/note monitor/count monitor/failure_keep "
         f"monitor/report schedules/read schedules/change schedules/declare {_SETTLES}",
-        "hget hkeys hmget ping subscribe zadd zmscore",
+        "hget hkeys hmget hstrlen ping subscribe zadd zmscore",
     ),
     Role(
         "flows",
@@ -75,7 +75,8 @@ ROLES: Final = (
         "queue/stats queue/peek delay/stats delay/count delay/list delay/find delay/head records/dead_letters "
         "records/quarantined records/look records/versions records/in_flight delay/minutes delay/dispatchers "
         "schedules/read",
-        "get hget hgetall hkeys hlen hmget hscan lrange time zcard zcount zmscore zrange zrevrange zrevrank zscan",
+        "get hget hgetall hkeys hlen hmget hscan hstrlen lrange time zcard zcount zmscore zrange zrevrange zrevrank "
+        "zscan",
     ),
     Role(
         "admin",

@@ -37,6 +37,12 @@ MAX_SENDS: Final = 50
 BLOCKED: Final = 1000
 """Milliseconds after which a run that waits for the one before is looked at again."""
 
+MAX_EVENTS: Final = 60
+"""Maximum number of events of a schedule that are kept."""
+
+MAX_EVENT_BYTES: Final = 4000
+"""Maximum size of an event, whose text may have 400 characters of several bytes."""
+
 NEVER: Final = math.inf
 
 NONE: Final = "-"
@@ -120,8 +126,9 @@ class Event:
 
     @classmethod
     def read_all(cls, lines: bytes | None) -> list[Event]:
-        """Return the stored events, the newest first, without unreadable ones."""
-        found = (_EVENT.fullmatch(line) for line in (lines or b"").decode(errors="replace").split("\n"))
+        """Return the last :data:`MAX_EVENTS` stored events, the newest first, without unreadable ones."""
+        text = (lines or b"").decode(errors="replace")
+        found = (_EVENT.fullmatch(line) for line in text.split("\n", MAX_EVENTS)[:MAX_EVENTS])
         return [
             cls(cast("Kind", line[1]), int(line[2]), line[3], int(line[4]), int(line[5]), int(line[6]), line[7])
             for line in found

@@ -18,7 +18,7 @@ from redis_queue.delay.model import Push
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError, StoreError
 from redis_queue.schedules.definition import Definition
-from redis_queue.schedules.state import NEVER, NONE, Event, State
+from redis_queue.schedules.state import MAX_EVENT_BYTES, MAX_EVENTS, NEVER, NONE, Event, State
 from redis_queue.store.chunks import CHUNK, by_size, chunks, rows_of
 from redis_queue.store.codec import read_document
 from redis_queue.store.ids import id_bytes, id_text, is_id
@@ -28,9 +28,6 @@ from redis_queue.store.scripts import now_ms, pairs
 logger = logger_of(__name__)
 
 MAX_SCHEDULES: Final = 100_000
-
-MAX_EVENTS: Final = 60
-"""Maximum number of events of a schedule that are kept."""
 
 MAX_CHANGES: Final = 100
 """Maximum number of changes in one call."""
@@ -201,12 +198,14 @@ class ScheduleStore:
         return found
 
     def events_of(self, names: Sequence[str]) -> list[list[Event]]:
-        """Return the last events of each schedule, the newest first."""
-        found: list[list[Event]] = []
-        for chunk in chunks(names, MAX_CHANGES):
-            texts = self._scripts.command("HMGET", self._keys.schedule_events, *map(id_bytes, chunk))
-            found += map(Event.read_all, texts)
-        return found
+        """Return the last events of each schedule, the newest first; none if they are larger than ours can be."""
+        key, fields = self._keys.schedule_events, [id_bytes(name) for name in names]
+        sizes = self._scripts.each([self._scripts.read_call("HSTRLEN", key, field) for field in fields])
+        usual = [field for field, size in zip(fields, sizes, strict=True) if 0 < size() <= MAX_EVENTS * MAX_EVENT_BYTES]
+        texts: dict[bytes, bytes | None] = {}
+        for chunk in chunks(usual, MAX_CHANGES):
+            texts.update(zip(chunk, self._scripts.command("HMGET", key, *chunk), strict=True))
+        return [Event.read_all(texts.get(field)) for field in fields]
 
     def update(self, name: str, make: Callable[[Stored | None], Change | None]) -> bool:
         """Make the change that *make* returns for a schedule as it is stored; again if another process was faster.

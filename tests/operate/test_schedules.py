@@ -31,11 +31,11 @@ from redis_queue.operate.incidents.situation import Incident, look
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.metrics import Collector
 from redis_queue.operate.schedules import ScheduleList, count
-from redis_queue.schedules.state import NEVER, Event, State
+from redis_queue.schedules.state import MAX_EVENTS, NEVER, Event, State
 from redis_queue.schedules.store import Change
 from redis_queue.store.keys import Keys, ScheduleKeys
 from tests.support.clock import Clock, when
-from tests.support.recording import record_commands
+from tests.support.recording import record_commands, record_round_trips
 from tests.support.servers import RedisServer
 from tests.support.wait import must
 
@@ -156,7 +156,7 @@ class TestMetrics:
         with record_commands(client) as commands:
             count(access)
             shown.look(access, when(60))
-        assert Counter(commands) - Counter(hello=9) == Counter(zrange=2, hmget=5, evalsha=2)
+        assert Counter(commands) - Counter(hello=9) == Counter(zrange=2, hmget=4, hstrlen=50, evalsha=2)
 
 
 class TestList:
@@ -313,6 +313,31 @@ class TestIncidents:
         app.conf.beat_schedule = {}
         Declaration(schedules).make()
         assert found(access, "refused schedules") == []
+
+    def test_many_schedules_are_declared_in_a_few_round_trips(self, schedules: Schedules, app: Celery) -> None:
+        schedules.put("s7", "every 1h", "shop.build")
+        app.conf.beat_schedule = {f"s{number}": {"task": "shop.build", "schedule": 60} for number in range(300)}
+        with record_round_trips() as trips:
+            report = Declaration(schedules).make()
+        assert (len(report.changed), [*report.refused]) == (299, ["s7"])
+        # Three hundred in steps of a hundred, and one of another owner alone.
+        assert len(trips) <= 40
+        app.conf.beat_schedule = {}
+        with record_round_trips() as trips:
+            assert len(Declaration(schedules).make().deleted) == 299
+        assert len(trips) <= 40
+
+    def test_events_of_other_programs_are_not_read(
+        self, access: Access, schedules: Schedules, client: redis.Redis
+    ) -> None:
+        for name in ("many", "huge"):
+            schedules.put(name, "every 1h", "shop.build")
+        line = str(Event("sent", 1, "run", 1))
+        client.hset(KEYS.schedule_events.decode(), "many", "\n".join([line] * 5000))
+        client.hset(KEYS.schedule_events.decode(), "huge", "x" * 800_000)
+        with record_round_trips() as trips:
+            many, huge = schedules.store.events_of(["many", "huge"])
+        assert (len(many), huge, len(trips)) == (MAX_EVENTS, [], 2)
 
     def test_of_many_the_most_overdue_are_read(self, access: Access, schedules: Schedules, clock: Clock) -> None:
         for number in range(120):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -18,10 +19,14 @@ from redis_queue.celery.schedules.schedules import Schedules
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.errors import ConfigurationError, InvalidValueError
 from redis_queue.schedules.definition import Definition
-from redis_queue.schedules.store import ATTEMPTS, Change, Stored
+from redis_queue.schedules.store import ATTEMPTS, MAX_CHANGES, Change, Stored
+from redis_queue.store.chunks import chunks
 from redis_queue.store.keys import is_name
 
 logger = logger_of(__name__)
+
+MakeChange = Callable[[Stored | None], Change | None]
+"""Returns the change of a schedule as it is stored; None for no change."""
 
 CLEAN_UP: Final = "celery.backend_cleanup"
 
@@ -99,18 +104,18 @@ class Declaration:
         self, definitions: Sequence[Definition], version: str, gone: Sequence[str], report: DeclareReport
     ) -> None:
         """Store *definitions*, and delete the static schedules *gone* of this app."""
-        stored = self._schedules.store.get(definition.name for definition in definitions)
+        store = self._schedules.store
+        stored, now = store.get(definition.name for definition in definitions), store.now()
+        changes: dict[str, MakeChange] = {}
         for definition, known in zip(definitions, stored, strict=True):
             if known and known.state and known.definition and known.definition.means_the_same(definition):
                 continue
             try:
-                if self._change(
-                    definition.name, version, self._schedules.putting(replace(definition, version=version))
-                ):
-                    report.changed.append(definition.name)
+                changes[definition.name] = self._schedules.putting(replace(definition, version=version), now=now)
             except InvalidValueError as error:
                 report.refused[definition.name] = str(error)
-        report.deleted.extend(name for name in gone if self._change(name, version, self._deleted))
+        report.changed.extend(self._change(changes, version, report))
+        report.deleted.extend(self._change(dict.fromkeys(gone, self._deleted), version, report))
         for name, why in report.refused.items():
             extra = {"action": "schedule_refused"}
             logger.error("schedule %s of beat_schedule is not sent: %s", name, why, extra=extra)
@@ -123,13 +128,41 @@ class Declaration:
                 extra={"action": "schedules_declared"},
             )
 
-    def _change(self, name: str, version: str, make: Callable[[Stored | None], Change | None]) -> bool:
-        """Make the change that *make* returns, unless a newer version than *version* was declared meanwhile."""
+    def _change(self, changes: Mapping[str, MakeChange], version: str, report: DeclareReport) -> Iterator[str]:
+        """Make *changes*, up to 100 in a step, unless a newer version than *version* was declared; yield what changed.
 
+        Those that cannot be made together with others are tried alone, which tells why.
+        """
+        for names in chunks(changes, MAX_CHANGES):
+            done = self._change_together({name: changes[name] for name in names}, version)
+            for name in names:
+                try:
+                    if name in done or self._change_alone(name, changes[name], version):
+                        yield name
+                except InvalidValueError as error:
+                    report.refused[name] = str(error)
+
+    def _change_together(self, changes: Mapping[str, MakeChange], version: str) -> set[str]:
+        store, app = self._schedules.store, self._schedules.app_name
+        before, known = store.versions(app)
+        if known["versions"][:1] != [version]:
+            return set()
+        made: list[Change] = []
+        for stored, make in zip(store.get(changes), changes.values(), strict=True):
+            with suppress(InvalidValueError):
+                change = make(stored)
+                if change is not None:
+                    # The step looks again: a newer version may be declared meanwhile.
+                    made.append(replace(change, declared=(app, before)))
+        with suppress(InvalidValueError):
+            return {change.name for change, flag in zip(made, store.change(made), strict=True) if flag}
+        return set()
+
+    def _change_alone(self, name: str, make: MakeChange, version: str) -> bool:
         def unless_newer(stored: Stored | None) -> Change | None:
             change, app = make(stored), self._schedules.app_name
             before, known = self._schedules.store.versions(app)
-            # Its step looks again: a newer version may be declared, and its schedule be deleted, meanwhile.
+            # As above; its schedule may be deleted, too.
             return replace(change, declared=(app, before)) if change and known["versions"][:1] == [version] else None
 
         return self._schedules.store.update(name, unless_newer)

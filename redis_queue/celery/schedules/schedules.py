@@ -213,9 +213,14 @@ class Schedules:
         """
         return self.store.update(definition.name, self.putting(definition, begin))
 
-    def putting(self, definition: Definition, begin: State | None = None) -> Callable[[Stored | None], Change | None]:
-        """Return the change that :meth:`put_definition` makes, for each stored schedule. Raises what `put` raises."""
-        now = self.store.now()
+    def putting(
+        self, definition: Definition, begin: State | None = None, *, now: int | None = None
+    ) -> Callable[[Stored | None], Change | None]:
+        """Return the change that :meth:`put_definition` makes, for each stored schedule. Raises what `put` raises.
+
+        *now*: the time of the server in ms, if it is known.
+        """
+        now = self.store.now() if now is None else now
         first = begin.due if begin is not None and begin.due else self._first_due(definition, now)
 
         def make(stored: Stored | None) -> Change | None:
