@@ -127,7 +127,7 @@ class StoredTasks:
         """
         names = list(ids)
         unseen = self._removal.revoke(names)
-        if UniquePolicy.of(self.app).all():
+        if UniquePolicy.of(self.app).exist:
             for name in self.unique.revoke(names):
                 mark_revoked(self.app, name, None)
         return unseen
@@ -145,7 +145,7 @@ class StoredTasks:
     def extend_key(self, id: str) -> bool:
         """Let the time of its key count from the new due time of a task, if it is unique; True."""
         with suppress(StoreError):
-            entry = self.queue.get(id) if UniquePolicy.of(self.app).all() else None
+            entry = self.queue.get(id) if UniquePolicy.of(self.app).exist else None
             key = unique_header_of(entry)
             if entry is not None and key is not None:
                 self.unique.extend(key.field, key.token, due_ms=to_ms(entry.due_at), ttl_ms=key.ttl_ms)

@@ -3,6 +3,8 @@
 import time
 import timeit
 from collections.abc import Callable
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from celery import Celery
@@ -11,9 +13,11 @@ from kombu.entity import Exchange, Queue
 from redis_queue import Flow
 from redis_queue.basics.options import did_you_mean
 from redis_queue.celery import DurableTasks
-from redis_queue.celery.admission.policy import FlowPolicy
+from redis_queue.celery.admission.policy import FlowPolicy, UniquePolicy
 from redis_queue.celery.control import revokes
+from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.message.destinations import Destinations
+from redis_queue.celery.queues.names import QueueNames
 from redis_queue.operate.queue_row import Faults, QueueRow
 from redis_queue.store.redis_errors import redact
 
@@ -31,6 +35,42 @@ def exchanges(count: int) -> Callable[[], object]:
     app.conf.task_queues = [Queue(f"q{number}", Exchange(f"e{number}"), f"q{number}") for number in range(count)]
     destinations = Destinations(app)
     return lambda: [*map(destinations.check_exchange, (f"e{number}" for number in range(count)))]
+
+
+def exchanges_that_only_a_setting_allows(count: int) -> Callable[[], object]:
+    app = Celery("many", set_as_current=False)
+    app.conf.task_queues = [Queue(f"q{number}", Exchange(f"e{number}"), f"q{number}") for number in range(count)]
+    app.conf.redis_queue_allowed_queues = ["other-*"]
+    destinations = Destinations(app)
+    return lambda: [*map(destinations.check_exchange, (f"other-{number}" for number in range(count)))]
+
+
+def unknown_bindings(count: int) -> Callable[[], object]:
+    app = Celery("many", set_as_current=False)
+    app.conf.task_queues = [Queue(f"q{number}", Exchange(f"e{number}"), f"q{number}") for number in range(count)]
+    names = QueueNames(app)
+    return lambda: [names.bound("e1", f"other-{number}") for number in range(count)]
+
+
+def rescheduled_ids(count: int) -> Callable[[], object]:
+    app = Celery("many", set_as_current=False)
+    for number in range(count):
+        app.task(name=f"task-{number}", shared=False, lazy=False)(redact)
+    policy = UniquePolicy.of(app)
+    return lambda: [policy.exist for _ in range(count)]
+
+
+def leases_lost_at_once(count: int) -> Callable[[], object]:
+    step, message = LeaseStep.__new__(LeaseStep), SimpleNamespace
+    step._consumer, step._tasks, step._tasks_until = None, {}, 0.0
+    requests = [SimpleNamespace(id=str(number), message=message(delivery_tag=str(number))) for number in range(count)]
+
+    def lose() -> None:
+        with mock.patch.multiple("redis_queue.celery.leases.step", state=message(reserved_requests=requests)):
+            for number in range(count):
+                step.report_loss(str(number), 1.0)
+
+    return lose
 
 
 def revoked_ids_that_end(count: int) -> Callable[[], object]:
@@ -59,6 +99,10 @@ def letters(count: int) -> Callable[[], object]:
     [
         (flows_of_unknown_queues, 1000),
         (exchanges, 500),
+        (exchanges_that_only_a_setting_allows, 500),
+        (unknown_bindings, 1000),
+        (rescheduled_ids, 500),
+        (leases_lost_at_once, 500),
         (revoked_ids_that_end, 25_000),
         (queues_that_cannot_be_read, 2000),
         (slashes, 10_000),

@@ -32,6 +32,14 @@ class TaskOptions(Generic[Option]):
         self._configured = configured
         self._keys = TaskKeys(app)
         self._contradictions: set[str] = set()
+        self._exist, self._tasks = False, -1
+
+    @property
+    def exist(self) -> bool:
+        """Whether any task or queue has the option; it looks at all tasks after their number has changed only."""
+        if self._tasks != len(self._app.tasks):
+            self._exist, self._tasks = bool(self.all()), len(self._app.tasks)
+        return self._exist
 
     def of_task(self, task: str) -> Option | None:
         """Return the option of *task*; the setting has precedence. Raises ConfigurationError for another type."""

@@ -46,7 +46,7 @@ def check_admission(app: Celery) -> None:
 
 def uses_admission(app: Celery) -> bool:
     """Return whether *app* has flows or unique tasks, whose messages wait for admission."""
-    return bool(FlowPolicy.of(app).all()) or bool(UniquePolicy.of(app).all())
+    return FlowPolicy.of(app).exist or UniquePolicy.of(app).exist
 
 
 class FlowSender:

@@ -50,6 +50,9 @@ QUIET: Final = 10.0
 STOP_CHECK_INTERVAL: Final = 0.2
 """Seconds between two looks whether the worker has been told to stop."""
 
+LOSS_INTERVAL: Final = 0.1
+"""Seconds between two looks at all tasks of the worker for those whose leases were lost."""
+
 CHATTER: Final = ("connection", "consumer", "mingle")
 """Modules of Celery that log a line for each attempt."""
 
@@ -65,6 +68,9 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         #: Of messages of flows, from a store that is not the broker.
         self.store_leases: WorkerLeases | None = None
         self._consumer = consumer
+        # Ids of the tasks that the worker has, by delivery tag.
+        self._tasks: dict[Any, str] = {}
+        self._tasks_until = 0.0
         #: What the event loop calls in each turn for the connection.
         self._ticks: set[Callable[[], Any]] = set()
         check_broker(consumer.app)
@@ -103,9 +109,11 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def report_loss(self, tag: str, after: float) -> None:
         """Tell that the lease of the message with this delivery tag was lost *after* some seconds."""
-        found = (request for request in tuple(state.reserved_requests) if request.message.delivery_tag == tag)
-        request = next(found, None)
-        task_id = request.id if request else None
+        if monotonic() > self._tasks_until:
+            # All leases may be lost at once: to look through all requests for each would take long.
+            self._tasks = {request.message.delivery_tag: request.id for request in tuple(state.reserved_requests)}
+            self._tasks_until = monotonic() + LOSS_INTERVAL
+        task_id = self._tasks.get(tag)
         logger.warning(
             "lost the lease of task %s (delivery tag %s) after %.0f s: another worker may run it as well",
             task_id,

@@ -58,6 +58,7 @@ class Destinations:
         self._allowed = CelerySettings.of(app).allowed_queues
         self._seen: dict[str, None] = {}
         self._exchanges: set[str] = set()
+        self._count = -1
 
     def check(self, envelope: Envelope) -> None:
         if envelope.exchange:
@@ -81,8 +82,10 @@ class Destinations:
 
     def check_exchange(self, name: str) -> None:
         if name != CELERY_DELAYED_DELIVERY_EXCHANGE and name not in self._exchanges:
-            queues, default = self._app.amqp.queues.values(), self._app.conf.task_default_exchange or ""
-            self._exchanges = {default, *(name for queue in queues for name in exchanges_of(queue))}
+            queues, default = self._app.amqp.queues, self._app.conf.task_default_exchange or ""
+            if self._count != len(queues):
+                self._exchanges = {default, *(name for queue in list(queues.values()) for name in exchanges_of(queue))}
+                self._count = len(queues)
             if name not in self._exchanges:
                 self._check(name, "exchange")
 

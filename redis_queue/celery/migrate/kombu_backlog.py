@@ -20,7 +20,7 @@ from redis_queue.celery.kombu.keys import InFlightKeys, ListNames
 from redis_queue.celery.message.body import json_body
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.producer import envelope_of
-from redis_queue.celery.queues.names import bound_queue
+from redis_queue.celery.queues.names import QueueNames
 from redis_queue.delay.model import ForeignMessage
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.chunks import CHUNK, chunks
@@ -66,6 +66,7 @@ class KombuBacklog:
             kind = broker.connection.transport.driver_type
             raise ConfigurationError(f"the broker is {kind}: must be Redis; other brokers hold nothing to adopt")
         self._app = app
+        self._queue_names = QueueNames(app)
         self.shared = broker.shares_store
         self._names: ListNames = broker.names
         self.server = client_of(broker.channel)
@@ -107,7 +108,7 @@ class KombuBacklog:
         message, exchange, routing_key = known
         keys, since = self._in_flight, None if score is None else float(score)
         foreign = ForeignMessage(value, keys.unacked.decode(), tag, keys.index.decode(), since)
-        return self._read(bound_queue(self._app, exchange, routing_key), foreign, message, place=foreign.key)
+        return self._read(self._queue_names.bound(exchange, routing_key), foreign, message, place=foreign.key)
 
     def _read(
         self, queue: str, foreign: ForeignMessage, message: Any, place: str = ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import Any, Final
 
 from celery import Celery
@@ -17,9 +16,6 @@ MAX_TASKS: Final = 10_000
 
 _INTERNAL: Final = "celery."
 """First part of the names of Celery's own tasks."""
-
-MAX_ROUTES: Final = 1000
-"""Maximum number of routes whose queues are remembered."""
 
 
 def known_queues(app: Celery) -> set[str]:
@@ -73,26 +69,26 @@ class QueueNames:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self._known = lru_cache(maxsize=MAX_ROUTES)(self._find)
+        self._count = 0
+        self._bound: dict[tuple[Any, Any], str] = {}
 
     def of(self, delivery_info: Mapping[str, Any]) -> str:
         """Return the queue of a message with *delivery_info*; its routing key if no queue is known."""
-        route = delivery_info.get("exchange"), delivery_info.get("routing_key")
+        exchange, routing_key = delivery_info.get("exchange"), delivery_info.get("routing_key")
+        return self.bound(exchange, routing_key) or str(routing_key or "")
+
+    def bound(self, exchange: Any, routing_key: Any) -> str:
+        """Return the queue of the app that *exchange* reaches by *routing_key*; "" if it has none."""
+        if not exchange:
+            return str(routing_key or "")
+        queues = self._app.amqp.queues
+        if self._count != len(queues):
+            # The first queue of several with the same binding.
+            known = [(name, queue) for name, queue in reversed(list(queues.items())) if queue.exchange is not None]
+            self._bound = {(queue.exchange.name, queue.routing_key): str(name) for name, queue in known}
+            self._count = len(queues)
         try:
-            return self._known(*route)
+            return self._bound.get((exchange, routing_key), "")
         except TypeError:
             # A message may carry anything here.
-            return self._find(*route)
-
-    def _find(self, exchange: Any, routing_key: Any) -> str:
-        return bound_queue(self._app, exchange, routing_key) or str(routing_key or "")
-
-
-def bound_queue(app: Celery, exchange: Any, routing_key: Any) -> str:
-    """Return the queue of *app* that *exchange* reaches by *routing_key*; "" if it has none."""
-    if not exchange:
-        return str(routing_key or "")
-    for name, queue in list(app.amqp.queues.items()):
-        if queue.exchange is not None and (queue.exchange.name, queue.routing_key) == (exchange, routing_key):
-            return str(name)
-    return ""
+            return ""

@@ -30,6 +30,7 @@ from redis_queue.celery.message.envelope import VERSION, Envelope, element_of
 from redis_queue.celery.message.producer import build, describe
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.migrate.kombu_backlog import BacklogTask, KombuBacklog, RemainingTask
+from redis_queue.celery.queues.names import QueueNames
 from redis_queue.celery.results import _request
 from redis_queue.celery.settings import NAMESPACE, Overdue
 from redis_queue.model import Entry
@@ -168,6 +169,7 @@ def backlog() -> KombuBacklog:
     """A backlog without a connection to its broker."""
     backlog = object.__new__(KombuBacklog)
     backlog._app, backlog._names, backlog._in_flight = APP, ListNames(), InFlightKeys.under("")
+    backlog._queue_names = QueueNames(APP)
     backlog._scripts = object.__new__(Scripts)
     return backlog
 
