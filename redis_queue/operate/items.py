@@ -130,8 +130,8 @@ class Letters(Listing[Letter, LetterCursor]):
     def __init__(self, access: Access, name: str | None, conditions: Conditions) -> None:
         super().__init__(conditions)
         self._access, self._name = access, name
-        # Queues with letters, by their numbers, of those from *start* on; the next ones begin at *end*.
-        self._queues: dict[int, AnyQueue] = {}
+        # Queues with letters, and how many, by their numbers, of those from *start* on; the next ones begin at *end*.
+        self._queues: dict[int, tuple[AnyQueue, int]] = {}
         self._start, self._end, self._has_more_queues = 0, 0, False
         #: The counts of all queues; None if there are more than those of one page.
         self.rows: Sequence[QueueRow] | None = None
@@ -152,7 +152,7 @@ class Letters(Listing[Letter, LetterCursor]):
         number = next((number for number in self._queues if number >= start), None)
         if number is None:
             return Chunk((), (self._end, 0) if self._has_more_queues else None, ends=True)
-        queue, offset = self._queues[number], offset if number == start else 0
+        (queue, count), offset = self._queues[number], offset if number == start else 0
         listed: Sequence[DeadLetter] = ()
         with self.report.faults.of_queue(queue):
             listed = queue.dead_letters(offset=offset, limit=size, max_bytes=budget)
@@ -162,7 +162,9 @@ class Letters(Listing[Letter, LetterCursor]):
         if len(letters) < len(listed):
             spent = max(spent, LOOK_BYTES)
         items = [(Letter(queue, letter), (number, at)) for at, letter in enumerate(letters, offset + 1)]
-        return Chunk(items, items[-1][1] if items else (number + 1, 0), spent)
+        # Most queues have few: the end of each needs no read of its own.
+        is_last = not items or offset + len(letters) >= count
+        return Chunk(items, (number + 1, 0) if is_last else items[-1][1], spent)
 
     def match(self, item: Letter) -> bool:
         """Return whether the letter matches, and count it."""
@@ -188,7 +190,7 @@ class Letters(Listing[Letter, LetterCursor]):
                 self.report.faults.add(row)
             elif row.dead:
                 with self.report.faults.of(known.kind, known.name):
-                    self._queues[number] = catalog.open(known)
+                    self._queues[number] = catalog.open(known), row.dead
         self.rows = rows if not start and after is None else None
 
 

@@ -10,12 +10,17 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
+from redis_queue.basics.options import Conditions
 from redis_queue.basics.times import from_ms
+from redis_queue.operate.access import access_to
 from redis_queue.operate.inspector import Inspector
+from redis_queue.operate.items import Letters
 from redis_queue.operate.queue_row import QueueRow
 from redis_queue.store.keys import Keys
 from tests.support.clock import START
+from tests.support.recording import record_round_trips
 from tests.support.store.stage import LATER, Stage, differences, snapshot
+from tests.support.wait import must
 
 
 @pytest.fixture
@@ -124,3 +129,13 @@ def test_a_cluster_can_be_inspected(cluster_client: redis.RedisCluster) -> None:
     ]
     assert overview.queues[1].next_due is not None
     assert overview.at.year > 2000
+
+
+def test_dead_letters_of_many_queues_are_read_once(client: redis.Redis) -> None:
+    for number in range(50):
+        queue = RedisQueue(f"q{number}", client)
+        queue.put(number)
+        queue.nack(must(queue.get(block=False)), dead=True)
+    with record_round_trips() as trips:
+        assert len([*Letters(access_to(client, "redis_queue"), None, Conditions()).all()]) == 50
+    assert len(trips) <= 60
