@@ -31,6 +31,7 @@ GROUPS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
             "how-to/flask",
             "how-to/fastapi",
             "how-to/data-queue",
+            "how-to/roll-out",
             "how-to/production",
             "how-to/deploy",
             "how-to/rabbitmq",

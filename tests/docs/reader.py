@@ -29,8 +29,8 @@ class ShopApp:
     def celery(self, *arguments: str) -> CeleryProcess:
         return CeleryProcess("--workdir", str(self.directory), "-A", "shop", *arguments, environment={}, beat=False)
 
-    def worker(self, name: str = "one", concurrency: int = 4) -> CeleryProcess:
-        options = ("--pool", "threads", "--concurrency", str(concurrency), "--loglevel", "INFO", "-n", f"{name}@%h")
+    def worker(self, name: str = "one", concurrency: int = 4, pool: str = "threads") -> CeleryProcess:
+        options = ("--pool", pool, "--concurrency", str(concurrency), "--loglevel", "INFO", "-n", f"{name}@%h")
         return self.celery("worker", *options, "--without-mingle", "--without-gossip")
 
 

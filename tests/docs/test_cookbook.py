@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import io
+import json
 import re
 import subprocess
 import sys
@@ -194,6 +196,46 @@ def test_retries_wait_longer_each_time(shop: Shop, timeline: Timeline) -> None:
     assert [run.state for run in timeline.runs] == ["RETRY"] * 4 + ["FAILURE"]
 
 
+def test_the_failures_of_a_task_are_told_once_a_minute(
+    shop: Shop, timeline: Timeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posted: list[Any] = []
+    real = shop.code.urlopen
+
+    def to_slack(request: Any, timeout: float) -> Any:
+        if isinstance(request, str):
+            return real(request, timeout=timeout)
+        posted.append((request.full_url, json.loads(request.data)))
+        return io.BytesIO()
+
+    monkeypatch.setattr(shop.code, "SLACK", "https://hooks.example.com/services/T0")
+    monkeypatch.setattr(shop.code, "urlopen", to_slack)
+    for _ in range(3):
+        shop.code.fetch.apply_async(("http://127.0.0.1:1/",), retries=4)
+    timeline.travel(seconds=59)
+    assert posted == []
+    timeline.travel(minutes=5)
+    ((url, body),) = posted
+    assert url == shop.code.SLACK
+    assert body["text"].startswith("shop.fetch failed: URLError (")
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # by Celery
+def test_all_tasks_of_a_customer_are_stopped(shop: Shop) -> None:
+    running, waiting, other = (shop.code.send_chapter(*call) for call in ((1, "7"), (2, "7"), (3, "8")))
+    delayed = shop.code.render.si(4).stamp(customer="7").apply_async(countdown=3600)
+    assert delayed.id in shop_says(shop, "tasks", "--stamp", "customer=7")
+    with shop.worker(concurrency=1, pool="prefork").ready():
+        shop.wait_for("began", 1)
+        shop.code.stop_customer("7")
+        wait_until(lambda: running.state == delayed.state == "REVOKED", description="the end of the running task")
+        shop.go()
+        wait_until(lambda: waiting.state == "REVOKED", description="the discarded message")
+        wait_until(lambda: other.state == "SUCCESS", description="the task of the other customer")
+    assert shop.rows("began") == ["shop.render 1", "shop.render 3"]
+    assert shop.code.durable.count() == 0
+
+
 def test_an_urgent_task_overtakes(shop: Shop) -> None:
     for image in range(3):
         shop.code.resize.delay(image)
@@ -267,6 +309,6 @@ def test_a_test_travels_in_time(shop: Shop, timeline: Timeline) -> None:
 def test_the_table_names_the_tests() -> None:
     text = PAGE.read_text("utf-8")
     named = re.findall(r"`(test_\w+)`", text)
-    assert len(re.findall(r"^## ", text, re.MULTILINE)) == 12
+    assert len(re.findall(r"^## ", text, re.MULTILINE)) == 14
     assert all(isinstance(globals()[name], Callable) for name in named)
     assert (ROOT / "tests/contrib/django/test_outbox.py").exists()
