@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -10,11 +11,12 @@ from typing import Any
 
 import pytest
 from celery import chain, group
-from celery.exceptions import TimeLimitExceeded
+from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 
 from redis_queue.celery import DurableTasks, async_calls
 from redis_queue.model import CancelOutcome
 from tests.support.celery.fleet import Fleet, fleet_on_one_redis
+from tests.support.celery.processes import CeleryProcess
 from tests.support.loops import free_loop
 from tests.support.wait import wait_until
 
@@ -34,9 +36,16 @@ def durable(fleet: Fleet) -> DurableTasks:
 
 
 @contextmanager
-def worker(fleet: Fleet, pool: str = "threads") -> Iterator[None]:
-    with fleet.worker(app="tests.support.celery.async_app", pool=pool).ready():
-        yield
+def worker(fleet: Fleet, pool: str = "threads") -> Iterator[CeleryProcess]:
+    with fleet.worker(app="tests.support.celery.async_app", pool=pool).ready() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def limits() -> Iterator[DurableTasks]:
+    """An app with a worker that has time limits."""
+    with fleet_on_one_redis() as fleet, worker(fleet, "prefork"):
+        yield DurableTasks(fleet.app(result_backend=fleet.broker_url), leases=False)
 
 
 def signature(durable: DurableTasks, name: str, *args: Any, **options: Any) -> Any:
@@ -55,9 +64,7 @@ def test_async_tasks_in_a_worker(fleet: Fleet, durable: DurableTasks, pool: str)
         found = await asyncio.gather(*(durable.aresult(run, timeout=40) for run in runs))
         assert [run["ids"] for run in found] == [[run.id] * 3 for run in runs]
         # One loop for each process, however many tasks it ran.
-        assert len({run["loop"] for run in found} | {run["pid"] for run in found}) == 2 * len(
-            {run["pid"] for run in found}
-        )
+        assert len({(run["pid"], run["loop"]) for run in found}) == len({run["pid"] for run in found})
         flaky, again, called, child = [await durable.aresult(result, timeout=40) for result in sent]
         assert (flaky, again, called) == (2, 1, 2)
         assert child["parent"] == sent[3].id
@@ -87,6 +94,59 @@ def test_time_limits_and_revoke_hold(fleet: Fleet, durable: DurableTasks) -> Non
         asyncio.run(main())
 
 
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_loop_survives_what_tasks_do_to_it(fleet: Fleet, durable: DurableTasks, pool: str) -> None:
+    async def main() -> None:
+        for kind in ("orphan", "callback", "stop"):
+            assert await durable.aresult(await durable.asend("exits", [kind]), timeout=40) == "went on"
+        for kind, error in (("broken", "the event loop of async tasks ended"), ("cancelled", "the task was cancelled")):
+            with pytest.raises(RuntimeError, match=error):
+                await durable.aresult(await durable.asend("exits", [kind]), timeout=40)
+        await durable.aresult(await durable.asend("where"), timeout=40)
+
+    with worker(fleet, pool) as running:
+        asyncio.run(main())
+        assert running.finish() == 0
+
+
+@pytest.mark.parametrize("kind", ["task", "child"])
+@pytest.mark.parametrize("pool", POOLS)
+def test_an_exit_ends_an_async_task_as_any_other_task(
+    fleet: Fleet, durable: DurableTasks, pool: str, kind: str
+) -> None:
+    async def main() -> None:
+        await durable.asend("exits", [kind])
+        assert await durable.aresult(await durable.asend("sleepless", [1]), timeout=40) == 2
+
+    with worker(fleet, pool) as running:
+        asyncio.run(main())
+        assert running.finish() == 0
+
+
+@pytest.mark.parametrize("kind", ["await", "gather", "wait_for", "anyio", "TaskGroup", "timeout"])
+def test_a_soft_limit_ends_the_children_of_a_task(limits: DurableTasks, kind: str) -> None:
+    if kind in ("TaskGroup", "timeout") and not hasattr(asyncio, kind):
+        assert sys.version_info < (3, 11)
+        return
+
+    async def main() -> None:
+        with pytest.raises(SoftTimeLimitExceeded):
+            await limits.aresult(await limits.asend("limited", [kind], soft_time_limit=1), timeout=40)
+        assert limits.app.AsyncResult(f"{kind} ends").get(timeout=1) == ["cancelled"]
+
+    asyncio.run(main())
+
+
+def test_pydantic_models_are_converted(fleet: Fleet, durable: DurableTasks) -> None:
+    async def main() -> None:
+        for name, number in (("typed", 2), ("typed_bound", 3)):
+            run = await durable.asend(name, [{"number": 1}])
+            assert await durable.aresult(run, timeout=40) == {"number": number}
+
+    with worker(fleet):
+        asyncio.run(main())
+
+
 def test_an_async_task_runs_eagerly_and_is_awaited_as_a_function(fleet: Fleet) -> None:
     app = fleet.app()
     DurableTasks(app)
@@ -96,7 +156,13 @@ def test_an_async_task_runs_eagerly_and_is_awaited_as_a_function(fleet: Fleet) -
         await asyncio.sleep(0)
         return 2 * number
 
+    @app.task(shared=False)  # type: ignore[untyped-decorator]
+    async def leave() -> None:
+        await asyncio.create_task(asyncio.to_thread(sys.exit, 3))
+
     app.finalize()
+    with pytest.raises(SystemExit):
+        leave.apply()
     assert double.apply([2]).get() == 4
     assert asyncio.run(double(3)) == 6
 

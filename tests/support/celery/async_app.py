@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
+import anyio
 from celery import Celery, signals
-from celery.exceptions import SoftTimeLimitExceeded
+from pydantic import BaseModel
 
 from redis_queue.celery import DurableTasks
 
@@ -77,9 +80,94 @@ async def sleepy() -> str:
     """Sleep until the soft time limit."""
     try:
         await asyncio.sleep(60)
-    except SoftTimeLimitExceeded:
+    except asyncio.CancelledError:
         return "cleaned up"
     return "slept"
+
+
+@app.task(name="limited", shared=False)  # type: ignore[untyped-decorator]
+async def limited(kind: str) -> None:
+    """Wait for a child in a way of asyncio until the soft time limit; say at the child's end that it was cancelled."""
+    ends: list[str] = []
+
+    async def child() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+
+    waits: dict[str, Any] = {
+        "await": child,
+        "gather": lambda: asyncio.gather(child(), child()),
+        "wait_for": lambda: asyncio.wait_for(child(), 50),
+        "TaskGroup": partial(in_task_group, child),
+        "anyio": partial(in_anyio, child),
+        "timeout": partial(in_timeout, child),
+    }
+    try:
+        await waits[kind]()
+    finally:
+        app.backend.store_result(f"{kind} ends", sorted(set(ends)), "SUCCESS")
+
+
+async def in_task_group(child: Any) -> None:
+    async with asyncio.TaskGroup() as group:  # type: ignore[attr-defined]
+        group.create_task(child())
+        group.create_task(child())
+
+
+async def in_anyio(child: Any) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(child)
+        group.start_soon(child)
+
+
+async def in_timeout(child: Any) -> None:
+    async with asyncio.timeout(50):  # type: ignore[attr-defined]
+        await child()
+
+
+@app.task(name="exits", shared=False)  # type: ignore[untyped-decorator]
+async def exits(kind: str) -> str:
+    """End the process in a way of asyncio."""
+
+    async def leave() -> None:
+        sys.exit(3)
+
+    async def pause() -> None:
+        await asyncio.sleep(0.2)
+
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    ways: dict[str, Any] = {
+        "task": lambda: sys.exit(3),
+        "child": lambda: asyncio.create_task(leave()),
+        "orphan": lambda: loop.call_soon(asyncio.create_task, leave()) and pause(),
+        "callback": lambda: loop.call_soon(sys.exit, 3) and pause(),
+        "stop": lambda: loop.stop() or pause(),
+        "broken": lambda: loop._selector.close() or pause(),  # type: ignore[attr-defined]
+        "cancelled": lambda: task.cancel() and pause(),  # type: ignore[union-attr]
+    }
+    await ways[kind]()
+    return "went on"
+
+
+class Model(BaseModel):
+    number: int
+
+
+@app.task(name="typed", shared=False, pydantic=True)  # type: ignore[untyped-decorator]
+async def typed(model: Model) -> Model:
+    await asyncio.sleep(0)
+    return Model(number=model.number + 1)
+
+
+@app.task(name="typed_bound", shared=False, pydantic=True, bind=True, autoretry_for=(KeyError,), default_retry_delay=0)  # type: ignore[untyped-decorator]
+async def typed_bound(self: Any, model: Model) -> Model:
+    await asyncio.sleep(0)
+    if not self.request.retries:
+        raise KeyError("again")
+    return Model(number=(await typed(model)).number + self.request.retries)
 
 
 @app.task(name="sends", shared=False)  # type: ignore[untyped-decorator]
