@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -44,11 +43,17 @@ async def within(timeout: Seconds, work: Callable[[], T], name: str) -> T:
     seconds = duration_ms(timeout, name="timeout") / 1000
     deadline = monotonic() + seconds
     turns = TURNS.get()
+    # Without turns, a burst would be handed to the threads at once, which then keep the loop from its work.
+    turn = asyncio.ensure_future(turns.acquire())
     try:
-        # Without turns, a burst would be handed to the threads at once, which then keep the loop from its work.
-        await asyncio.wait_for(turns.acquire(), seconds)
-    except asyncio.TimeoutError:
-        raise TimeoutError(f"{name}: not begun within {seconds:g} s, so it had no effect; threads are busy") from None
+        # Not wait_for(), which before Python 3.12 ignores a cancellation in the step in which the turn comes.
+        await asyncio.wait([turn], timeout=seconds)
+    except asyncio.CancelledError:
+        if not turn.cancel():
+            turns.release()
+        raise
+    if turn.cancel():
+        raise TimeoutError(f"{name}: not begun within {seconds:g} s, so it had no effect; threads are busy")
     job = THREADS.submit(as_part_of_run(work))
     waiting = asyncio.wrap_future(job)
     waiting.add_done_callback(lambda _: turns.release())
@@ -135,8 +140,11 @@ class ResultWaits:
                 self._new.clear()
                 await self._look_once(dict(self._waiting))
                 await asyncio.sleep(FIRST_LOOK)
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._new.wait(), self._pause)
+                new = asyncio.ensure_future(self._new.wait())
+                try:
+                    await asyncio.wait([new], timeout=self._pause)
+                finally:
+                    new.cancel()
                 self._pause = min(LAST_LOOK, self._pause * 1.3)
         finally:
             # A finished task would keep its loop alive.

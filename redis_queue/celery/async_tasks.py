@@ -30,6 +30,9 @@ logger = logger_of(__name__)
 
 T = TypeVar("T")
 
+ASGIREF: Final = ("context_to_thread_executor", "thread_sensitive_context", "threadlocal")
+"""Attributes of asgiref's SyncToAsync; without them its calls run in a thread of their own, as without a task."""
+
 _RUN: Final[ContextVar[_Run | None]] = ContextVar("redis_queue_task_run", default=None)
 
 
@@ -69,10 +72,18 @@ def _runs(task: Any, run: Callable[..., Any]) -> Callable[..., Any]:
         # Whoever calls the task as a function awaits it.
         if task.request.called_directly or not inspect.iscoroutine(found):
             return found
-        return _Run(task).result_of(found)
+        return run_to_end(task, found)
 
     call.redis_queue_runs = True  # type: ignore[attr-defined]
     return call
+
+
+def run_to_end(task: Any, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Return what *coroutine*, a part of the running *task*, returns on the event loop of this process.
+
+    Raises what it raises, and SoftTimeLimitExceeded if that limit cancelled it.
+    """
+    return _Run(task).result_of(coroutine)
 
 
 class _Run:
@@ -86,7 +97,6 @@ class _Run:
         self.end: Future[Any] = Future()
 
     def result_of(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Return what *coroutine* returns; raise what it raises, or the soft time limit that ended it."""
         loop_thread = _loop_thread()
         loop = loop_thread.loop
         # Under gevent other greenlets of this thread see the running loop, too.
@@ -153,11 +163,11 @@ class _CallingThread(Executor):
     def for_calls_of(self, context: Context) -> Iterator[_CallingThread]:
         """Run the thread-sensitive calls of asgiref that are made in *context*."""
         asgiref: Any = sys.modules.get("asgiref.sync")
+        threads = getattr(asgiref, "SyncToAsync", None)
         # Django refuses its ORM in a thread with a running loop.
-        if asgiref is None or asyncio._get_running_loop() is not None:
+        if not all(hasattr(threads, name) for name in ASGIREF) or asyncio._get_running_loop() is not None:
             yield self
             return
-        threads = asgiref.SyncToAsync
         marks = vars(threads.threadlocal)
         before = dict(marks)
         key = asgiref.ThreadSensitiveContext()

@@ -6,10 +6,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
+from asgiref.sync import SyncToAsync, async_to_sync, sync_to_async
 from celery import chain, group
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 
@@ -167,7 +170,57 @@ def test_an_async_task_runs_eagerly_and_is_awaited_as_a_function(fleet: Fleet) -
     assert asyncio.run(double(3)) == 6
 
 
+def test_calls_of_asgiref_run_in_the_thread_that_waits_for_the_task(fleet: Fleet) -> None:
+    app = fleet.app()
+    DurableTasks(app)
+    go_on, late = threading.Event(), Future[int]()
+
+    async def later() -> None:
+        await asyncio.to_thread(go_on.wait, 20)
+        late.set_result(await sync_to_async(threading.get_ident)())
+
+    @app.task(shared=False)  # type: ignore[untyped-decorator]
+    async def where_calls_run() -> int:
+        later.task = asyncio.create_task(later())  # type: ignore[attr-defined]
+        with pytest.raises(ZeroDivisionError):
+            await sync_to_async(lambda: 1 / 0)()
+        return await sync_to_async(threading.get_ident)()
+
+    app.finalize()
+    assert where_calls_run.apply().get() == threading.get_ident()
+    go_on.set()
+    assert late.result(20) != threading.get_ident()
+    # The loop of that task is not the one of other calls of this thread.
+    assert async_to_sync(partial(asyncio.to_thread, threading.get_ident))()
+    assert not hasattr(SyncToAsync.threadlocal, "main_event_loop")
+
+
 # --- callers ---
+
+
+def test_a_cancelled_call_is_cancelled_whenever_it_gets_its_turn(durable: DurableTasks) -> None:
+    async def main() -> list[Any]:
+        asked: list[asyncio.Task[Any]] = []
+        turns = async_calls.TURNS.get()
+        for _ in range(100):
+            for _ in range(async_calls.THREADS.limit):
+                await turns.acquire()
+            calls = [asyncio.create_task(durable.acall(threading.get_ident)) for _ in range(4)]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            for steps, call in enumerate(calls):
+                turns.release()
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                asked += [call] * call.cancel()
+            for _ in range(async_calls.THREADS.limit - len(calls)):
+                turns.release()
+            await asyncio.wait(calls)
+        for _ in range(async_calls.THREADS.limit):
+            await asyncio.wait_for(turns.acquire(), 5)
+        return [call for call in asked if not call.cancelled()]
+
+    assert asyncio.run(main()) == []
 
 
 def test_send_list_cancel_and_results(fleet: Fleet, durable: DurableTasks) -> None:

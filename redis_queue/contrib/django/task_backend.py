@@ -16,6 +16,7 @@ from datetime import datetime, timezone, tzinfo
 from functools import partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import iscoroutine
 from traceback import format_exception
 from typing import Any, Final
 
@@ -36,6 +37,7 @@ from kombu.transport.redis import Channel as RedisChannel
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.options import did_you_mean
+from redis_queue.celery.async_tasks import run_to_end
 from redis_queue.celery.settings import part_of
 from redis_queue.celery.stored_tasks import delayed_of
 from redis_queue.contrib.django import celery_app
@@ -178,7 +180,8 @@ def _without_backend(request: Any) -> Iterator[None]:
 def _called(result: Any) -> Any:
     context = [_base.TaskContext(task_result=result)] if result.task.takes_context else []
     try:
-        return result.task.call(*context, *result.args, **result.kwargs)
+        found = result.task.func(*context, *result.args, **result.kwargs)
+        return run_to_end(current_task._get_current_object(), found) if iscoroutine(found) else found
     except (WorkerShutdown, WorkerTerminate):
         raise
     except SystemExit as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psycopg
 import pytest
 import redis
 from celery import Celery
@@ -316,6 +317,36 @@ def test_check_misses_the_outbox(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(apps, "is_installed", lambda name: name != "redis_queue.contrib.django.outbox")
         (found,) = backend.check()
     assert found.msg == "TASKS['default'] uses the outbox, which is not installed."
+
+
+OTHERS = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_the_asynchronous_orm_recovers_from_a_lost_connection(
+    sender: Celery, monkeypatch: pytest.MonkeyPatch, postgres: str, pool: str
+) -> None:
+    from examples.shop.settings import database
+
+    installed = ["redis_queue.contrib.django.outbox", "redis_queue.contrib.django", "tests.support.django.tasked"]
+    options = {"DATABASES": {"default": {**database(postgres), "CONN_MAX_AGE": None}}, "INSTALLED_APPS": installed}
+    with (
+        sends(sender, monkeypatch) as tasks,
+        psycopg.connect(postgres, autocommit=True) as server,
+        worker(sender, "-c1", "--pool", pool, **options).ready(),
+    ):
+        for _ in range(2):
+            assert finished(tasks.count_by_django.enqueue()).return_value == 0
+            assert sender.send_task("count_by_celery").get(timeout=30) == 0
+            server.execute("SELECT pg_terminate_backend(pid) " + OTHERS)
+        # Celery closes the connections of a task when it has ended.
+        wait_until(lambda: not server.execute("SELECT pid " + OTHERS).fetchall(), description="no connection")
+
+
+def test_a_soft_limit_ends_an_async_task(sender: Celery, tasks: Any) -> None:
+    with worker(sender, "-c1", CELERY_TASK_SOFT_TIME_LIMIT=1).ready():
+        result = finished(tasks.rest.enqueue(50))
+        assert result.errors[0].exception_class_path == "billiard.exceptions.SoftTimeLimitExceeded"
 
 
 @pytest.mark.parametrize("on_commit", [True, "outbox"])

@@ -9,6 +9,8 @@ import sys
 import time
 from typing import Any
 
+from celery import shared_task
+
 try:
     from django.tasks import task
 except ModuleNotFoundError:
@@ -66,3 +68,19 @@ def die_once(context: Any) -> int:
 @task
 def now() -> float:
     return time.time()
+
+
+async def count_calls() -> int:
+    """Return the number of calls in the outbox, by the asynchronous ORM."""
+    from redis_queue.contrib.django.outbox.models import Call
+
+    return await Call.objects.acount()
+
+
+count_by_django = task(count_calls)
+count_by_celery = shared_task(name="count_by_celery")(count_calls)
+
+
+@task
+async def rest(seconds: float) -> None:
+    await asyncio.sleep(seconds)
