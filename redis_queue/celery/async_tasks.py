@@ -163,12 +163,12 @@ class _CallingThread(Executor):
     def for_calls_of(self, context: Context) -> Iterator[_CallingThread]:
         """Run the thread-sensitive calls of asgiref that are made in *context*."""
         asgiref: Any = sys.modules.get("asgiref.sync")
-        threads = getattr(asgiref, "SyncToAsync", None)
+        threads: Any = getattr(asgiref, "SyncToAsync", None)
         # Django refuses its ORM in a thread with a running loop.
         if not all(hasattr(threads, name) for name in ASGIREF) or asyncio._get_running_loop() is not None:
             yield self
             return
-        marks = vars(threads.threadlocal)
+        marks: dict[str, Any] = threads.threadlocal.__dict__
         before = dict(marks)
         key = asgiref.ThreadSensitiveContext()
         threads.context_to_thread_executor[key] = self

@@ -18,6 +18,9 @@ from redis_queue.errors import ConfigurationError
 
 KNOWN: Final = ("CELERY_APP", "LABEL")
 
+TASK_HEADER: Final = "redis_queue_django"
+"""Header of a Django task with what Celery does not know: alias, queue, priority, run_after and enqueued_at."""
+
 CELERY_APP: Final = "REDIS_QUEUE['CELERY_APP']"
 
 

@@ -20,7 +20,7 @@ from inspect import iscoroutine
 from traceback import format_exception
 from typing import Any, Final
 
-from celery import current_task, shared_task, states
+from celery import Celery, current_task, shared_task, states
 from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
 from celery.exceptions import TaskPredicate, WorkerShutdown, WorkerTerminate
@@ -30,7 +30,7 @@ from celery.utils.time import maybe_iso8601
 from django.apps import apps
 from django.conf import settings
 from django.core import checks
-from django.db import router, transaction
+from django.db import connections, router, transaction
 from django.utils import timezone as django_timezone
 from django.utils.module_loading import autodiscover_modules
 from kombu.transport.redis import Channel as RedisChannel
@@ -38,9 +38,10 @@ from kombu.transport.redis import Channel as RedisChannel
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.options import did_you_mean
 from redis_queue.celery.async_tasks import run_to_end
+from redis_queue.celery.message.entry import TaskCall
 from redis_queue.celery.settings import part_of
 from redis_queue.celery.stored_tasks import delayed_of
-from redis_queue.contrib.django import celery_app
+from redis_queue.contrib.django import TASK_HEADER, celery_app
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.ids import is_id
 
@@ -57,10 +58,9 @@ TaskResultDoesNotExist: Any = import_module(f"{FRAMEWORK}.exceptions").TaskResul
 
 logger = logger_of(__name__)
 
-HEADER: Final = "redis_queue_django"
-"""Header of a message with what Celery does not know of a task: alias, queue, priority, run_after and enqueued_at."""
-
 ON_COMMIT: Final = (False, True, "outbox")
+
+OPTIONS: Final = ("on_commit", "using")
 
 OUTBOX: Final = "redis_queue.contrib.django.outbox"
 
@@ -128,7 +128,7 @@ def _varied(task: Any, facts: Mapping[str, Any]) -> Any:
 def _backend_of(request: Any) -> RedisQueueBackend:
     """Return the backend with which a task was enqueued, or another one of this class, if its alias is gone."""
     backends = import_module(FRAMEWORK).task_backends
-    for alias in (_facts(request.get(HEADER)).get("backend"), *backends):
+    for alias in (_facts(request.get(TASK_HEADER)).get("backend"), *backends):
         # Other backends of TASKS may be broken.
         with suppress(Exception):
             if isinstance(found := backends[alias], RedisQueueBackend):
@@ -189,11 +189,42 @@ def _called(result: Any) -> Any:
         raise RuntimeError(f"the task called sys.exit({error.code!r})") from error
 
 
+def _load_record(app: Celery, task_id: str) -> dict[str, Any]:
+    return _facts(app.backend.get_task_meta(_record_id(task_id), cache=False)["result"])
+
+
+def _save_record(app: Celery, task_id: str, call: TaskCall, record: Mapping[str, Any], status: str) -> None:
+    backend: Any = app.backend
+    record = {**record, "task": call.task, "args": call.args, "kwargs": call.kwargs}
+    backend.store_result(_record_id(task_id), record, status)
+    run_after = _aware(_moment(record.get("run_after")))
+    if backend.expires and run_after is not None and not record["worker_ids"]:
+        wait = max(0.0, (run_after - datetime.now(timezone.utc)).total_seconds())
+        # Backends that are no key-value stores remove old results themselves.
+        with suppress(AttributeError, NotImplementedError):
+            backend.expire(backend.get_key_for_task(_record_id(task_id)), int(backend.expires + wait))
+
+
+def record_waiting(app: Celery, calls: Mapping[str, TaskCall]) -> None:
+    """Write the records of Django tasks that are not sent yet: *calls* of an outbox, by task id; known ones stay.
+
+    Raises what the result backend of *app* raises; without calls, too, if it does not answer.
+    """
+    _load_record(app, "")
+    for task_id, call in calls.items():
+        header = call.options["headers"][TASK_HEADER]
+        if _facts(header) and not _load_record(app, task_id):
+            record = {**header, "started_at": None, "last_attempted_at": None, "worker_ids": []}
+            _save_record(app, task_id, call, record, str(_base.TaskResultStatus.READY))
+
+
 class RedisQueueBackend(BaseTaskBackend):
     """Backend of ``TASKS``. Its flags depend on the Celery app of the project, and are those of its settings.
 
     *OPTIONS*: ``on_commit``: False sends a task at once, True after the commit of the open transaction, and "outbox"
-    writes it into the outbox, as part of the transaction. Raises ConfigurationError for invalid options.
+    writes it into the outbox, as part of the transaction. ``using``: the database of that transaction, by default
+    "default" with True, and with "outbox" the one that the routers choose for the outbox. Raises ConfigurationError
+    for invalid options.
     """
 
     supports_async_task = True
@@ -204,11 +235,16 @@ class RedisQueueBackend(BaseTaskBackend):
         if not isinstance(self.options, Mapping):
             raise ConfigurationError(f"{name}={self.options!r}: must be a dict")
         for key in self.options:
-            if key != "on_commit":
-                raise ConfigurationError(f"{name}[{key!r}]: unknown option: {did_you_mean(str(key), ['on_commit'])}")
-        self._on_commit = self.options.get("on_commit", False)
+            if key not in OPTIONS:
+                raise ConfigurationError(f"{name}[{key!r}]: unknown option: {did_you_mean(str(key), list(OPTIONS))}")
+        self._on_commit, self._using = self.options.get("on_commit", False), self.options.get("using")
         if self._on_commit not in ON_COMMIT:
             raise ConfigurationError(f"{name}['on_commit']={self._on_commit!r}: must be True, False or 'outbox'")
+        if self._using is not None and self._using not in [*connections]:
+            known = ", ".join(connections)
+            raise ConfigurationError(f"{name}['using']={self._using!r}: must be a database of DATABASES: {known}")
+        if self._using is not None and not self._on_commit:
+            raise ConfigurationError(f"{name}['using']: needs 'on_commit', True or 'outbox'")
 
     @property
     def supports_defer(self) -> bool:
@@ -250,10 +286,18 @@ class RedisQueueBackend(BaseTaskBackend):
         return range(min(limit or 0 for limit in limits) + 1)
 
     def check(self, **_: Any) -> Iterator[checks.CheckMessage]:
-        """Check that the outbox is installed if the options name it."""
-        if self._on_commit == "outbox" and not apps.is_installed(OUTBOX):
+        """Check that the outbox is installed, with its table, if the options name it."""
+        if self._on_commit != "outbox":
+            return
+        if not apps.is_installed(OUTBOX):
             text = f"TASKS[{self.alias!r}] uses the outbox, which is not installed."
             yield checks.Error(text, hint=f"Add {OUTBOX!r} to INSTALLED_APPS and migrate.", id="redis_queue.E004")
+        elif not router.allow_migrate_model(using := self._outbox_database(), self._calls()):
+            text = f"TASKS[{self.alias!r}] uses the outbox in the database {using!r}, where a router forbids its table."
+            hint = (
+                "Let allow_migrate() of the router permit the app redis_queue_outbox there, or name another database."
+            )
+            yield checks.Error(text, hint=hint, id="redis_queue.E005")
 
     def validate_task(self, task: Any) -> None:
         """Check *task* as Django does, and register it with Celery."""
@@ -270,7 +314,7 @@ class RedisQueueBackend(BaseTaskBackend):
         if self._on_commit == "outbox":
             self._write(result)
         elif self._on_commit:
-            transaction.on_commit(partial(self._send, result))
+            transaction.on_commit(partial(self._send, result), self._using)
         else:
             self._send(result)
         return result
@@ -308,7 +352,7 @@ class RedisQueueBackend(BaseTaskBackend):
         options: dict[str, Any] = {
             "task_id": result.id,
             "ignore_result": not self.supports_get_result,
-            "headers": {HEADER: self._header(result)},
+            "headers": {TASK_HEADER: self._header(result)},
         }
         if task.run_after is not None:
             options["eta"] = _aware(task.run_after)
@@ -339,45 +383,43 @@ class RedisQueueBackend(BaseTaskBackend):
         object.__setattr__(result, "id", sent.id)
         _signals.task_enqueued.send(type(self), task_result=result)
 
+    @staticmethod
+    def _calls() -> Any:
+        # Its table may not be installed.
+        from redis_queue.contrib.django.outbox.models import Call  # noqa: PLC0415
+
+        return Call
+
+    def _outbox_database(self) -> str:
+        return self._using or str(router.db_for_write(self._calls()))
+
     def _write(self, result: Any) -> None:
-        # Its tables may not be installed.
-        from redis_queue.contrib.django.outbox import models, schedule  # noqa: PLC0415
+        from redis_queue.contrib.django.outbox import schedule  # noqa: PLC0415
 
         object.__setattr__(result, "enqueued_at", _now())
-        using = router.db_for_write(models.Call)
+        using = self._outbox_database()
         task, options = celery_app().tasks[result.task.module_path], self._options(result)
-        with transaction.atomic(using):
-            # First, so that it runs before the relay of the outbox.
-            transaction.on_commit(partial(self._committed, result), using, robust=True)
-            schedule(task, result.args, result.kwargs, using=using, **options)
 
-    def _committed(self, result: Any) -> None:
-        # A relay may have sent the task already, and a worker started it.
-        if self.supports_get_result and not self._load(result.id):
-            self._save(result)
-        _signals.task_enqueued.send(type(self), task_result=result)
+        def announce() -> None:
+            _signals.task_enqueued.send(type(self), task_result=result)
+
+        with transaction.atomic(using):
+            schedule(task, result.args, result.kwargs, using=using, **options)
+            # After the relay of the outbox; Django logs the errors of receivers.
+            transaction.on_commit(announce, using, robust=True)
 
     def _save(self, result: Any) -> None:
-        backend = celery_app().backend
         record = {
             **self._header(result),
-            "task": result.task.module_path,
-            "args": result.args,
-            "kwargs": result.kwargs,
             "started_at": _text(result.started_at),
             "last_attempted_at": _text(result.last_attempted_at),
             "worker_ids": result.worker_ids,
         }
-        backend.store_result(_record_id(result.id), record, str(result.status))
-        run_after = _aware(result.task.run_after)
-        if backend.expires and run_after is not None and not result.worker_ids:
-            wait = max(0.0, (run_after - datetime.now(timezone.utc)).total_seconds())
-            # Backends that are no key-value stores remove old results themselves.
-            with suppress(AttributeError, NotImplementedError):
-                backend.expire(backend.get_key_for_task(_record_id(result.id)), int(backend.expires + wait))
+        call = TaskCall(result.task.module_path, result.args, result.kwargs)
+        _save_record(celery_app(), result.id, call, record, str(result.status))
 
     def _load(self, result_id: str) -> dict[str, Any]:
-        return _facts(celery_app().backend.get_task_meta(_record_id(result_id), cache=False)["result"])
+        return _load_record(celery_app(), result_id)
 
     def _restored(self, result_id: str, record: Mapping[str, Any], meta: Mapping[str, Any]) -> Any:
         statuses, state = _base.TaskResultStatus, meta["status"]
@@ -431,7 +473,7 @@ class RedisQueueBackend(BaseTaskBackend):
         earlier: Mapping[str, Any] = {}
         with _without_backend(request):
             earlier = self._load(request.id) if keeps else {}
-        header, now = _facts(request.get(HEADER)), _now()
+        header, now = _facts(request.get(TASK_HEADER)), _now()
         result = self._result(
             _varied(_TASKS[path], {**header, "backend": self.alias}),
             request.id,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from importlib import import_module
 from pathlib import Path
@@ -18,12 +19,15 @@ import pytest
 import redis
 from celery import Celery
 
-from redis_queue.celery import DurableTasks
+from redis_queue.celery import DurableTasks, TaskCall
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.celery.worker import check_flows
-from redis_queue.errors import ConfigurationError
+from redis_queue.errors import ConfigurationError, StoreUnavailableError
 from tests.support.celery.brokers import Broker, declared
 from tests.support.celery.processes import CeleryProcess
+from tests.support.django.project import rows, write
+from tests.support.proxy import FaultProxy
+from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
 BACKEND = "redis_queue.contrib.django.task_backend.RedisQueueBackend"
@@ -477,13 +481,66 @@ def test_flows_and_unique_tasks_know_the_arguments_of_a_django_task(
     assert one.id == again.id != two.id
 
 
-def test_a_commit_does_not_replace_the_record_of_a_worker(tasks: Any) -> None:
+def test_a_relay_does_not_replace_the_record_of_a_worker(sender: Celery, tasks: Any) -> None:
+    from redis_queue.contrib.django.task_backend import TASK_HEADER, record_waiting
+
     result = tasks.add.enqueue(1)
     backend = tasks.add.get_backend()
     assert backend.run(tasks.add.module_path, request_of(result.id), [1], {}) == 1
-    backend._committed(result)
+    call = TaskCall(tasks.add.module_path, [1], {}, {"headers": {TASK_HEADER: backend._header(result)}})
+    record_waiting(sender, {result.id: call})
     result.refresh()
     assert (result.status, result.worker_ids) == ("RUNNING", ["one"])
+
+
+def test_a_relay_writes_the_record_of_a_task_whose_process_was_killed_after_its_commit(
+    sender: Celery, tables: Any, outbox: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sends(sender, monkeypatch, on_commit="outbox") as tasks, monkeypatch.context() as killed:
+        killed.setattr("redis_queue.contrib.django.outbox.calls.try_relay", lambda **_: None)
+        run_after = datetime.now(timezone.utc) + timedelta(hours=1)
+        result = tasks.add.using(run_after=run_after).enqueue(1, second=2)
+        write(task_id="odd", payload={"options": {"headers": {"redis_queue_django": {"run_after": []}}}})
+        assert outbox.relay() == outbox.Relayed(moved=2)
+        found = tasks.add.get_result(result.id)
+        assert (found, found.args, found.kwargs, found.status) == (result, [1], {"second": 2}, "READY")
+        assert found.enqueued_at == result.enqueued_at
+
+
+@pytest.mark.parametrize("outage", ["refuse all", "blackhole all", "refuse results", "blackhole results"])
+def test_a_commit_neither_raises_nor_waits_while_redis_is_away(
+    redis_tcp_server: RedisServer, tables: Any, outbox: Any, monkeypatch: pytest.MonkeyPatch, outage: str
+) -> None:
+    mode, _, away = outage.partition(" ")
+    with redis_tcp_server.client() as client:
+        client.flushall()
+    committed: list[str] = []
+    with FaultProxy(redis_tcp_server.address) as proxy, monkeypatch.context() as patch:
+        patch.setattr("redis_queue.contrib.django.outbox.transfer.FIRST_PAUSE", 0.0)
+        app = Celery("tests", broker="memory://", backend=proxy.url, set_as_current=False)
+        app.conf.redis_queue_url = redis_tcp_server.url if away == "results" else proxy.url
+        DurableTasks(app)
+        with sends(app, monkeypatch, on_commit="outbox") as tasks:
+            proxy.mode = mode
+            before = time.monotonic()
+            with tables.atomic():
+                result = tasks.add.enqueue(1)
+                outbox.schedule("shop.remind", countdown=60, task_id="plain")
+                tables.on_commit(lambda: committed.append("after"))
+            assert time.monotonic() - before < 10
+            assert committed == ["after"]
+            assert {row.task_id for row in rows()} == {result.id, *(["plain"] if away != "results" else [])}
+            proxy.mode = "pass"
+            wait_until(lambda: relayed(outbox), description="the rest to be relayed")
+            assert tasks.add.get_result(result.id).status == "READY"
+        app.close()
+
+
+def relayed(outbox: Any) -> bool:
+    """Relay; return whether no call is left."""
+    with suppress(StoreUnavailableError):
+        outbox.relay()
+    return not rows()
 
 
 def relay_rest() -> None:

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib import import_module
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from celery import Celery
-from django.db import Error, connections, router, transaction
-from django.db.models import F, QuerySet
+from django.db import connections, router, transaction
+from django.db.models import ExpressionWrapper, F, QuerySet, TextField
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import MAX_DELAY, monotonic, to_ms
-from redis_queue.basics.waits import Backoff
+from redis_queue.basics.waits import Background, Backoff
 from redis_queue.celery.message.entry import TaskCall
 from redis_queue.celery.message.headers import CALL, call_name
 from redis_queue.celery.store import Store
-from redis_queue.contrib.django import celery_app
+from redis_queue.contrib.django import TASK_HEADER, celery_app
 from redis_queue.contrib.django.outbox.models import Call, ServerTime
 from redis_queue.delay.model import Push
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.errors import RedisQueueError, StoreError, StoreRefusedError
+from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
 from redis_queue.store.chunks import CHUNK, check_limit
+from redis_queue.store.scripts import CALL_ATTEMPTS
 
 logger = logger_of(__name__)
 
@@ -120,22 +124,33 @@ def relay(limit: int = CHUNK, *, using: str | None = None, timeout: float = RELA
     letter with the same id; a newer one stays. An invalid call is set aside; a call that Redis refuses while accepting
     others is tried again later.
 
-    *timeout*: seconds to wait for each reply of Redis. Raises StoreError if Redis stores nothing; the rows stay. Raises
-    RuntimeError in an open transaction, which could be rolled back.
+    *timeout*: seconds to wait for each reply of Redis. Raises StoreError if Redis stores nothing; the rows stay. So do
+    the rows of Django's tasks whose records the result backend does not take in three times *timeout*: StoreError, too,
+    after the others are moved. Raises RuntimeError in an open transaction, which could be rolled back.
     """
     check_limit(limit, CHUNK)
     using = using or router.db_for_write(Call)
     with transaction.atomic(using=using, durable=True):
-        if not waiting(using).exists():
-            return Relayed()
-    # Before rows (on SQLite: the whole database) are locked, so that no lock is held while Redis does not answer.
+        first = list(waiting(using).values_list("pk", flat=True)[:limit])
+        text = ExpressionWrapper(F("payload"), output_field=TextField())
+        tasks = Call.objects.using(using).filter(pk__in=first).annotate(text=text).filter(text__contains=TASK_HEADER)
+        has_tasks = tasks.exists()
+    if not first:
+        return Relayed()
+    # Before rows (on SQLite: the whole database) are locked, so that no lock is held while a server does not answer.
     queue = reach(celery_app(), timeout)
+    records = _Records(celery_app(), timeout * CALL_ATTEMPTS)
+    if has_tasks:
+        records.write({})
     with transaction.atomic(using=using, durable=True):
-        return _RelayTransaction(queue, using).run(limit)
+        done = _RelayTransaction(queue, using, records).run(limit)
+    if records.failure is not None:
+        raise records.failure
+    return done
 
 
 def try_relay(*, calls: int = 1, using: str | None = None) -> None:
-    """Relay up to *calls* rows within a second; failed rows are left to the next relay.
+    """Relay up to *calls* rows within a second; failed rows are left to the next relay. It raises nothing.
 
     After a failure, calls of this function are ignored for a while.
     """
@@ -150,8 +165,8 @@ def try_relay(*, calls: int = 1, using: str | None = None) -> None:
             breaker.failed()
             raise
         breaker.succeeded()
-    # The caller's transaction is committed, so errors here must not reach the caller.
-    except (RedisQueueError, Error) as error:
+    # The caller's transaction is committed: an error would keep its other functions from being called.
+    except Exception as error:  # noqa: BLE001 - the database, the app of the project, and others raise their own
         logger.warning("not relayed yet: %s", error, extra={"action": "relay_away"})
 
 
@@ -160,16 +175,63 @@ def waiting(using: str) -> QuerySet[Any]:
     return Call.objects.using(using).filter(set_aside=False).order_by("failures", "id")
 
 
+_RECORDING: Final = Background()
+os.register_at_fork(after_in_child=_RECORDING.forget)
+
+
+class _Records:
+    """Writes the records of Django's tasks before the tasks are sent; *seconds*: how long each write may take.
+
+    After the first failure it writes nothing.
+    """
+
+    def __init__(self, app: Celery, seconds: float) -> None:
+        self._app = app
+        self._seconds = seconds
+        self.failure: StoreUnavailableError | None = None
+
+    def write(self, calls: Mapping[str, TaskCall]) -> bool:
+        """Write the records of *calls*, by task id, unless they exist; return whether they are written."""
+        if self.failure is None:
+            try:
+                self._write(calls)
+            except Exception as error:  # noqa: BLE001 - each result backend has its own errors
+                text = f"the result backend does not take the records of tasks: {type(error).__name__}: {error}"
+                self.failure = StoreUnavailableError(text)
+        return self.failure is None
+
+    def _write(self, calls: Mapping[str, TaskCall]) -> None:
+        # Celery's backends wait for minutes, so a thread waits.
+        backend = import_module("redis_queue.contrib.django.task_backend")
+        done: Future[None] = Future()
+
+        def work() -> None:
+            try:
+                done.set_result(backend.record_waiting(self._app, calls))
+            except Exception as error:  # noqa: BLE001 - the caller raises it
+                done.set_exception(error)
+
+        _RECORDING.run(work)
+        if not wait([done], self._seconds).done:
+            raise TimeoutError(f"no answer within {self._seconds:g} s")
+        done.result()
+
+
 class _RelayItem(NamedTuple):
     row: Any
     push: Push
 
 
+def _has_record(call: TaskCall) -> bool:
+    return TASK_HEADER in (call.options.get("headers") or ()) and not call.options.get("ignore_result")
+
+
 class _RelayTransaction:
     """One transaction of a relay."""
 
-    def __init__(self, queue: DelayQueue, using: str) -> None:
+    def __init__(self, queue: DelayQueue, using: str, records: _Records) -> None:
         self._queue = queue
+        self._records = records
         self._calls = Call.objects.using(using)
         self._using = using
         self._moved: list[int] = []
@@ -177,13 +239,23 @@ class _RelayTransaction:
 
     def run(self, limit: int) -> Relayed:
         """Store valid calls and delete their rows. Raises StoreError if Redis stores nothing."""
-        items = [item for row in self._take(limit) if (item := self._item(row)) is not None]
+        items = self._recorded([item for row in self._take(limit) if (item := self._item(row)) is not None])
         self._store_together([item for item in items if not item.row.failures])
         for item in items:
             if item.row.failures and not self._store_alone(item):
                 break
         self._calls.filter(pk__in=self._moved).delete()
         return Relayed(len(self._moved), self._failed)
+
+    def _recorded(self, items: Sequence[_RelayItem]) -> Sequence[_RelayItem]:
+        """Return *items* without those whose records cannot be written: nobody could read their results."""
+        calls = {item.row.task_id: TaskCall.from_payload(item.push.payload) for item in items}
+        tasks = {task_id: call for task_id, call in calls.items() if _has_record(call)}
+        if not tasks or self._records.write(tasks):
+            return items
+        held = self._calls.filter(task_id__in=tasks)
+        held.update(failures=F("failures") + 1, error=str(self._records.failure))
+        return [item for item in items if item.row.task_id not in tasks]
 
     def _take(self, limit: int) -> list[Any]:
         """Lock and return rows, so that nobody can cancel them before this transaction ends."""

@@ -74,7 +74,7 @@ async def count_calls() -> int:
     """Return the number of calls in the outbox, by the asynchronous ORM."""
     from redis_queue.contrib.django.outbox.models import Call
 
-    return await Call.objects.acount()
+    return int(await Call.objects.acount())
 
 
 count_by_django = task(count_calls)
