@@ -19,7 +19,7 @@ OLDEST_TESTS := tests/queue/test_queue.py tests/contrib/django/test_outbox.py te
 # Tests on Django 6, if the other ones have run on an older Django; make test-all runs all of tests/contrib/django.
 DJANGO_TESTS := tests/contrib/django/test_task_backend.py tests/contrib/django/test_own_suite.py tests/docs/test_tutorial.py::test_the_project_with_the_tasks_of_django_works
 # System packages that tests need; `make test` and `make test-all` install them if they are allowed to.
-PARTS := curl openssl libfaketime rabbitmq-server postgresql redis-server prometheus
+PARTS := curl openssl libfaketime rabbitmq-server postgresql mariadb-server redis-server prometheus
 ALL_PARTS := $(PARTS) chromium
 # Failed tests run once more, alone; those that pass then are listed in this file and at the end.
 export REDIS_QUEUE_TEST_FLAKY := $(CURDIR)/build/flaky.txt

@@ -28,7 +28,7 @@ from tests.support.proxy import FaultProxy
 from tests.support.redis_sockets import kept_sockets
 from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer, client_options
-from tests.support.services import postgres, rabbitmq
+from tests.support.services import mariadb, mariadb_connection, postgres, rabbitmq
 
 GROUP_OF_FIXTURE = {"chromium": "browser", "cluster": "matrix", "distributions": "installs", "sentinel": "matrix"}
 """The group of the tests that use a fixture; groups run in `make test-all` only."""
@@ -252,3 +252,13 @@ def postgres_url() -> Iterator[str]:
         server.execute(f"CREATE DATABASE {name}")
         yield urlsplit(url)._replace(path=f"/{name}").geturl()
         server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="session")
+def mariadb_url() -> Iterator[str]:
+    """The URL of an empty database on a running MariaDB or MySQL, dropped afterwards."""
+    name = f"redis_queue_test_{uuid4().hex}"
+    with mariadb() as url, mariadb_connection(url) as server, server.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+        yield urlsplit(url)._replace(path=f"/{name}").geturl()
+        cursor.execute(f"DROP DATABASE {name}")

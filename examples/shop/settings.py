@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
+from importlib.util import find_spec
 from urllib.parse import unquote, urlsplit
 
 SECRET_KEY = os.environ.get("SECRET_KEY", "only for this example")
@@ -44,10 +46,12 @@ TEMPLATES = [
 
 
 def database(place: str) -> dict[str, str]:
-    """Return the options for a file of SQLite, or for ``postgresql://user:password@host:port/name``."""
+    """Return the options for a file of SQLite, or for ``postgresql://user:password@host:port/name`` and ``mysql://``."""
     if "://" not in place:
         return {"ENGINE": "django.db.backends.sqlite3", "NAME": place}
     url = urlsplit(place)
+    if url.scheme == "mysql" and find_spec("MySQLdb") is None:
+        import_module("pymysql").install_as_MySQLdb()
     return {
         "ENGINE": f"django.db.backends.{url.scheme}",
         "NAME": url.path[1:],

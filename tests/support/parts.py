@@ -49,11 +49,14 @@ def find_postgres() -> str | None:
     return str(packaged[-1]) if packaged else shutil.which("postgres")
 
 
+SERVER_PATH: Final = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
+
 PARTS: Final = {
     "openssl": Part("certificates for TLS", lambda: shutil.which("openssl")),
     "libfaketime": Part("servers whose clock is wrong", find_libfaketime),
     "rabbitmq-server": Part("RabbitMQ as the broker", lambda: shutil.which("rabbitmq-server", path=RABBITMQ_PATH)),
     "postgresql": Part("the outbox in PostgreSQL", find_postgres),
+    "mariadb-server": Part("the outbox in MariaDB", lambda: shutil.which("mariadb-install-db", path=SERVER_PATH)),
     "curl": Part("the requests of the tutorial", lambda: shutil.which("curl")),
     "redis-server": Part("the distribution's Redis, and connections with TLS", lambda: shutil.which("redis-server")),
     "prometheus": Part("the tests of the alerts, by promtool", lambda: shutil.which("promtool")),

@@ -1,4 +1,4 @@
-"""The RabbitMQ and PostgreSQL of a test run: from the environment, on this host, or private ones."""
+"""The RabbitMQ, PostgreSQL and MariaDB of a test run: from the environment, on this host, or private ones."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 import psycopg
+import pymysql
 from kombu.connection import Connection
 
 from redis_queue.testing.server import ServerProcess
 
-from .parts import MissingPartError, require
+from .parts import SERVER_PATH, MissingPartError, require
 from .ports import HOST, free_port
 from .servers import PrivateServer
 
@@ -25,6 +27,8 @@ RABBITMQ_VARIABLE: Final = "REDIS_QUEUE_TEST_RABBITMQ"
 RABBITMQ_DEFAULT: Final = "amqp://guest:guest@127.0.0.1:5672//"
 POSTGRES_VARIABLE: Final = "REDIS_QUEUE_TEST_POSTGRES"
 POSTGRES_DEFAULT: Final = "postgresql://postgres@127.0.0.1:5432/postgres"
+MARIADB_VARIABLE: Final = "REDIS_QUEUE_TEST_MARIADB"
+MARIADB_DEFAULT: Final = "mysql://root@127.0.0.1:3306/mysql"
 
 
 @contextmanager
@@ -42,11 +46,22 @@ def postgres() -> Iterator[str]:
 
 
 @contextmanager
+def mariadb() -> Iterator[str]:
+    """Yield the URL of a MariaDB or MySQL; raises MissingPartError if none runs and none can be started."""
+    with _service(MARIADB_VARIABLE, MARIADB_DEFAULT, mariadb_answers, MariaServer) as url:
+        yield url
+
+
+@contextmanager
 def shared() -> Iterator[dict[str, str]]:
     """Yield the environment variables through which all processes of a run share the servers."""
     with ExitStack() as stack:
         found = {}
-        for variable, service in ((RABBITMQ_VARIABLE, rabbitmq), (POSTGRES_VARIABLE, postgres)):
+        for variable, service in (
+            (RABBITMQ_VARIABLE, rabbitmq),
+            (POSTGRES_VARIABLE, postgres),
+            (MARIADB_VARIABLE, mariadb),
+        ):
             with suppress(MissingPartError):
                 found[variable] = stack.enter_context(service())
         yield found
@@ -54,7 +69,10 @@ def shared() -> Iterator[dict[str, str]]:
 
 @contextmanager
 def _service(
-    variable: str, default: str, answers: Callable[[str], bool], private: Callable[[], RabbitServer | PostgresServer]
+    variable: str,
+    default: str,
+    answers: Callable[[str], bool],
+    private: Callable[[], RabbitServer | PostgresServer | MariaServer],
 ) -> Iterator[str]:
     if url := os.environ.get(variable):
         yield url
@@ -182,3 +200,50 @@ def postgres_answers(url: str) -> bool:
     except psycopg.OperationalError:
         return False
     return True
+
+
+class MariaServer(PrivateServer):
+    """A server of MariaDB."""
+
+    @property
+    def url(self) -> str:
+        """The URL of its first database, without a password."""
+        return f"mysql://root@{HOST}:{self.port}/mysql"
+
+    def _prepare(self) -> None:
+        self.port = free_port()
+        self._options = ["--no-defaults", f"--datadir={self.directory}/data"]
+        # Else it refuses to run as root.
+        self._options += [] if os.geteuid() else ["--user=root"]
+        command = [require("mariadb-server"), *self._options, "--auth-root-authentication-method=normal"]
+        subprocess.run(command, check=True, capture_output=True, cwd=self.directory)
+        self.restart()
+
+    def _launch(self) -> ServerProcess:
+        sockets = [f"--bind-address={HOST}", f"--port={self.port}", f"--socket={self.directory}/socket"]
+        program = next(path for name in ("mariadbd", "mysqld") if (path := shutil.which(name, path=SERVER_PATH)))
+        command = [program, *self._options, *sockets, f"--pid-file={self.directory}/pid", "--skip-name-resolve"]
+        return ServerProcess(command, self.directory, partial(mariadb_answers, self.url), timeout=START_TIMEOUT)
+
+
+def mariadb_answers(url: str) -> bool:
+    """Return whether a MariaDB or MySQL takes connections at *url*."""
+    try:
+        mariadb_connection(url).close()
+    except pymysql.OperationalError:
+        return False
+    return True
+
+
+def mariadb_connection(url: str) -> Any:
+    """Return a connection with automatic commits."""
+    parts = urlsplit(url)
+    return pymysql.connect(
+        host=parts.hostname,
+        port=parts.port or 3306,
+        user=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        database=parts.path[1:],
+        autocommit=True,
+        connect_timeout=3,
+    )

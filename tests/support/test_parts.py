@@ -14,7 +14,7 @@ from tests.support.binaries import server_binary
 from tests.support.parts import INSTALL_VARIABLE, PARTS, MissingPartError, install, report, require
 from tests.support.paths import ROOT
 from tests.support.rerun import FILE_VARIABLE, MAX_RERUNS
-from tests.support.services import PostgresServer
+from tests.support.services import MariaServer, PostgresServer, mariadb_connection
 
 TLS_TEST = ("tests/support/test_servers.py", "-k", "speaks_tls")
 
@@ -77,6 +77,13 @@ def test_a_private_postgres_answers_and_leaves_nothing() -> None:
         directory = server.directory
         with psycopg.connect(server.url) as connection:
             assert connection.execute("SELECT 1").fetchone() == (1,)
+    assert not directory.exists()
+
+
+def test_a_private_mariadb_answers_and_leaves_nothing() -> None:
+    with MariaServer() as server:
+        directory = server.directory
+        mariadb_connection(server.url).close()
     assert not directory.exists()
 
 

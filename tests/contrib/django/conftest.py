@@ -18,19 +18,29 @@ collect_ignore = [] if django.VERSION >= (6,) else ["test_own_suite.py"]
 
 @pytest.fixture
 def database(request: pytest.FixtureRequest, shop: Path) -> str:
-    """The path or URL of the database: SQLite, or PostgreSQL if it is a parameter of the test."""
-    return str(request.getfixturevalue("postgres") if getattr(request, "param", "") == "postgresql" else shop)
+    """The path or URL of the database: SQLite, or the server that is a parameter of the test."""
+    server = getattr(request, "param", "sqlite")
+    return str(shop if server == "sqlite" else request.getfixturevalue(server))
 
 
 @pytest.fixture(scope="session")
-def postgres(shop: Path, postgres_url: str) -> str:
+def postgresql(shop: Path, postgres_url: str) -> str:
     """A PostgreSQL database with the tables of the shop."""
+    return _migrated(postgres_url)
+
+
+@pytest.fixture(scope="session")
+def mariadb(shop: Path, mariadb_url: str) -> str:
+    """A MariaDB or MySQL database with the tables of the shop."""
+    return _migrated(mariadb_url)
+
+
+def _migrated(url: str) -> str:
     from django.core.management import call_command
 
-    del shop
-    with served_by(postgres_url):
+    with served_by(url):
         call_command("migrate", verbosity=0)
-    return postgres_url
+    return url
 
 
 @pytest.fixture

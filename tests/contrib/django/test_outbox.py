@@ -23,7 +23,7 @@ from redis_queue.errors import EntryExistsError, InvalidDelayError, InvalidValue
 from tests.support.django.project import rows, use_redis, write
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+pytestmark = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 
 
 @pytest.fixture
@@ -81,6 +81,14 @@ def test_what_cannot_be_stored_whole_is_refused_before_the_transaction_ends(
     with pytest.raises(InvalidValueError), tables.atomic():
         outbox.schedule(made[kind], **({"queue": "nowhere"} if kind == "unknown queue" else {}))
     assert rows() == []
+
+
+def test_similar_ids_are_different_ones(tables: Any, outbox: Any, delayed: Any) -> None:
+    with tables.atomic():
+        for id_ in ("order-A", "order-a", "order-a ", "order-ä"):
+            outbox.schedule("shop.remind", countdown=60, task_id=id_)
+        assert outbox.cancel("order-A")
+    assert sorted(entry.id for entry in delayed.list()) == ["order-a", "order-a ", "order-ä"]
 
 
 def test_a_rolled_back_call_is_not_scheduled(tables: Any, outbox: Any, delayed: Any) -> None:

@@ -23,7 +23,7 @@ from tests.support.servers import RedisServer
 SKEW = 3600
 
 
-pytestmark = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+pytestmark = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 
 
 @pytest.fixture(params=[-SKEW, 0, SKEW], ids=["behind", "equal", "ahead"])

@@ -301,6 +301,11 @@ def test_what_a_flag_denies_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("x", "TASKS['default']['OPTIONS']='x': must be a dict"),
         ({"on_comit": True}, "TASKS['default']['OPTIONS']['on_comit']: unknown option: did you mean 'on_commit'?"),
+        ({"using": "default"}, "TASKS['default']['OPTIONS']['using']: needs 'on_commit', True or 'outbox'"),
+        (
+            {"on_commit": True, "using": "orders"},
+            "TASKS['default']['OPTIONS']['using']='orders': must be a database of DATABASES: default",
+        ),
         ({"on_commit": "later"}, "TASKS['default']['OPTIONS']['on_commit']='later': must be True, False or 'outbox'"),
     ],
 )
@@ -328,15 +333,15 @@ OTHERS = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_the_asynchronous_orm_recovers_from_a_lost_connection(
-    sender: Celery, monkeypatch: pytest.MonkeyPatch, postgres: str, pool: str
+    sender: Celery, monkeypatch: pytest.MonkeyPatch, postgresql: str, pool: str
 ) -> None:
     from examples.shop.settings import database
 
     installed = ["redis_queue.contrib.django.outbox", "redis_queue.contrib.django", "tests.support.django.tasked"]
-    options = {"DATABASES": {"default": {**database(postgres), "CONN_MAX_AGE": None}}, "INSTALLED_APPS": installed}
+    options = {"DATABASES": {"default": {**database(postgresql), "CONN_MAX_AGE": None}}, "INSTALLED_APPS": installed}
     with (
         sends(sender, monkeypatch) as tasks,
-        psycopg.connect(postgres, autocommit=True) as server,
+        psycopg.connect(postgresql, autocommit=True) as server,
         worker(sender, "-c1", "--pool", pool, **options).ready(),
     ):
         for _ in range(2):
@@ -348,9 +353,77 @@ def test_the_asynchronous_orm_recovers_from_a_lost_connection(
 
 
 def test_a_soft_limit_ends_an_async_task(sender: Celery, tasks: Any) -> None:
-    with worker(sender, "-c1", CELERY_TASK_SOFT_TIME_LIMIT=1).ready():
+    with worker(sender, "-c1", CELERY_TASK_SOFT_TIME_LIMIT=1).ready() as running:
         result = finished(tasks.rest.enqueue(50))
         assert result.errors[0].exception_class_path == "billiard.exceptions.SoftTimeLimitExceeded"
+        running.wait_for_output("the rest has ended")
+
+
+@pytest.fixture
+def orders(tables: Any, tmp_path: Path) -> Iterator[Any]:
+    """A second database of the project."""
+    from django.core.management import call_command
+    from django.db import connections
+
+    del tables
+    connections.settings["orders"] = {**connections.settings["default"], "NAME": str(tmp_path / "orders.sqlite3")}
+    try:
+        call_command("migrate", database="orders", verbosity=0)
+        yield connections["orders"]
+    finally:
+        connections["orders"].close()
+        del connections["orders"], connections.settings["orders"]
+
+
+class OrdersRouter:
+    """Sends the outbox to the database of the orders, and permits its table nowhere else."""
+
+    def db_for_write(self, model: Any, **_: Any) -> str | None:
+        return "orders" if model._meta.app_label == "redis_queue_outbox" else None
+
+    def allow_migrate(self, db: str, app_label: str, **_: Any) -> bool | None:
+        return db == "orders" if app_label == "redis_queue_outbox" else None
+
+
+@pytest.mark.parametrize(
+    ("options", "routers"),
+    [
+        ({"on_commit": True, "using": "orders"}, []),
+        ({"on_commit": "outbox", "using": "orders"}, []),
+        ({"on_commit": "outbox"}, [f"{__name__}.OrdersRouter"]),
+    ],
+    ids=["commit", "outbox", "outbox by a router"],
+)
+def test_a_task_belongs_to_the_transaction_of_its_database(
+    sender: Celery, orders: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], routers: list[str]
+) -> None:
+    from django.db import transaction
+
+    stored = StoredTasks.of(sender)
+    run_after = datetime.now(timezone.utc) + timedelta(hours=1)
+    with override(DATABASE_ROUTERS=routers), sends(sender, monkeypatch, **options) as tasks:
+        backend = tasks.add.get_backend()
+        assert [*backend.check()] == []
+        with transaction.atomic(using="orders"):
+            tasks.add.using(run_after=run_after).enqueue(1)
+            assert stored.count() == 0
+            orders.set_rollback(True)
+        assert stored.count() == 0
+        with transaction.atomic(using="orders"):
+            result = tasks.add.using(run_after=run_after).enqueue(1)
+        relay_rest("orders")
+        assert [entry.id for entry in stored.list()] == [result.id]
+
+
+def test_check_finds_an_outbox_that_a_router_forbids(orders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    del orders
+    routers = [f"{__name__}.OrdersRouter"]
+    with (
+        override(DATABASE_ROUTERS=routers),
+        sends(brokered(), monkeypatch, on_commit="outbox", using="default") as tasks,
+    ):
+        (found,) = tasks.add.get_backend().check()
+    assert (found.id, "'default', where a router forbids its table" in found.msg) == ("redis_queue.E005", True)
 
 
 @pytest.mark.parametrize("on_commit", [True, "outbox"])
@@ -496,10 +569,13 @@ def test_a_relay_does_not_replace_the_record_of_a_worker(sender: Celery, tasks: 
 def test_a_relay_writes_the_record_of_a_task_whose_process_was_killed_after_its_commit(
     sender: Celery, tables: Any, outbox: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with sends(sender, monkeypatch, on_commit="outbox") as tasks, monkeypatch.context() as killed:
-        killed.setattr("redis_queue.contrib.django.outbox.calls.try_relay", lambda **_: None)
-        run_after = datetime.now(timezone.utc) + timedelta(hours=1)
-        result = tasks.add.using(run_after=run_after).enqueue(1, second=2)
+    from django.db import connection
+
+    with sends(sender, monkeypatch, on_commit="outbox") as tasks:
+        with tables.atomic():
+            run_after = datetime.now(timezone.utc) + timedelta(hours=1)
+            result = tasks.add.using(run_after=run_after).enqueue(1, second=2)
+            connection.run_on_commit.clear()
         write(task_id="odd", payload={"options": {"headers": {"redis_queue_django": {"run_after": []}}}})
         assert outbox.relay() == outbox.Relayed(moved=2)
         found = tasks.add.get_result(result.id)
@@ -543,11 +619,11 @@ def relayed(outbox: Any) -> bool:
     return not rows()
 
 
-def relay_rest() -> None:
+def relay_rest(using: str = "default") -> None:
     """Move the rows for which a commit had too little time."""
     from redis_queue.contrib.django import outbox
 
-    outbox.relay()
+    outbox.relay(using=using)
 
 
 def framework() -> str:

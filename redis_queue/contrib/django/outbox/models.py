@@ -5,12 +5,23 @@ from __future__ import annotations
 import json
 import time
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from django.db import models
 from django.db.models.expressions import Func
 
 from redis_queue.basics.times import from_ms, to_ms
+
+
+class TaskId(models.CharField):
+    """Id of a task. MySQL and MariaDB, too, distinguish ids that differ in case or in spaces at the end."""
+
+    def db_parameters(self, connection: Any) -> Any:
+        """Name a collation that compares bytes."""
+        found = super().db_parameters(connection)
+        if connection.vendor == "mysql":
+            found["collation"] = "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
+        return found
 
 
 class Document(models.TextField):
@@ -50,6 +61,10 @@ class ServerTime(Func):
         """Use the current time of the server, not the start of the transaction."""
         return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS bigint)", []
 
+    def as_mysql(self, *_: Any, **__: Any) -> Any:
+        """Use the current time of the server in UTC, which no time zone shifts."""
+        return "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 1000", []
+
 
 class Stamp(Moment):
     """Time at which the row was written, by the clock of the database."""
@@ -68,7 +83,7 @@ class Call(models.Model):
     is not relayed; *error* says why.
     """
 
-    task_id = models.CharField(max_length=255, unique=True)
+    task_id = TaskId(max_length=255, unique=True)
     task = models.TextField()
     payload = Document()
     due_at = Moment(null=True)
@@ -82,6 +97,8 @@ class Call(models.Model):
         """Relayed in the order of writing."""
 
         ordering = ("id",)
+        # In the order of relays: MySQL would lock all rows to sort them.
+        indexes: ClassVar = [models.Index(fields=["set_aside", "failures", "id"], name="redis_queue_outbox_relays")]
 
     def __str__(self) -> str:
         return f"{self.task} {self.task_id}"

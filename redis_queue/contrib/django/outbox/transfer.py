@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,7 +26,7 @@ from redis_queue.contrib.django.outbox.models import Call, ServerTime
 from redis_queue.delay.model import Push
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
-from redis_queue.store.chunks import CHUNK, check_limit
+from redis_queue.store.chunks import CHUNK, check_limit, chunks
 from redis_queue.store.scripts import CALL_ATTEMPTS
 
 logger = logger_of(__name__)
@@ -244,8 +244,14 @@ class _RelayTransaction:
         for item in items:
             if item.row.failures and not self._store_alone(item):
                 break
-        self._calls.filter(pk__in=self._moved).delete()
+        for rows in self._rows(self._moved):
+            rows.delete()
         return Relayed(len(self._moved), self._failed)
+
+    def _rows(self, keys: Sequence[int]) -> Iterator[QuerySet[Any]]:
+        # Of many keys, MySQL may read the whole table, and wait for the rows that others have locked.
+        is_mysql = connections[self._using].vendor == "mysql"
+        return (self._calls.filter(pk__in=some) for some in chunks(keys, 1 if is_mysql else CHUNK))
 
     def _recorded(self, items: Sequence[_RelayItem]) -> Sequence[_RelayItem]:
         """Return *items* without those whose records cannot be written: nobody could read their results."""
@@ -253,8 +259,8 @@ class _RelayTransaction:
         tasks = {task_id: call for task_id, call in calls.items() if _has_record(call)}
         if not tasks or self._records.write(tasks):
             return items
-        held = self._calls.filter(task_id__in=tasks)
-        held.update(failures=F("failures") + 1, error=str(self._records.failure))
+        for rows in self._rows([item.row.pk for item in items if item.row.task_id in tasks]):
+            rows.update(failures=F("failures") + 1, error=str(self._records.failure))
         return [item for item in items if item.row.task_id not in tasks]
 
     def _take(self, limit: int) -> list[Any]:

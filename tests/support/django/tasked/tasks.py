@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -83,4 +84,7 @@ count_by_celery = shared_task(name="count_by_celery")(count_calls)
 
 @task
 async def rest(seconds: float) -> None:
-    await asyncio.sleep(seconds)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        logging.getLogger(__name__).warning("the rest has ended")
