@@ -173,6 +173,10 @@ class _CallingThread(Executor):
         key = asgiref.ThreadSensitiveContext()
         threads.context_to_thread_executor[key] = self
         context.run(threads.thread_sensitive_context.set, key)
+        # An executor below which this thread runs already would wait for itself.
+        outer = asgiref.AsyncToSync.executors
+        if context.run(getattr, outer, "current", None) is not None:
+            context.run(setattr, outer, "current", None)
         try:
             yield self
         finally:

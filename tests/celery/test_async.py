@@ -6,9 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import pytest
@@ -173,26 +171,30 @@ def test_an_async_task_runs_eagerly_and_is_awaited_as_a_function(fleet: Fleet) -
 def test_calls_of_asgiref_run_in_the_thread_that_waits_for_the_task(fleet: Fleet) -> None:
     app = fleet.app()
     DurableTasks(app)
-    go_on, late = threading.Event(), Future[int]()
+    go_on, late = threading.Event(), list[asyncio.Task[int]]()
 
-    async def later() -> None:
+    async def later() -> int:
         await asyncio.to_thread(go_on.wait, 20)
-        late.set_result(await sync_to_async(threading.get_ident)())
+        return await sync_to_async(threading.get_ident)()
 
     @app.task(shared=False)  # type: ignore[untyped-decorator]
     async def where_calls_run() -> int:
-        later.task = asyncio.create_task(later())  # type: ignore[attr-defined]
+        late.append(asyncio.create_task(later()))
         with pytest.raises(ZeroDivisionError):
             await sync_to_async(lambda: 1 / 0)()
         return await sync_to_async(threading.get_ident)()
 
+    def run() -> bool:
+        return bool(where_calls_run.apply().get() == threading.get_ident())
+
     app.finalize()
-    assert where_calls_run.apply().get() == threading.get_ident()
-    go_on.set()
-    assert late.result(20) != threading.get_ident()
-    # The loop of that task is not the one of other calls of this thread.
-    assert async_to_sync(partial(asyncio.to_thread, threading.get_ident))()
+    assert run()
+    # The loop of the task is not the one of later calls of this thread.
     assert not hasattr(SyncToAsync.threadlocal, "main_event_loop")
+    assert async_to_sync(sync_to_async(run))()
+    go_on.set()
+    wait_until(lambda: all(task.done() for task in late), description="the late calls")
+    assert threading.get_ident() not in {task.result() for task in late}
 
 
 # --- callers ---
