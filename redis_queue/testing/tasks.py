@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any, Final
@@ -18,7 +18,7 @@ from kombu.compression import decompress
 from kombu.serialization import loads, prepare_accept_content
 
 from redis_queue.celery.message.destinations import Destinations
-from redis_queue.celery.message.entry import envelope_of_entry
+from redis_queue.celery.message.entry import APPLIED, envelope_of_entry
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.model import Entry
 
@@ -52,9 +52,13 @@ class TaskRow:
         return f"{self.task}({', '.join(words)})"
 
 
-def row_of_entry(app: Celery, entry: Entry) -> TaskRow:
-    """Return the task of *entry*. Raises what a worker raises for an unreadable message."""
-    envelope = envelope_of_entry(app, entry, Destinations(app))
+def row_of_entry(app: Celery, entry: Entry, *, sends: bool = False) -> TaskRow:
+    """Return the task of *entry*. Raises what a worker raises for an unreadable message.
+
+    If the test *sends* it, the ``apply_async`` of its task makes its call, unless it did.
+    """
+    seen = entry if sends else replace(entry, headers={**entry.headers, APPLIED: "1"})
+    envelope = envelope_of_entry(app, seen, Destinations(app))
     # As a worker does.
     accept = prepare_accept_content(app.conf.accept_content)
     return row_of(app, envelope, due_at=entry.due_at, stored_at=entry.put_at, accept=accept)

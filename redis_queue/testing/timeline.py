@@ -235,7 +235,7 @@ class Timeline:
         return min(together, key=lambda entry: (entry.due_at, queue.order.get(entry.id, 0)))
 
     def _run_entry(self, entry: Entry) -> None:
-        row = row_of_entry(self.app, entry)
+        row = row_of_entry(self.app, entry, sends=True)
         if self._queue.cancel(entry.id).taken_out:
             header = FlowHeader.of(row.headers)
             if row.task not in self.app.tasks:

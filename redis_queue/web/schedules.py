@@ -66,7 +66,7 @@ REASONS: Final = {
     "late": "too late, or a newer one was due",
     "overlap": "the run before had not ended",
     "paused": "the schedule was paused",
-    "taken": "the key of the unique task was taken",
+    "taken": "the key of the unique task was taken, or the task sent nothing",
 }
 """Reasons of skipped runs in words."""
 

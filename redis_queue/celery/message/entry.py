@@ -17,6 +17,7 @@ from celery.utils.saferepr import saferepr
 from kombu.utils.json import dumps
 
 from redis_queue.basics.options import did_you_mean
+from redis_queue.celery.message.apply_async import ApplyAsync, task_options
 from redis_queue.celery.message.destinations import Destinations
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import CALL, CARRIED, DUE_AT, ETA, UniqueHeader, call_in, call_name
@@ -54,7 +55,15 @@ ROUTES: Final = frozenset({"queue", "exchange", "routing_key"})
 CANVAS: Final = frozenset({"chain", "group", "chord"})
 """Signatures of more than one call."""
 
+APPLIED: Final = "applied"
+"""Header of an entry whose call was made by the ``apply_async`` of its task."""
+
+TIMES: Final = ("countdown", "eta")
+
 _REPRS: Final = ("argsrepr", "kwargsrepr")
+
+_OF_CALL: Final = frozenset({"name", "args", "kwargs", "task_id", "producer", "result_cls", "task_type"})
+"""Arguments of ``send_task`` that are not options of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +85,7 @@ class TaskCall:
             if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
                 raise InvalidValueError(f"{name}={value!r}: must be a mapping with string names")
         for name in self.options:
-            if name in ("countdown", "eta"):
+            if name in TIMES:
                 raise InvalidValueError(f"option {name!r}: give delay= or due_at= instead, which the entry waits for")
             if name not in OPTIONS:
                 raise InvalidValueError(f"option {name!r} cannot be stored: {did_you_mean(name, sorted(OPTIONS))}")
@@ -104,6 +113,31 @@ class TaskCall:
         given = {**task.options, **options}
         own = {name: given.pop(name) for name in ("countdown", "eta", "task_id") if name in given}
         return cls(task.task, args, kwargs, {name: value for name, value in given.items() if value is not None}), own
+
+    def applied(
+        self, app: Celery, task_id: str, times: Mapping[str, Any]
+    ) -> tuple[TaskCall | None, dict[str, Any], Any]:
+        """Return the call that the ``apply_async`` of the task makes of this one, with a countdown or eta in *times*.
+
+        Also return its own *times*, and the result. There is no call if it sends nothing; a task that *app* does not
+        have sends the call as it is. Raises InvalidValueError for options that cannot be stored, and what
+        ``apply_async`` raises.
+        """
+        given, result = ApplyAsync.of(app).call(self.task, self.args, self.kwargs, task_id, {**self.options, **times})
+        if given is None:
+            return None, {}, result
+        known = {name: value for name, value in given.items() if value is not None}
+        own: dict[str, Any] = {name: known.pop(name) for name in TIMES if name in known}
+        # The options of the task are added when it is sent.
+        added = task_options(app, self.task)
+        if self.task in app.tasks:
+            added["ignore_result"] = app.tasks[self.task].ignore_result
+        options = {
+            name: value
+            for name, value in known.items()
+            if name not in _OF_CALL and (name in self.options or name not in added or added[name] != value)
+        }
+        return TaskCall(known["name"], known.get("args", ()), known.get("kwargs", {}), options), own, result
 
     def routed(self, app: Celery) -> TaskCall:
         """Return the call with the name of the queue to which *app* sends it, as a message has it.
@@ -158,13 +192,6 @@ class TaskCall:
         return cls(**{"task": "", **payload})
 
 
-def task_options(app: Celery, name: str) -> dict[str, Any]:
-    """Return what a task of *app* was declared with: Celery before 5.7 leaves it out where a name is sent."""
-    task = app.tasks.get(name)
-    options = task._get_exec_options() if task is not None else {}
-    return {option: value for option, value in options.items() if value is not None}
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
@@ -209,19 +236,28 @@ def readable_contents(entries: Iterable[Entry]) -> dict[str, Content]:
     return found
 
 
-def envelope_of_call(app: Celery, call: TaskCall, task_id: str) -> Envelope:
-    """Return the message that *call* becomes; raises what Celery raises for a call that it cannot send."""
+def envelope_of_call(app: Celery, call: TaskCall, task_id: str, *, applied: bool = False) -> Envelope:
+    """Return the message that *call* becomes; raises what Celery raises for a call that it cannot send.
+
+    Unless it was *applied* before, the ``apply_async`` of its task makes it; raises InvalidValueError if that sends
+    nothing.
+    """
     kept: list[Envelope] = []
 
     def keep(envelope: Envelope, _: Mapping[str, Any]) -> bool:
         kept.append(envelope)
         return True
 
-    options = {**task_options(app, call.task), **call.options}
+    if applied:
+        own = {**task_options(app, call.task), **call.options}
+        given: dict[str, Any] | None = {"name": call.task, "args": list(call.args), "kwargs": dict(call.kwargs), **own}
+    else:
+        given, _ = ApplyAsync.of(app).call(call.task, call.args, call.kwargs, task_id, call.options)
+    if given is None:
+        raise InvalidValueError(f"{call.task}: its apply_async did not send it: another call of it may wait or run")
     with app.producer_or_acquire() as producer:
-        intercepting = InterceptingProducer(app, producer, keep)
-        args, kwargs = list(call.args), dict(call.kwargs)
-        app.send_task(call.task, args, kwargs, task_id=task_id, producer=intercepting, add_to_parent=False, **options)
+        sending = {"task_id": task_id, "producer": InterceptingProducer(app, producer, keep), "add_to_parent": False}
+        app.send_task(**{**given, **sending})
     envelope = kept[0]
     # Celery also copies these two options into the properties of the message.
     properties = {name: value for name, value in envelope.properties.items() if name not in _REPRS}
@@ -247,7 +283,7 @@ def envelope_of_entry(
     if isinstance(message, Envelope):
         return message
     destinations.check_call(message.options)
-    envelope = envelope_of_call(app, message, entry.id)
+    envelope = envelope_of_call(app, message, entry.id, applied=APPLIED in entry.headers)
     name = call_in(entry.headers) or call_name(entry.id, entry.put_at.timestamp())
     own = {ETA: entry.due_at.isoformat(), CALL: name}
     return replace(envelope, headers={**envelope.headers, **own})

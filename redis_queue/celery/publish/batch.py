@@ -47,15 +47,12 @@ class PartlySentError(OperationalError):
 class Batch:
     """Entries for the store and elements for lists of the broker, sent 500 at a time.
 
-    *store* writes entries, and *sending* has Celery's options for retries of the rest. Without *store*, entries stay in
-    :attr:`entries`, and everything else is refused.
+    *store* writes entries, and *sending* has Celery's options for retries of the rest.
     """
 
-    def __init__(
-        self, store: Callable[[list[Entry]], Any] | None = None, sending: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, store: Callable[[list[Entry]], Any], sending: Mapping[str, Any]) -> None:
         self._store = store
-        self._sending = sending or {}
+        self._sending = sending
         self.entries: list[Entry] = []
         #: Ids of those that were sent.
         self.sent: list[str] = []
@@ -70,18 +67,13 @@ class Batch:
         self._channels: list[str] = []
         self._subscriber: Any = None
 
-    @property
-    def takes_all(self) -> bool:
-        """Whether it also takes messages that are not for the store."""
-        return self._store is not None
-
     def __len__(self) -> int:
         return len(self.sent) + len(self.entries) + len(self._rows)
 
     def add(self, entry: Entry) -> None:
         """Take an entry for the store."""
         self.entries.append(entry)
-        if self._store is not None and len(self.entries) >= CHUNK:
+        if len(self.entries) >= CHUNK:
             self.send()
 
     def push(self, lists: BrokerLists, key: str, element: str, task_id: str) -> None:
@@ -216,7 +208,7 @@ class Batch:
 
     def _send_entries(self) -> None:
         entries, self.entries = self.entries, []
-        if not entries or self._store is None:
+        if not entries:
             return
         self._unknown = [envelope.id for envelope, _ in entries]
         try:

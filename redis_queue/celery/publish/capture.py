@@ -166,8 +166,6 @@ class Capture:
         if lists is None or not lists.is_open:
             self._kinds.forget()
             return False
-        if send.batch is not None and not send.batch.takes_all:
-            return False
         element = self._kinds.element(first.form, call)
         if send.batch is not None:
             send.batch.push(lists, first.key, element, call.id)
@@ -237,15 +235,13 @@ class Capture:
             if send.queue is not None:
                 send.header = self._header(send, name, send.queue, *_arguments(message))
             send.due = None if name in NOT_CAPTURED else self._due(send, message)
-            if send.due is not None or send.through_store:
+            if send.due is not None or send.through_store or send.kept is not None:
                 return publish(self._into_store(producer, send), name, message, **options)
             # The creator of an InterceptingProducer sends the message later.
             is_sent = not isinstance(producer, InterceptingProducer)
             if send.header is not None and is_sent and self._is_ours(producer, send):
                 keep = partial(self._put_into_flow, send, send.header, str(send.queue))
                 return publish(InterceptingProducer(self._app, producer, keep), name, message, **options)
-            if send.batch is not None and not send.batch.takes_all:
-                raise InvalidValueError(f"{name} has no countdown and no eta: it cannot be stored")
             # With protocol 1, headers are those of the application.
             if "id" in message.headers:
                 message.headers[SENT] = sent_now()
@@ -320,7 +316,7 @@ class Capture:
         if connection is None or self._own_broker.is_that_of(connection):
             return True
         broker = redact(connection.as_uri())
-        if send.batch is not None and not send.batch.takes_all:
+        if send.kept is not None:
             raise InvalidValueError(f"a schedule for {broker}: only tasks for the app's own broker can be stored")
         if broker not in self._warned:
             self._warned.add(broker)
@@ -341,7 +337,7 @@ class Capture:
         eta = message.headers.get("eta") or body.get("eta")
         if not eta:
             return None
-        shortest = 0.0 if send.header is not None or send.always_stored else self._stored.settings.min_delay_seconds
+        shortest = 0.0 if send.header is not None or send.kept is not None else self._stored.settings.min_delay_seconds
         if send.countdown:
             return (max(0.0, float(send.countdown)), None) if send.countdown > shortest else None
         # As a worker reads it: a naive eta has the time zone of the app.
@@ -360,8 +356,11 @@ class Capture:
         """Store a message until it is due; return False if the broker is to get it, since it cannot be stored."""
         self._watch(send, envelope, sending)
         sent_as, due = _with_header(envelope, send), send.due or NOW
+        if send.kept is not None:
+            send.kept.append((sent_as, due))
+            return True
         batch, policy = send.batch, self._stored.settings.on_store_error
-        if batch is not None and not (batch.takes_all and (policy == "broker" or _is_distant(due))):
+        if batch is not None and policy != "broker" and not _is_distant(due):
             check_id(envelope.id)
             batch.add((sent_as, due))
             return True

@@ -17,7 +17,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.json import dumps
 
 from redis_queue.basics.times import MAX_DELAY, Seconds, duration_ms
-from redis_queue.celery.message.envelope import Due
+from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.message.headers import FlowHeader, UniqueHeader
 from redis_queue.errors import InvalidDelayError
 
@@ -59,8 +59,8 @@ class Send:
     due: Due | None = None
     #: The batch with which it is sent.
     batch: Batch | None = None
-    #: Whether it is to be stored however short its delay is.
-    always_stored: bool = False
+    #: Gets the message in place of store and broker, if it is there.
+    kept: list[tuple[Envelope, Due]] | None = None
     #: The key that the message of a unique task owns.
     key: UniqueHeader | None = None
     #: Whether it replaces a message that waits in the store: then it is stored too, in place of that message.
@@ -98,20 +98,28 @@ class Sends(threading.local):
     It is kept per thread, since Celery passes no data of ours from ``send_task`` to ``create_task_message``.
     """
 
-    #: The next message of a unique task.
+    #: The next message of a unique task, or of one that is kept.
     opened: Send | None = None
     #: The messages that this thread sends together.
     batch: Batch | None = None
-    #: Whether the messages of this thread are stored however short their delays are.
-    every: bool = False
     #: What became of the messages that Celery makes, if somebody watches.
     seen: list[Seen] | None = None
 
     @contextmanager
-    def collect(self, batch: Batch, *, every: bool = False) -> Iterator[None]:
-        """Add the messages of the `with` block to *batch*; *every*: store those with any delay."""
-        with self._set(opened=None, batch=batch, every=every):
+    def collect(self, batch: Batch) -> Iterator[None]:
+        """Add the messages of the `with` block to *batch*."""
+        with self._set(opened=None, batch=batch):
             yield
+
+    @contextmanager
+    def keep(self, task_id: str) -> Iterator[list[tuple[Envelope, Due]]]:
+        """Yield a list that gets the message *task_id* of the `with` block; all others are sent, each at once.
+
+        That of a unique task is sent as well.
+        """
+        kept: list[tuple[Envelope, Due]] = []
+        with self._set(opened=Send(task_id, kept=kept), batch=None):
+            yield kept
 
     @contextmanager
     def watch(self) -> Iterator[list[Seen]]:
@@ -145,7 +153,7 @@ class Sends(threading.local):
         found = self.opened
         if found is not None and found.task_id == task_id:
             return found
-        return Send(task_id, is_retry_of(app, task_id), batch=self.batch, always_stored=self.every)
+        return Send(task_id, is_retry_of(app, task_id), batch=self.batch)
 
     @contextmanager
     def _set(self, **values: Any) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from celery import Celery
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
 from kombu.utils.uuid import uuid
@@ -21,6 +19,7 @@ from redis_queue.admission.rules import TIME, Unique
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import duration_ms, monotonic, to_ms
 from redis_queue.celery.admission.policy import UniquePolicy
+from redis_queue.celery.message.apply_async import POSITIONAL
 from redis_queue.celery.message.entry import unique_header_of
 from redis_queue.celery.message.headers import Attempt, UniqueHeader
 from redis_queue.celery.message.producer import InterceptingProducer
@@ -44,9 +43,6 @@ MAX_WAIT: Final = 2 * HOLD_MS / 1000
 """Maximum seconds that a call waits while others with its key are being sent."""
 
 FIRST_PAUSE, MAX_PAUSE = 0.002, 0.1
-
-POSITIONAL: Final = tuple(inspect.signature(Celery.send_task).parameters)[1:]
-"""Names of the arguments of ``send_task``, in order."""
 
 NOBODY: Final = "0"
 """A token that no message has."""

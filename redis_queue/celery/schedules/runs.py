@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from itertools import islice, pairwise
-from typing import Final
+from typing import Any, Final
 
 from celery import Celery
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import from_ms, monotonic
 from redis_queue.celery.entries import MessageWriter
-from redis_queue.celery.message.entry import task_options
+from redis_queue.celery.message.apply_async import ApplyAsync
 from redis_queue.celery.message.headers import SCHEDULE, SCHEDULED_FOR, new_call
-from redis_queue.celery.publish.batch import Batch
 from redis_queue.celery.publish.send import Sends
 from redis_queue.celery.schedules.calendar import Calendar, check_timezone
 from redis_queue.celery.schedules.rules import check_rules, read_exclusions
 from redis_queue.celery.tracing import schedule_spans
 from redis_queue.delay.model import Push
-from redis_queue.errors import DuplicateTaskError, StoreError
+from redis_queue.errors import DuplicateTaskError, StoreError, quoted
 from redis_queue.monitor.monitor import Workers
 from redis_queue.schedules.definition import Definition
-from redis_queue.schedules.state import Event, State, Step, dues_of, plan, resumed, text_of
+from redis_queue.schedules.state import NONE, Event, State, Step, dues_of, plan, resumed, text_of
 from redis_queue.schedules.store import Change, ScheduleStore, Stored
 from redis_queue.store.redis_errors import is_outage, redact
 
@@ -39,9 +38,18 @@ BATCH: Final = 50
 RETRY: Final = 10_000, 3_600_000
 """Shortest and longest time in ms after which a schedule that cannot be sent is tried again: as long as it is late."""
 
+MAX_CALLS: Final = 1000
+"""Maximum number of calls that are kept until their messages are stored."""
+
+NOT_SENT: Final = "not sent by the task"
+"""Why a run was skipped whose task has an ``apply_async`` that sent nothing."""
 
 UNREADABLE: Final = 300_000
 """Time in ms after which a schedule that cannot be read is looked at again: a newer version may have written it."""
+
+
+class NotSentError(DuplicateTaskError):
+    """The ``apply_async`` of a task sent nothing, as that of a library does for a duplicate."""
 
 
 class Runs:
@@ -58,6 +66,8 @@ class Runs:
         self._sends = sends
         self._writer = writer
         self._workers = workers
+        # By task id: those whose messages are not stored yet.
+        self._calls: dict[str, tuple[Definition, dict[str, Any]]] = {}
 
     def run(self, budget: float = math.inf) -> float:
         """Send the runs that are due, until *budget* seconds have passed; return the seconds until the next ones.
@@ -75,7 +85,9 @@ class Runs:
                 changes += self._changes(stored, now)
                 if monotonic() >= stop_at:
                     break
-            self._store.change(changes)
+            for change, is_made in zip(changes, self._store.change(changes), strict=True):
+                if is_made and change.message is not None:
+                    self._calls.pop(str(change.message.id), None)
             if monotonic() >= stop_at:
                 return 0.0
 
@@ -84,35 +96,26 @@ class Runs:
     ) -> Push | None:
         """Return the message of a run that is due at *due* and sent *now*; None if it is stored already.
 
-        Only that of a unique task may be. Its eta is *at*, by default now; *following* is the next due time. All times
-        are in ms. Raises DuplicateTaskError if its key is taken, and what Celery raises.
+        The ``apply_async`` of its task makes the call. Only the message of a unique task may be stored already. Its eta
+        is *at*, by default now; *following* is the next due time. All times are in ms. Raises DuplicateTaskError if its
+        key is taken, NotSentError if ``apply_async`` sends nothing, and what Celery and ``apply_async`` raise.
         """
-        app = self._app
-        options = {**task_options(app, definition.task), **definition.options}
-        headers = {**(options.pop("headers", None) or {}), SCHEDULE: definition.name, "celery_beat_task": True}
-        headers[SCHEDULED_FOR] = from_ms(due).isoformat()
+        times = {}
         if definition.expires == "next":
-            options |= {} if not following else {"expires": from_ms(definition.fire_ms(following))}
+            times = {} if not following else {"expires": from_ms(definition.fire_ms(following))}
         elif definition.expires is not None:
-            options["expires"] = from_ms(now + definition.expires)
-        eta = from_ms((at or now) + options.pop("countdown", 0) * 1000)
-        batch = Batch()
-        with self._sends.collect(batch, every=True):
-            result = app.send_task(
-                definition.task,
-                list(definition.args),
-                dict(definition.kwargs),
-                task_id=id_,
-                eta=eta,
-                headers=headers,
-                add_to_parent=False,
-                **options,
-            )
-        if not batch.entries:
+            times["expires"] = from_ms(now + definition.expires)
+        # What waited for Redis must not expire meanwhile.
+        given = {**self._call(definition, id_, due, times), **times, "add_to_parent": False}
+        countdown = given.pop("countdown", None) or 0
+        given["eta"] = given.get("eta") or from_ms((at or now) + countdown * 1000)
+        with self._sends.keep(id_) as kept:
+            result = self._app.send_task(**given)
+        if not kept:
             if str(result.id) != id_:
                 raise DuplicateTaskError(task_id=str(result.id))
             return None
-        ((envelope, moment),) = batch.entries
+        ((envelope, moment),) = kept
         call = new_call()
         with schedule_spans([(envelope.with_call(call), moment)]) as traced:
             ((message, _),) = traced
@@ -120,6 +123,23 @@ class Runs:
         # Here it is the error of one schedule; in the call that stores all of a batch it would be that of all.
         self._store.check(push)
         return push
+
+    def _call(self, definition: Definition, id_: str, due: int, times: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the call of a run, which the task made before if its message could not be stored then."""
+        known = self._calls.get(id_)
+        if known is not None and known[0] == definition:
+            return known[1]
+        options = dict(definition.options)
+        headers = {**(options.pop("headers", None) or {}), SCHEDULE: definition.name, "celery_beat_task": True}
+        options |= {"headers": {**headers, SCHEDULED_FOR: from_ms(due).isoformat()}, **times}
+        applying = ApplyAsync.of(self._app)
+        call, result = applying.call(definition.task, definition.args, definition.kwargs, id_, options)
+        if call is None:
+            raise NotSentError(f"{definition.task}: its apply_async sent nothing, and returned {quoted(result)}")
+        if len(self._calls) >= MAX_CALLS:
+            del self._calls[next(iter(self._calls))]
+        self._calls[id_] = definition, call
+        return call
 
     def _changes(self, stored: Stored, now: int) -> Iterator[Change]:
         state, definition = stored.state, stored.definition
@@ -162,7 +182,8 @@ class Runs:
                 messages.append((due, id_, self.message(definition, id_, due, now, at=at, following=following)))
             except DuplicateTaskError as error:
                 state = state.skip("taken", 1)
-                events = [*events, Event("skipped", now, error.task_id, due, due, 1, "taken")]
+                why = NOT_SENT if isinstance(error, NotSentError) else "taken"
+                events = [*events, Event("skipped", now, error.task_id or NONE, due, due, 1, why)]
         before, last = stored.state_text, len(messages) - 1
         if not messages:
             yield Change(stored.name, before, state, look=step.look, events=events)

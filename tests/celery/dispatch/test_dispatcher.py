@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
+from celery_singleton import Singleton
 
 from redis_queue import DelayQueue, InvalidValueError
 from redis_queue.celery import Dispatched, Dispatcher, DurableTasks, push_task
@@ -24,6 +25,7 @@ from redis_queue.celery.dispatch import delivery, dispatcher, outcome
 from redis_queue.delay.model import Claim, Push
 from tests.support.celery.brokers import Broker, ManualClock, declared, exchange_of
 from tests.support.celery.processes import DispatchProcess
+from tests.support.celery.tenants import HEADER, TenantTask, single_task, work
 from tests.support.wait import must, wait_until
 
 
@@ -52,6 +54,28 @@ class TestMessage:
         assert message.headers["eta"] is None
         assert queue.stats().in_flight == 0
         assert queue.get(id_) is None
+
+    def test_is_made_by_the_apply_async_of_its_task(
+        self, app: Celery, broker: Broker, queue: DelayQueue, default: str
+    ) -> None:
+        app.task(base=TenantTask, name="shop.remind", shared=False)(work)
+        id_ = push_task(queue, "shop.remind", [42], headers={"source": "test"})
+        assert Dispatcher(app, queue).run_once() == Dispatched(sent=1)
+        (message,) = broker.take(default)
+        assert (message.headers["id"], message.headers[HEADER], message.headers["source"]) == (id_, "none", "test")
+        assert len(broker.take(f"{default}-audit")) == 1
+
+    def test_that_its_task_does_not_send_becomes_a_dead_letter(
+        self, app: Celery, broker: Broker, queue: DelayQueue, default: str, redis_url: str
+    ) -> None:
+        task = single_task(app, redis_url, "shop.remind", Singleton)
+        ids = [push_task(queue, "shop.remind", [42], delay=number) for number in (1, 2)]
+        assert [queue.run_now(id_) for id_ in ids] == [True, True]
+        assert Dispatcher(app, queue).run_once() == Dispatched(sent=1, failed=1)
+        assert len(broker.take(default)) == 1
+        (letter,) = queue.dead_letters()
+        assert "its apply_async did not send it" in letter.reason
+        task.release_lock([42])
 
     def test_carries_its_options(self, app: Celery, broker: Broker, queue: DelayQueue) -> None:
         mail = broker.name("mail")

@@ -13,10 +13,11 @@ from kombu import pools
 from kombu.exceptions import OperationalError
 
 from redis_queue.celery import DurableTasks
-from redis_queue.celery.publish.batch import Batch, PartlySentError
+from redis_queue.celery.publish.batch import PartlySentError
 from redis_queue.celery.publish.lists import BrokerLists
 from redis_queue.store.base_queue import Shards
 from tests.support.celery.brokers import close_results
+from tests.support.celery.tenants import HEADER, single_task
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 
@@ -94,6 +95,19 @@ def test_a_group_is_sent_in_order(app: Celery, server: RedisServer) -> None:
     in_a_group(app, calls_of(app))
     assert arguments(server) == list(range(NUMBER))
     assert commands(server) - before == 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_apply_async_of_a_task_makes_each_call(app: Celery, server: RedisServer, way: Any) -> None:
+    task = single_task(app, server.url)
+    results = way(app, [task.s(number) for number in (1, 2, 1)])
+    with server.client() as client:
+        elements = client.lrange("shop", 0, -1)[-3::-1]
+        audit = client.llen("shop-audit")
+    assert (arguments(server), audit) == ([1, 2], 3)
+    assert [json.loads(element)["headers"][HEADER] for element in elements] == ["none"] * 2
+    if way is by_send_many:
+        assert [result.id for result in results] == [*ids(server), ids(server)[0]]
 
 
 def commands(server: RedisServer) -> int:
@@ -279,13 +293,6 @@ def test_a_group_with_a_receiver_is_sent_one_by_one(app: Celery, server: RedisSe
     finally:
         signals.after_task_publish.disconnect(listen)
     assert lengths == [1, 2, 3, 4, 5]
-
-
-def test_a_batch_for_the_store_alone_refuses_the_rest(app: Celery) -> None:
-    batch = Batch()
-    with DurableTasks.of(app).sends.collect(batch), pytest.raises(ValueError, match="cannot be stored"):
-        app.tasks["shop.add"].delay(1)
-    assert len(batch) == 0
 
 
 @pytest.mark.parametrize("retry", [None, True, False])

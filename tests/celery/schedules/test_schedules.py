@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from uuid import UUID
 
 import pytest
 import redis
-from celery import Celery
+from celery import Celery, signals
 from celery.schedules import crontab, schedule
 
 from redis_queue import DelayQueue, Unique
@@ -27,6 +28,7 @@ from redis_queue.schedules.state import Event
 from redis_queue.schedules.store import ScheduleStore
 from redis_queue.store.keys import Keys, MonitorKeys, ScheduleKeys
 from tests.support.celery.brokers import Broker, ManualClock, stored_messages
+from tests.support.celery.tenants import AUDIT, CURRENT, HEADER, TenantTask, single_task
 from tests.support.wait import must
 
 pytestmark = pytest.mark.parametrize("broker", ["redis"], indirect=True)
@@ -463,6 +465,112 @@ def test_a_unique_task_by_hand(schedules: Schedules, clock: ManualClock) -> None
     assert caught.value.task_id == schedules.find("a").running
     assert schedules.backfill("a", clock.after(-300), clock.after(0)) == []
     assert schedules.find("a").runs == 1
+
+
+@pytest.fixture
+def single(durable: DurableTasks, redis_url: str) -> Any:
+    """A task of celery-singleton that is called for a tenant."""
+    return single_task(durable.app, redis_url)
+
+
+def test_a_run_is_made_by_the_apply_async_of_its_task(
+    durable: DurableTasks, schedules: Schedules, clock: ManualClock, client: redis.Redis
+) -> None:
+    app = durable.app
+    app.task(base=TenantTask, name="shop.tenant", shared=False)(work)
+    schedules.put("a", 60, "shop.tenant", headers={"source": "test"}, countdown=5)
+    token = CURRENT.set("acme")
+    try:
+        clock.advance(120)
+        schedules.dispatch.run()
+        schedules.run_now("a")
+        with durable.batch():
+            schedules.backfill("a", clock.after(-60), clock.after(0))
+    finally:
+        CURRENT.reset(token)
+    made = messages(durable)
+    assert [(one.headers[HEADER], one.headers["source"], one.headers["schedule"]) for one in made] == [
+        ("acme", "test", "a")
+    ] * 3
+    assert {entry.due_at for entry in durable.queue.list()} == {clock.after(5)}
+    # What it sends besides goes out, once for each run.
+    audit = client.lrange(f"{app.conf.task_default_queue}-audit", 0, -1)
+    told = [json.loads(b64decode(json.loads(element)["body"]))[0] for element in audit]
+    assert sorted(id_ for _, id_ in told) == sorted(one.id for one in made)
+
+
+def test_a_run_that_the_task_does_not_send_is_counted_and_blocks_nothing(
+    durable: DurableTasks, schedules: Schedules, clock: ManualClock, single: Any
+) -> None:
+    schedules.put("a", 60, single)
+    for _ in range(3):
+        clock.advance(60)
+        schedules.dispatch.run()
+    now = schedules.find("a")
+    assert (now.runs, now.skipped["taken"], now.next_run) == (1, 2, clock.after(60))
+    skipped = [event.text for event in schedules.events("a") if event.kind == "skipped"]
+    assert skipped == ["not sent by the task"] * 2
+    with pytest.raises(DuplicateTaskError, match="its apply_async sent nothing"):
+        schedules.run_now("a")
+    single.release_lock()
+    clock.advance(60)
+    schedules.dispatch.run()
+    assert (len(messages(durable)), schedules.find("a").runs) == (2, 2)
+
+
+@pytest.mark.parametrize("made_by", ["this process", "a killed one"])
+def test_a_message_that_was_not_stored_is_stored_later_although_the_task_is_single(
+    durable: DurableTasks, schedules: Schedules, clock: ManualClock, single: Any, made_by: str
+) -> None:
+    schedules.put("a", 60, single)
+    clock.advance(60)
+    (stored,) = schedules.store.get(["a"])
+    due = clock()
+    maker = schedules if made_by == "this process" else Schedules(durable.app)
+    assert maker.dispatch.message(must(must(stored).definition), schedules.store.run_id("a", due), due, due)
+    schedules.dispatch.run()
+    (message,) = messages(durable)
+    assert (message.id, schedules.find("a").runs) == (schedules.store.run_id("a", due), 1)
+    # What a killed process called is not called again, nor can its header be known.
+    assert message.headers.get(HEADER) == ("none" if made_by == "this process" else None)
+
+
+def test_a_schedule_that_changes_while_its_message_is_made_is_sent_once(
+    durable: DurableTasks, schedules: Schedules, clock: ManualClock, single: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    plain = single.apply_async
+
+    def change(*args: Any, **options: Any) -> Any:
+        calls.append(options["task_id"])
+        schedules.store.settle([("a", Event("ended", clock(), "other", text="failed"))])
+        return plain(*args, **options)
+
+    monkeypatch.setattr(single, "apply_async", change)
+    schedules.put("a", 60, single)
+    clock.advance(60)
+    schedules.dispatch.run()
+    (message,) = messages(durable)
+    assert (calls, schedules.find("a").runs, schedules.find("a").failed) == ([message.id], 1, 1)
+
+
+def test_what_a_receiver_sends_while_a_run_is_made_goes_out(
+    durable: DurableTasks, schedules: Schedules, clock: ManualClock, client: redis.Redis
+) -> None:
+    queue = f"{durable.app.conf.task_default_queue}-heard"
+
+    def hear(sender: str, **_: Any) -> None:
+        if sender == "shop.build":
+            durable.app.send_task(AUDIT, queue=queue)
+
+    signals.before_task_publish.connect(hear)
+    try:
+        schedules.put("a", 60, "shop.build")
+        clock.advance(60)
+        schedules.dispatch.run()
+    finally:
+        signals.before_task_publish.disconnect(hear)
+    assert (len(messages(durable)), client.llen(queue), schedules.find("a").runs) == (1, 1, 1)
 
 
 def test_by_hand(durable: DurableTasks, schedules: Schedules, clock: ManualClock) -> None:

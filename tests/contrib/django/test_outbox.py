@@ -17,9 +17,11 @@ from kombu.serialization import loads
 
 from redis_queue import DelayQueue
 from redis_queue.celery import TaskCall
-from redis_queue.celery.message.entry import envelope_of_call
+from redis_queue.celery.message.destinations import Destinations
+from redis_queue.celery.message.entry import envelope_of_call, envelope_of_entry
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.errors import EntryExistsError, InvalidDelayError, InvalidValueError
+from tests.support.celery.tenants import CURRENT, HEADER, single_task
 from tests.support.django.project import rows, use_redis, write
 from tests.support.servers import RedisServer
 
@@ -61,6 +63,32 @@ def test_a_signature_is_stored_whole(tables: Any, outbox: Any, delayed: Any) -> 
     }
     times = [(found[id_].due_at - datetime.now(timezone.utc)).total_seconds() for id_ in ("remind-2", "other")]
     assert [55 < times[0] <= 60, 85 < times[1] <= 90] == [True, True]
+
+
+@pytest.fixture
+def single(delayed: Any, redis_url: str) -> Iterator[Any]:
+    """A task of celery-singleton in the app, which is called for a tenant."""
+    yield single_task(delayed.app, redis_url)
+    del delayed.app.tasks["shop.once"]
+
+
+def test_a_call_is_made_by_the_apply_async_of_its_task_when_it_is_written(
+    tables: Any, outbox: Any, delayed: Any, single: Any
+) -> None:
+    token = CURRENT.set("acme")
+    with tables.atomic():
+        id_ = outbox.schedule(single, (1,), countdown=60, priority=3, headers={"source": "test"})
+        # The id of the call that waits: this one is not written.
+        assert outbox.schedule("shop.once", (1,)) == id_
+        (row,) = rows()
+        assert row.countdown == 60_000
+    CURRENT.reset(token)
+    (entry,) = delayed.queue.list()
+    envelope = envelope_of_entry(delayed.app, entry, Destinations(delayed.app))
+    assert (envelope.id, envelope.headers[HEADER], envelope.headers["source"]) == (id_, "acme", "test")
+    assert (envelope.priority, entry.payload["options"]["queue"]) == (3, delayed.app.conf.task_default_queue)
+    # It was called once for each call.
+    assert delayed.store.client.llen(f"{delayed.app.conf.task_default_queue}-audit") == 2
 
 
 @pytest.mark.parametrize("kind", ["chain", "group", "chord", "link", "unknown queue"])

@@ -10,7 +10,7 @@ from celery.utils import uuid
 from django.db import IntegrityError, connections, router, transaction
 
 from redis_queue.basics.times import Seconds, duration_ms, point_ms
-from redis_queue.celery.message.entry import TaskCall
+from redis_queue.celery.message.entry import APPLIED, TaskCall
 from redis_queue.celery.store import MAX_BODY
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.contrib.django import celery_app
@@ -37,19 +37,28 @@ def schedule(
     It is part of the open transaction. The call runs after *countdown* seconds from now or at *eta* (aware), and not
     before the commit. *options* are those of ``apply_async``; they, *countdown*, *eta* and *task_id* have precedence
     over those of a signature. Arguments may have any type that Celery can write as JSON, such as UUID, datetime or
-    Decimal. The call replaces an older waiting call with the same *task_id*. Raises InvalidValueError for calls that
-    cannot be sent or stored, such as a chain, group or chord, and EntryExistsError if *task_id* is already in the
-    outbox; nothing is written then.
+    Decimal. The call replaces an older waiting call with the same *task_id*.
+
+    The ``apply_async`` of the task is called now, within the transaction. If it sends nothing, nothing is written, and
+    the id of its result is returned. Raises what it raises, InvalidValueError for calls that cannot be sent or stored,
+    such as a chain, group or chord, and EntryExistsError if *task_id* is already in the outbox; nothing is written
+    then.
     """
+    app = celery_app()
     call, own = TaskCall.of(task, args, kwargs, options)
-    call = call.routed(celery_app())
     task_id = own.get("task_id") if task_id is None else task_id
     name = uuid() if task_id is None else check_id(task_id, name="task_id")
     if countdown is None and eta is None:
         countdown, eta = own.get("countdown"), own.get("eta")
-    wait = _check_times(countdown, eta)
+    _check_times(countdown, eta)
+    given = {option: value for option, value in (("countdown", countdown), ("eta", eta)) if value is not None}
+    applied, times, result = call.applied(app, name, given)
+    if applied is None:
+        return str(getattr(result, "id", name))
+    eta = times.get("eta")
+    wait = _check_times(times.get("countdown"), eta)
     # Without Redis, which may be unreachable: scheduling must not depend on it.
-    payload = call.payload(celery_app())
+    payload = {**applied.routed(app).payload(app), APPLIED: True}
     Codec(JSON, MAX_BODY).encode(payload)
     using = using or router.db_for_write(Call)
     calls = Call.objects.using(using)

@@ -18,7 +18,7 @@ from django.db.models import ExpressionWrapper, F, QuerySet, TextField
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import MAX_DELAY, monotonic, to_ms
 from redis_queue.basics.waits import Background, Backoff
-from redis_queue.celery.message.entry import TaskCall
+from redis_queue.celery.message.entry import APPLIED, TaskCall
 from redis_queue.celery.message.headers import CALL, call_name
 from redis_queue.celery.store import Store
 from redis_queue.contrib.django import TASK_HEADER, celery_app
@@ -288,13 +288,14 @@ class _RelayTransaction:
     def _item(self, row: Any) -> _RelayItem | None:
         try:
             payload = {**row.payload, "task": row.task}
+            applied = {APPLIED: "1"} if payload.pop(APPLIED, False) else {}
             TaskCall.from_payload(payload)
             name = f"{row.pk} {to_ms(row.stored_at)}"
             mark = call_name(ROW, name, row.task_id)
             # By the clock of the database alone, which may have been set meanwhile.
             waited = max(0, row.now - to_ms(row.stored_at))
             left = None if row.countdown is None else timedelta(milliseconds=max(0, row.countdown - waited))
-            push = Push(payload, left, row.due_at, row.task_id, headers={ROW: name, CALL: mark}, mark=mark)
+            push = Push(payload, left, row.due_at, row.task_id, headers={ROW: name, CALL: mark, **applied}, mark=mark)
             self._queue.check(push)
         except Exception as error:  # noqa: BLE001 - rows from other tools may hold anything
             self._set_aside(row.pk, row.task_id, row.task, error)
