@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import islice, takewhile
 from typing import Final
 
-from redis_queue.basics.times import to_ms
+from redis_queue.basics.times import monotonic, to_ms
 from redis_queue.celery.schedules.runs import calendar_of
 from redis_queue.operate.schedules import ScheduleRow
 from redis_queue.schedules.definition import Definition
@@ -25,8 +25,8 @@ FEW: Final = 4
 MAX_EXACT: Final = DAY_MS // GAP_MS
 """Maximum number of runs before its end that are counted one by one; with more left, a schedule is drawn to the end."""
 
-MAX_RULES: Final = 50
-"""Maximum number of rules whose due times are computed for one page; of further schedules, only the next one is."""
+MAX_TIME: Final = 0.25
+"""Seconds for which due times are computed for one page; of further schedules, only the next one is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,12 @@ class Span:
 
 def lines(rows: Iterable[ScheduleRow], start: int) -> Iterator[tuple[ScheduleRow, list[Span]]]:
     """Yield each active schedule and when it is due within the day from *start* (ms)."""
-    left = MAX_RULES
+    stop_at = monotonic() + MAX_TIME
     for row in rows:
         definition = row.schedule.definition
         if row.state == "active" and definition is not None:
-            left -= len(definition.rules)
             due = [Span(row.due, row.due)] if row.due < start + DAY_MS else []
-            yield row, _line(row, definition, start) if left >= 0 else due
+            yield row, _line(row, definition, start) if monotonic() < stop_at else due
 
 
 def _line(row: ScheduleRow, definition: Definition, start: int) -> list[Span]:

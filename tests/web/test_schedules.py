@@ -24,7 +24,7 @@ from redis_queue.operate.access import AppAccess
 from redis_queue.operate.actions import schedules as actions
 from redis_queue.operate.audit import Audit
 from redis_queue.operate.schedules import ScheduleRow
-from redis_queue.operate.time_line import DAY_MS, GAP_MS, MAX_RULES, Span, lines
+from redis_queue.operate.time_line import DAY_MS, GAP_MS, MAX_TIME, Span, lines
 from redis_queue.schedules.definition import Definition, Dst, Missed, Overlap
 from redis_queue.schedules.state import REASONS, State
 from redis_queue.schedules.store import Change, ScheduleStore, Stored
@@ -261,12 +261,15 @@ class TestTimeLine:
         assert first == Span(START - HOUR, START - HOUR)
         assert Line.of(row, [first], START).marks == "M0 0V16"
 
-    def test_only_the_next_run_is_drawn_of_many_rules(self, app: Celery) -> None:
+    def test_only_the_next_run_is_drawn_of_those_for_which_no_time_is_left(
+        self, app: Celery, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seconds = iter([0.0, 0.1, MAX_TIME - 0.01, MAX_TIME, 2.0])
+        monkeypatch.setattr("redis_queue.operate.time_line.monotonic", lambda: next(seconds))
         many = row_of(app, [f"{minute} 3 * * *" for minute in range(10)])
-        found = [len(spans) for _, spans in lines([many] * 6, START)]
-        assert MAX_RULES == 50
-        assert found == [1] * 6
-        assert [spans[0].start < spans[0].end for _, spans in lines([many] * 6, START)] == [True] * 5 + [False]
+        found = [spans for _, spans in lines([many] * 4, START)]
+        assert [len(spans) for spans in found] == [1] * 4
+        assert [spans[0].start < spans[0].end for spans in found] == [True] * 2 + [False] * 2
 
     def test_paused_ones_have_no_line(self, reader: Browser, schedules: Schedules) -> None:
         page = reader.get("/schedules")
@@ -287,7 +290,7 @@ class TestOne:
         text = reader.get(one("often")).text.replace(DASH, "-")
         for fact in (
             "Runs 9 Failed 2 Skipped: late 1 too late, or a newer one was due Skipped: overlap 2",
-            "Skipped: taken 4 the key of the unique task was taken",
+            "Skipped: taken 4 the key of the unique task was taken, or the task sent nothing",
             "Rules every 1 min",
             "Running runs",
             "3 s not ended -",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import zoneinfo
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, time, timedelta, timezone, tzinfo
-from functools import cached_property, lru_cache
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from functools import cached_property, lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -26,7 +26,9 @@ DAY: Final = timedelta(days=1)
 DAY_MS: Final = 86_400_000
 HOUR_MS: Final = 3_600_000
 
-HORIZON_MS: Final = 50 * 366 * DAY_MS
+YEAR_MS: Final = 366 * DAY_MS
+
+HORIZON_MS: Final = 50 * YEAR_MS
 """A rule without a due time in about 50 years has none: cronsim stops there too, and 29 February is a given weekday
 every 40 years or more often."""
 
@@ -92,7 +94,7 @@ class Calendar:
         if after > LAST_MS:
             return None
         anchor = after if anchor_ms is None else anchor_ms
-        found = (self._next_of(rule, after, anchor) for rule in self.rules)
+        found = (self._next_known(number, after, anchor) for number in range(len(self.rules)))
         return min((due for due in found if due is not None), default=None)
 
     def occurrences(self, after_ms: int, until_ms: int, limit: int, anchor_ms: int | None = None) -> list[int]:
@@ -110,26 +112,57 @@ class Calendar:
         return timezone.utc if self.timezone == "UTC" else ZoneInfo(self.timezone)
 
     @cached_property
-    def _excluded(self) -> frozenset[str]:
-        return frozenset(self.exclude)
+    def _excluded(self) -> Mapping[date, date]:
+        """The first day after each excluded one that is not excluded."""
+        found: dict[date, date] = {}
+        for day in sorted(map(date.fromisoformat, self.exclude), reverse=True):
+            found[day] = found.get(day + DAY, day + DAY)
+        return found
+
+    @cached_property
+    def _found(self) -> dict[int, tuple[int, int, int, int | None]]:
+        """What was found last of each rule: its anchor, the times from which and until which it holds, the due time."""
+        return {}
+
+    def _next_known(self, number: int, after: int, anchor: int) -> int | None:
+        rule = self.rules[number]
+        by = anchor if "every" in rule else 0
+        known = self._found.get(number)
+        if known is None or known[0] != by or not known[1] <= after < known[2]:
+            due = self._next_of(rule, after, anchor)
+            known = self._found[number] = by, after, after + YEAR_MS if due is None else due, due
+        return known[3]
 
     def _next_of(self, rule: Mapping[str, Any], after: int, anchor: int) -> int | None:
-        days = rule.get("weekdays", range(7))
         due = self._step(rule, after, anchor)
         while due is not None and due <= after + HORIZON_MS:
             day = self._local(due).date()
-            if day.isoweekday() % 7 in days and day.isoformat() not in self._excluded:
+            if self._allows(rule, day):
                 return due
-            midnight = to_ms(datetime.combine(day + DAY, time(), self._zone))
-            due = self._step(rule, max(due, midnight - 1), anchor)
+            later = self._day_after(rule, day)
+            due = None if later is None else self._step(rule, max(due, self._midnight(later) - 1), anchor)
         return None
+
+    def _allows(self, rule: Mapping[str, Any], day: date) -> bool:
+        return day not in self._excluded and day.isoweekday() % 7 in rule.get("weekdays", range(7))
+
+    def _day_after(self, rule: Mapping[str, Any], day: date) -> date | None:
+        """Return the first day after *day* on which *rule* may be due."""
+        if "cron" not in rule:
+            return self._excluded.get(day, day + DAY)
+        of_days = " ".join(["0 0", *rule["cron"].split(" ")[-3:]])
+        found = _next_cron(of_days, datetime.combine(day, time(), timezone.utc), partial(self._allows, rule))
+        return None if found is None else (EPOCH + timedelta(milliseconds=found)).date()
+
+    def _midnight(self, day: date) -> int:
+        return to_ms(datetime.combine(day, time(), self._zone))
 
     def _step(self, rule: Mapping[str, Any], after: int, anchor: int) -> int | None:
         if "solar" in rule:
             return _next_solar(rule["solar"], after)
         if "cron" in rule:
             due = self._as_celery(rule, after) if self.dst == "celery" else None
-            return due or _next_cron(rule["cron"], self._local(after))
+            return due or _next_cron(rule["cron"], self._local(after), partial(self._allows, rule))
         if rule.get("relative"):
             return self._next_relative(rule["every"], after, anchor)
         every: int = rule["every"]
@@ -184,10 +217,16 @@ def _cronsim() -> tuple[Any, type[Exception]]:
         raise ConfigurationError("cron rules need cronsim: pip install 'celery-redis-queue[schedules]'") from None
 
     class WholeHours(CronSim):
-        """A simulation that sees the first half of an hour after clocks changed by half an hour.
+        """A simulation of the days that *allows* returns True for.
 
-        The original goes on in steps of an hour, and so stays at the half hour.
+        It sees the first half of an hour after clocks changed by half an hour: the original goes on in steps of an
+        hour, and so stays at the half hour.
         """
+
+        allows: Callable[[date], bool]
+
+        def match_day(self, d: date) -> bool:
+            return super().match_day(d) and self.allows(d)
 
         def advance_hour(self) -> bool:
             before = self.dt
@@ -203,11 +242,12 @@ def _cronsim() -> tuple[Any, type[Exception]]:
     return WholeHours, CronSimError
 
 
-def _next_cron(expression: str, local: datetime) -> int | None:
+def _next_cron(expression: str, local: datetime, allows: Callable[[date], bool]) -> int | None:
     simulation, error = _cronsim()
     after = to_ms(local)
     try:
-        times: Iterator[datetime] = simulation(expression, local)
+        times = simulation(expression, local)
+        times.allows = allows
     except error as reason:
         raise InvalidValueError(f"cron={quoted(expression)}: {reason}; correct this field") from None
     # In the second pass of a repeated hour, cronsim returns times of the first: they are over.
@@ -247,7 +287,7 @@ def _next_solar(place: Sequence[Any], after: int) -> int | None:
     sun, options = rule.ephem.Sun(), {"use_center": True} if rule.use_center else {}
     # Results for one event differ by up to a second with the start of the search: always start at midnight.
     start = after - after % DAY_MS
-    while start <= after + 366 * DAY_MS:
+    while start <= after + YEAR_MS:
         day = start - start % DAY_MS
         try:
             begin = rule.ephem.Date((EPOCH + timedelta(milliseconds=start)).replace(tzinfo=None))

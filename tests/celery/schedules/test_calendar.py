@@ -9,13 +9,13 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from celery.schedules import crontab, crontab_parser, solar
+from celery.schedules import crontab, crontab_parser, schedule, solar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redis_queue.basics.times import from_ms, to_ms
 from redis_queue.celery.schedules.calendar import Calendar, check_timezone, tzdata_version
-from redis_queue.celery.schedules.rules import check_rules, read_rules
+from redis_queue.celery.schedules.rules import check_rules, read_exclusions, read_rules
 from redis_queue.errors import InvalidValueError
 from tests.celery.schedules.dst_table import CHANGES, RULES, beat_on, bounds, dst_table, ours_on, pause
 from tests.support.paths import ROOT
@@ -228,6 +228,45 @@ def test_excluded_dates_are_local() -> None:
     dates = {text[:10] for text in texts(found, "Asia/Kolkata")}
     assert dates == {"2026-01-01", "2026-01-04", "2026-01-05"}
     assert ms("2026-01-04T00:00+05:30") in found
+
+
+MONDAYS = [date(2026, 1, 5) + timedelta(weeks=number) for number in range(400)]
+TOGETHER = [date(2026, 1, 1) + timedelta(days=number) for number in range(400)]
+
+
+@pytest.mark.parametrize("dst", ["wall", "celery"])
+@pytest.mark.parametrize(
+    ("days", "rules", "free"),
+    [
+        (TOGETHER, [f"{minute} * * * *" for minute in range(10)], "2027-02-05"),
+        (TOGETHER, [timedelta(minutes=minute) for minute in range(1, 11)], "2027-02-05"),
+        (TOGETHER, [schedule(timedelta(hours=hour), relative=True) for hour in range(1, 11)], "2027-02-05"),
+        (TOGETHER, [solar("sunset", 51.5, longitude) for longitude in range(10)], "2027-02-05"),
+        (MONDAYS, [f"{minute} 3 * * 1" for minute in range(10)], "2033-09-05"),
+        (MONDAYS, [crontab(minute, 3, "mon", "*", "*/3") for minute in range(10)], "2033-10-03"),
+    ],
+    ids=["days", "intervals", "relative", "solar", "Mondays", "some Mondays"],
+)
+def test_a_due_time_costs_the_same_whatever_is_excluded(
+    days: list[date], rules: list[Any], free: str, dst: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[int] = []
+    plain = Calendar._step
+
+    def step(self: Calendar, rule: Any, after: int, anchor: int) -> int | None:
+        steps.append(after)
+        return plain(self, rule, after, anchor)
+
+    monkeypatch.setattr(Calendar, "_step", step)
+    found = Calendar(read_rules(rules), "Europe/Berlin", exclude=read_exclusions(days), dst=dst)
+    first = must(found.next(START, START))
+    assert from_ms(first).astimezone(ZoneInfo("Europe/Berlin")).date().isoformat() == free
+    # Two or three for each rule; with every excluded day searched, it would be 4,000.
+    assert len(steps) <= 3 * len(rules)
+    steps.clear()
+    many = found.occurrences(first, first + 100 * DAY, 100, START)
+    # A rule is asked again only when its own due time has passed.
+    assert len(steps) <= 3 * len(many) + len(rules)
 
 
 def test_a_rule_whose_dates_are_all_excluded_ends() -> None:
