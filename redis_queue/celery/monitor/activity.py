@@ -200,6 +200,12 @@ class Activity:
         except Exception as error:  # noqa: BLE001 - as the docstring says
             logger.warning("cannot count a run: %s", type(error).__name__, extra={"action": "run_not_counted"})
 
+    def discarded(self, message: Any) -> None:
+        """Note that a *message* ended without a run, for the schedule that sent it; it never raises."""
+        headers, properties = message.headers, message.properties
+        if isinstance(headers, Mapping) and isinstance(properties, Mapping) and SCHEDULE in headers:
+            self._add_schedule_end({"id": properties.get("correlation_id"), **headers}, "failed")
+
     def look(self) -> None:
         """Notice how many runs have ended so far: call it about once a second."""
         now, executed, failures = monotonic(), self.executed, self.failures

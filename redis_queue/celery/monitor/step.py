@@ -166,10 +166,10 @@ class MonitorStep(bootsteps.StartStopStep):  # type: ignore[misc]
         release = release_of(settings.release)
         kept, arguments = settings.failures_kept, settings.keep_arguments
         self._failures = FailureLog(consumer.hostname, queue_of, kept, release, arguments=arguments)
-        _note_discards(consumer, self._failures)
         self._activity = Activity(
             consumer.hostname, queue_of, self._failures.note, release, arguments=arguments and kept is not None
         )
+        _note_discards(consumer, self._failures, self._activity)
         consumer.redis_queue_activity = self._activity
         self._snapshots = Snapshots(consumer, self._activity, arguments=arguments)
         around(consumer, "update_strategies", partial(self._update_strategies, consumer.app))
@@ -223,19 +223,23 @@ class MonitorStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._snapshots.loop_at = monotonic()
 
 
-def _note_discards(consumer: Any, log: FailureLog) -> None:
-    """Make *log* record each message that *consumer* discards, before it is settled."""
+def _note_discards(consumer: Any, log: FailureLog, activity: Activity) -> None:
+    """Note each message that *consumer* discards, before it is settled: the run of a schedule ends with it."""
+
+    def note(kind: FailureKind, message: Any, reason: BaseException | str) -> None:
+        log.note_message(kind, message, reason)
+        activity.discarded(message)
 
     def on_bad_task(kind: FailureKind, discard: Callable[..., Any], body: Any, message: Any, exc: BaseException) -> Any:
-        log.note_message(kind, message, exc)
+        note(kind, message, exc)
         return discard(body, message, exc)
 
     def on_unknown_message(discard: Callable[..., Any], body: Any, message: Any) -> Any:
-        log.note_message("unreadable", message, "neither the headers nor the body name a task")
+        note("unreadable", message, "neither the headers nor the body name a task")
         return discard(body, message)
 
     def on_decode_error(discard: Callable[..., Any], message: Any, exc: BaseException) -> Any:
-        log.note_message("unreadable", message, exc)
+        note("unreadable", message, exc)
         return discard(message, exc)
 
     around(consumer, "on_unknown_task", partial(on_bad_task, "unregistered"))

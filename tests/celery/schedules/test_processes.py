@@ -401,6 +401,30 @@ class TestOverlap:
             assert rota.wait_for("wait", 3)[-1] > first_due
             self.open_gate(rota)
 
+    @pytest.mark.parametrize("way", ["unknown task", "unreadable", "invalid", "expired", "revoked"])
+    def test_run_that_ends_without_its_task_does_not_block(self, rota: Rota, way: str) -> None:
+        """A message ends in a worker in other ways than by its task."""
+        own = rota.with_settings(task_protocol=1) if way == "unreadable" else rota
+        options: dict[str, dict[str, Any]] = {
+            "unreadable": {"serializer": "pickle"},
+            "invalid": {"headers": {"expires": "never"}},
+            "expired": {"expires": 0.001},
+        }
+        with own.worker("one") as worker:
+            worker.wait_for_output("ready.")
+            if way == "revoked":
+                dues = range(1, 20)
+                rota.schedules.put("a", 0.5, TICK, overlap="skip")
+                since = rota.state("a").since
+                rota.app.control.revoke([rota.schedules.store.run_id("a", since + 500 * due) for due in dues])
+            else:
+                task = "nobody.has.it" if way == "unknown task" else TICK
+                rota.schedules.put("a", 0.5, task, overlap="skip", **options.get(way, {}))
+            wait_until(lambda: rota.state("a").runs >= 3, description="runs of the schedule")
+        ended = [event.text for event in rota.schedules.events("a") if event.kind == "ended"]
+        assert set(ended) == {"revoked" if way in ("expired", "revoked") else "failed"}
+        assert rota.ran == []
+
     def test_schedule_whose_runs_fail_is_paused(self, rota: Rota) -> None:
         rota.schedules.put("fail", 0.2, FAIL, pause_after_failures=2)
         with rota.worker("one"):
