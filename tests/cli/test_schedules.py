@@ -27,7 +27,7 @@ PUT = ("schedules", "put", "hourly", "--rules", "0 * * * *", "--task", "shop.rep
 @pytest.fixture(autouse=True)
 def known_task(app: Celery) -> None:
     @app.task(name="shop.report", shared=False)
-    def report() -> None:
+    def report(*args: Any, **kwargs: Any) -> None:
         """Do nothing."""
 
 
@@ -317,6 +317,18 @@ def test_declare_tells_what_changed_and_what_was_refused(run_in_app: Run, schedu
     done = run_in_app("schedules", "declare")
     assert (done.exit_code, "is newer: nothing was changed; for a rollback, add --force" in done.stderr) == (1, True)
     assert run_in_app("schedules", "declare", "--force").stdout == "1 changed: hourly\n"
+
+
+def test_one_of_beat_schedule_is_deleted_by_force_only(run: Run, run_in_app: Run, app: Celery) -> None:
+    app.conf.beat_schedule = {"hourly": {"task": "shop.report", "schedule": 3600}}
+    assert run_in_app("schedules", "declare").exit_code == 0
+    assert run("schedules", "pause", "hourly").exit_code == 0
+    for arguments in (["--yes"], ["--dry-run"]):
+        refused = run("schedules", "delete", "hourly", *arguments)
+        assert (refused.exit_code, "remove it there, or pause it" in refused.stderr) == (2, True)
+    assert run_in_app("schedules", "declare").stdout == "nothing to change\n"
+    done = run("schedules", "delete", "hourly", "--force", "--yes")
+    assert (done.exit_code, done.stdout) == (0, "1 deleted\n")
 
 
 def test_every_change_has_a_line_in_the_audit(

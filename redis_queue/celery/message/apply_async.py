@@ -12,6 +12,7 @@ from celery import Celery, Task
 from celery.result import EagerResult
 
 from redis_queue.celery.settings import part_of
+from redis_queue.errors import RedisQueueError
 
 POSITIONAL: Final = tuple(inspect.signature(Celery.send_task).parameters)[1:]
 """Names of the arguments of ``send_task``, in order."""
@@ -66,6 +67,15 @@ class ApplyAsync:
         if sent.arguments is None and not isinstance(sent.result, EagerResult) and _id_of(sent.result) == id_:
             return self._taken(task, id_, partial(Task.apply_async, found, **given))
         return sent
+
+    def tried(
+        self, task: str, args: Sequence[Any], kwargs: Mapping[str, Any], id_: str, options: Mapping[str, Any]
+    ) -> SentCall:
+        """Return what :meth:`call` returns. Raises RedisQueueError: an error of the task is none of broker or store."""
+        try:
+            return self.call(task, args, kwargs, id_, options)
+        except Exception as error:
+            raise RedisQueueError(f"{task}: its apply_async raised {type(error).__name__}: {error}") from error
 
     def _taken(self, task: str, id_: str, apply: Callable[[], Any]) -> SentCall:
         slot = self._slot

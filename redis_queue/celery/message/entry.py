@@ -252,7 +252,7 @@ def envelope_of_call(app: Celery, call: TaskCall, task_id: str, *, applied: bool
         own = {**task_options(app, call.task), **call.options}
         given: dict[str, Any] | None = {"name": call.task, "args": list(call.args), "kwargs": dict(call.kwargs), **own}
     else:
-        given, _ = ApplyAsync.of(app).call(call.task, call.args, call.kwargs, task_id, call.options)
+        given, _ = ApplyAsync.of(app).tried(call.task, call.args, call.kwargs, task_id, call.options)
     if given is None:
         raise InvalidValueError(f"{call.task}: its apply_async did not send it: another call of it may wait or run")
     with app.producer_or_acquire() as producer:

@@ -98,7 +98,7 @@ class Runs:
 
         The ``apply_async`` of its task makes the call. Only the message of a unique task may be stored already. Its eta
         is *at*, by default now; *following* is the next due time. All times are in ms. Raises DuplicateTaskError if its
-        key is taken, NotSentError if ``apply_async`` sends nothing, and what Celery and ``apply_async`` raise.
+        key is taken, NotSentError if ``apply_async`` sends nothing, RedisQueueError if it raises, and Celery's errors.
         """
         times = {}
         if definition.expires == "next":
@@ -132,8 +132,8 @@ class Runs:
         options = dict(definition.options)
         headers = {**(options.pop("headers", None) or {}), SCHEDULE: definition.name, "celery_beat_task": True}
         options |= {"headers": {**headers, SCHEDULED_FOR: from_ms(due).isoformat()}, **times}
-        applying = ApplyAsync.of(self._app)
-        call, result = applying.call(definition.task, definition.args, definition.kwargs, id_, options)
+        apply_async = ApplyAsync.of(self._app).tried
+        call, result = apply_async(definition.task, definition.args, definition.kwargs, id_, options)
         if call is None:
             raise NotSentError(f"{definition.task}: its apply_async sent nothing, and returned {quoted(result)}")
         if len(self._calls) >= MAX_CALLS:

@@ -382,12 +382,21 @@ class Schedules:
         sent = {event.id for event in self.events(name) if event.kind == "sent"}
         return [due for due in dues if self.store.run_id(name, due) not in sent]
 
-    def delete(self, name: str) -> bool:
+    def delete(self, name: str, *, force: bool = False) -> bool:
         """Delete a schedule; False if there is none. Runs that were sent are not affected.
 
-        One of ``beat_schedule`` comes back when a worker with another version of it starts.
+        Raises InvalidValueError for one of ``beat_schedule``: a worker that starts would store it again. *force*
+        deletes it all the same, for an app that is gone.
         """
-        return self.store.update(name, lambda stored: None if stored is None else Change(name, stored.state_text, None))
+
+        def make(stored: Stored | None) -> Change | None:
+            if stored is None:
+                return None
+            if not force:
+                check_deletable(name, stored.definition)
+            return Change(name, stored.state_text, None)
+
+        return self.store.update(name, make)
 
     def definition(
         self,
@@ -474,3 +483,12 @@ class Schedules:
     def app_name(self) -> str:
         """The name of the app, which owns its schedules."""
         return str(self.app.main or "app")
+
+
+def check_deletable(name: str, definition: Definition | None) -> None:
+    """Raise InvalidValueError if *definition* is in the ``beat_schedule`` of its app."""
+    if definition is not None and definition.static:
+        raise InvalidValueError(
+            f"schedule {name!r} is in the beat_schedule of the app {definition.app!r}, and comes back when a worker "
+            "starts: remove it there, or pause it; if the app is gone, delete it with force"
+        )

@@ -21,7 +21,7 @@ from redis_queue.celery.schedules.rules import (
     rules_text,
 )
 from redis_queue.celery.schedules.runs import next_runs
-from redis_queue.celery.schedules.schedules import MAX_REASON, Schedule
+from redis_queue.celery.schedules.schedules import MAX_REASON, Schedule, check_deletable
 from redis_queue.errors import ConfigurationError, InvalidDelayError, InvalidValueError
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Result, flag, number
@@ -133,13 +133,19 @@ def run(access: Access, choice: Choice) -> Plan:
 def delete(access: Access, choice: Choice) -> Plan:
     """Delete the schedule NAME, with its counts and events. Runs that were sent go on.
 
+    One of an app's beat_schedule is refused, since workers store it again when they start: remove it there, or pause
+    it. With --force it is deleted, for an app that is gone.
+
     Example: redis-queue schedules delete nightly
     """
-    schedule = _found(access, choice)
-    back = " It is in the app's beat_schedule: it comes back when a worker with another version of it starts."
-    text = f"It has sent {schedule.runs:,} runs. {_next_text(schedule)}.{back if schedule.static else ''}"
-    question, told = f"Delete the schedule {schedule.name}", f"{schedule.name} deleted"
-    return one_step(question, schedule.name, lambda: access.schedules.delete(schedule.name), text, told=told)
+    schedule, force = _found(access, choice), bool(choice.arguments.get("force"))
+    if not force:
+        check_deletable(schedule.name, schedule.definition)
+    change = partial(access.schedules.delete, schedule.name, force=force)
+    text = f"It has sent {schedule.runs:,} runs. {_next_text(schedule)}."
+    return one_step(
+        f"Delete the schedule {schedule.name}", schedule.name, change, text, told=f"{schedule.name} deleted"
+    )
 
 
 def backfill(access: Access, choice: Choice) -> Plan:
@@ -317,6 +323,7 @@ PAUSE: Final = (
     _argument("reason", "Why, for its events.", most=MAX_REASON),
 )
 RESUME: Final = (flag("catch_up", "Count runs of the pause as missed.", "catch up"),)
+DELETE: Final = (flag("force", "Delete it although an app's beat_schedule has it.", "force"),)
 BACKFILL: Final = (
     _time_argument(
         "start",
@@ -337,6 +344,6 @@ ACTIONS: Final = (
     Action(_schedule, "schedule-pause", "Pause", "paused", pause, PAUSE),
     Action(_schedule, "schedule-resume", "Resume", "resumed", resume, RESUME),
     Action(_schedule, "schedule-run", "Run now", "sent", run),
-    Action(_schedule, "schedule-delete", "Delete", "deleted", delete, destroys=True),
+    Action(_schedule, "schedule-delete", "Delete", "deleted", delete, DELETE, destroys=True),
     Action(_schedule, "schedule-backfill", "Backfill", "sent", backfill, BACKFILL, destroys=True),
 )

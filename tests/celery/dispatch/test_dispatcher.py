@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Celery
+from celery import Celery, Task
 from celery_singleton import Singleton
 
 from redis_queue import DelayQueue, InvalidValueError
@@ -64,6 +64,20 @@ class TestMessage:
         (message,) = broker.take(default)
         assert (message.headers["id"], message.headers[HEADER], message.headers["source"]) == (id_, "none", "test")
         assert len(broker.take(f"{default}-audit")) == 1
+
+    def test_that_its_task_refuses_keeps_no_other_waiting(
+        self, app: Celery, broker: Broker, queue: DelayQueue, default: str
+    ) -> None:
+        class Broken(Task):  # type: ignore[misc]
+            def apply_async(self, *_: Any, **__: Any) -> Any:
+                raise OSError("its own database is away")
+
+        app.task(base=Broken, name="shop.broken", shared=False)(work)
+        broken = push_task(queue, "shop.broken")
+        push_task(queue, "shop.remind")
+        assert Dispatcher(app, queue).run_once() == Dispatched(sent=1, failed=1)
+        assert len(broker.take(default)) == 1
+        assert must(queue.get(broken)).deliveries == 1
 
     def test_that_its_task_does_not_send_becomes_a_dead_letter(
         self, app: Celery, broker: Broker, queue: DelayQueue, default: str, redis_url: str

@@ -775,6 +775,8 @@ class TestDeclare:
         assert report.changed == ["good"]
         assert sorted(report.refused) == ["dynamic", "no task", "own", "text"]
         assert durable.schedules.find("dynamic").rules == "every 5 s"
+        with pytest.raises(InvalidValueError, match="remove it there, or pause it"):
+            durable.schedules.delete("good")
         with pytest.raises(InvalidValueError, match="beat_schedule"):
             durable.schedules.put("good", 5, "shop.build")
         other = make_app("other", beat_schedule={"good": {"task": "shop.build", "schedule": 7}})

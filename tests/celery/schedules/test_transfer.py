@@ -285,7 +285,7 @@ def test_an_export_deleted_and_imported_is_equal(schedules: Schedules, clock: Ma
     document, unreadable = export_document(schedules)
     assert unreadable == {}
     for name in schedules.store.all_names():
-        schedules.delete(name)
+        schedules.delete(name, force=True)
     text = json.dumps(document)
     assert {result for result, _ in results(schedules, from_document(schedules, text)).values()} == {"put"}
     after = shown(schedules)
