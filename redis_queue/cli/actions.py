@@ -17,7 +17,17 @@ from kombu.exceptions import OperationalError
 from redis_queue.basics.waits import signal_handler
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.output import INTERRUPTED, Stop, harmless, progress_bar, report, show_json, show_table, wants_json
+from redis_queue.cli.output import (
+    INTERRUPTED,
+    Stop,
+    harmless,
+    localized,
+    progress_bar,
+    report,
+    show_json,
+    show_table,
+    wants_json,
+)
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Argument, Choice, Plan, Result, perform
@@ -158,7 +168,7 @@ def one_command(
             if wants_json():
                 show_json(document(access, choice.scope))
             else:
-                click.echo(harmless(total.text))
+                click.echo(harmless(localized(total.text)))
 
     return _command(action, run, *choices, name=name, asks=previews or document is None)
 
@@ -333,7 +343,7 @@ def _show_effect(plan: Plan) -> None:
     if plan.changes:
         show_table(("", "now", "new"), plan.changes, err=True)
     if plan.text:
-        click.echo(harmless(plan.text), err=True)
+        click.echo(harmless(localized(plan.text)), err=True)
 
 
 def _show_subjects(plan: Plan, at: str, *, err: bool = False) -> None:

@@ -13,7 +13,8 @@ from redis_queue.cli import options
 from redis_queue.cli.access import Group
 from redis_queue.cli.actions import id_arguments, purge_command, rows_command
 from redis_queue.cli.actions import purge as delete_all
-from redis_queue.cli.listing import conditions, item_command, show_item, show_listing, show_rows
+from redis_queue.cli.listing import Column, conditions, item_command, show_item, show_listing, show_rows
+from redis_queue.cli.output import localized
 from redis_queue.model import Quarantined
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
@@ -21,13 +22,13 @@ from redis_queue.operate.items import Letter, Letters
 from redis_queue.operate.listing import InQueue, first, quarantined
 from redis_queue.operate.queue_row import Faults
 
-COLUMNS: Final = {
+COLUMNS: Final[dict[str, Column]] = {
     "id": "id",
     "queue": "queue",
     "died": "died_at",
     "deliveries": "deliveries",
     "task": "task",
-    "reason": "reason",
+    "reason": lambda row: localized(row["reason"]),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ NARROW: Final = 8
 """Minimum width of a text column, however narrow the screen."""
 
 DEFAULT_PREFIX: Final = Settings().prefix
+
+_TIME_IN_TEXT: Final = re.compile(r"(\d{4}-[01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-5]\d) UTC", re.ASCII)
 
 UTC: Final = "redis_queue.utc"
 """Entry of a command's context: whether it shows times in UTC, not in the local time zone."""
@@ -262,6 +265,11 @@ def moment(at: datetime | None) -> str:
 def zone_name(at: datetime) -> str:
     """Return the name of the zone at that time: ``CET``, ``CEST``, ``UTC``."""
     return in_zone(at).tzname() or ""
+
+
+def localized(text: str) -> str:
+    """Return *text*, in which redis_queue wrote times in UTC, with these times in the time zone of the output."""
+    return _TIME_IN_TEXT.sub(lambda found: text_of(datetime.fromisoformat(f"{found[1]}+00:00")), text)
 
 
 def _cell(value: Any, *, named: bool) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, get_args
 
 from redis_queue.basics.options import did_you_mean
 from redis_queue.basics.times import END_OF_CALENDAR_MS, MAX_DELAY_MS
-from redis_queue.errors import BodyError, InvalidValueError
+from redis_queue.errors import BodyError, InvalidValueError, quoted
 from redis_queue.store.chunks import check_limit
 from redis_queue.store.codec import JSON, read_document
 from redis_queue.store.keys import check_name
@@ -36,6 +36,8 @@ _NUMBERS: Final = {
     "pause_after_failures": MAX_FAILURES,
 }
 """Fields with whole numbers, and the largest one."""
+
+_ITEMS: Final = {"rules": "rules, each a mapping", "exclude": "dates, each a text"}
 
 _VOLATILE: Final = ("tzdata", "version")
 """Fields that do not make a definition another one."""
@@ -81,6 +83,9 @@ class Definition:
         for name in ("rules", "args", "exclude"):
             if not isinstance(value := getattr(self, name), list | tuple):
                 raise InvalidValueError(f"{name}={value!r}: must be a list")
+        for name, kind in (("rules", Mapping), ("exclude", str)):
+            if not all(isinstance(item, kind) for item in getattr(self, name)):
+                raise InvalidValueError(f"{name}={quoted(getattr(self, name))}: must be a list of {_ITEMS[name]}")
         for name in ("kwargs", "options"):
             value = getattr(self, name)
             if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):

@@ -45,11 +45,14 @@ MAX_EVENT_BYTES: Final = 4000
 
 NEVER: Final = math.inf
 
+LAST_MS: Final = 250_000_000_000_000
+"""Of the year 9892: calendars compute with times that are 50 years later, and in any time zone."""
+
 NONE: Final = "-"
 
 _NUMBERS: Final = ("due", "since", "runs", "late", "overlap", "paused", "taken", "failed", "streak")
 
-_STATE: Final = re.compile(r"([0-9a-f]{8})((?: -?\d{1,15}){9}) ([01]) (\S{1,255}) (\d{1,15})")
+_STATE: Final = re.compile(r"([0-9a-f]{8})((?: \d{1,15}){9}) ([01]) (\S{1,255}) (\d{1,15})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,8 @@ class State:
         if found is None:
             raise InvalidValueError("its state is unreadable: delete the schedule, and put it again")
         numbers: dict[str, Any] = dict(zip(_NUMBERS, map(int, found[2].split()), strict=True))
+        if max(numbers["due"], numbers["since"]) > LAST_MS:
+            raise InvalidValueError("its state has a time after the calendar: delete the schedule, and put it again")
         return cls(found[1], **numbers, is_paused=found[3] == "1", active=found[4], active_at=int(found[5]))
 
     def skipped_for(self, reason: Reason) -> int:

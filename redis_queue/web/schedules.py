@@ -168,12 +168,19 @@ def one() -> str:
         next_runs=access.schedules.next_runs(name, SHOWN) if is_readable else [],
         zone=ZoneInfo(row.schedule.timezone) if is_readable and row.schedule.timezone != "UTC" else None,
         runs=[(run, row.lateness_of(run)) for run in row.runs],
+        errors=_errors(access, row),
         reasons=REASONS,
         arguments=PUT,
         **_edit(access, row, with_body=with_body),
         actions=[line for line in lines_of_audit if line.queue == name and line.verb.startswith("schedule-")],
         **_time_line([row], access.inspector.now()),
     )
+
+
+def _errors(access: Access, row: ScheduleRow) -> dict[str, str]:
+    """Return the errors of the failed runs that are kept, by task id."""
+    failed = [run.id for run in row.runs if run.outcome == "failed"]
+    return {failure.id: failure.error for failure in access.monitor.failures.summaries(failed)}
 
 
 def _edit(access: Access, row: ScheduleRow, *, with_body: bool) -> dict[str, Any]:

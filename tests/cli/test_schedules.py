@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -214,6 +214,28 @@ class TestPause:
         assert (schedules.find("nightly").paused, schedules.find("nightly").pause_ends) == (True, None)
         done = run("schedules", "resume", "nightly")
         assert done.stdout == "nightly: 30 2 * * *. Next run: 2030-01-01 02:30:00 UTC\n"
+
+    def test_times_are_those_of_the_zone_that_was_chosen(
+        self, run: Run, run_in_app: Run, schedules: Schedules, local_zone: Callable[[str], None]
+    ) -> None:
+        local_zone("Asia/Tokyo")
+        pause = ("schedules", "pause", "nightly", "--until", "2h")
+        for options, tokyo, utc in (
+            (PUT, "Next run: 2030-01-01 10:00:00 JST", "Next run: 2030-01-01 01:00:00 UTC"),
+            ((*PUT, "--queue", "x", "--dry-run"), "Next runs: 2030-01-01 10:00:00 JST, ", "2030-01-01 01:00:00 UTC, "),
+            (pause, "paused until 2030-01-01 11:00:00 JST", "paused until 2030-01-01 02:00:00 UTC"),
+        ):
+            run_it = run_in_app if "put" in options else run
+            for more, expected in (((), tokyo), (("--utc",), utc)):
+                done = run_it(*options, *more)
+                assert expected in done.stdout + done.stderr
+
+    def test_the_next_runs_of_a_paused_one_lie_in_the_future(
+        self, run: Run, schedules: Schedules, clock: Clock
+    ) -> None:
+        assert run("schedules", "pause", "nightly").exit_code == 0
+        clock.forward(3 * 86_400)
+        assert "due (UTC)\n2030-01-04 01:30:00\n" in run("schedules", "next", "nightly", "-n", "2").stdout
 
     def test_runs_of_the_pause_are_skipped_or_count_as_missed(
         self, run: Run, schedules: Schedules, tasks: DelayQueue, clock: Clock

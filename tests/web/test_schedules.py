@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,12 +15,15 @@ from zoneinfo import ZoneInfo
 import pytest
 import redis
 from celery import Celery
+from celery.schedules import schedule as interval
 
 from redis_queue import DelayQueue
 from redis_queue.celery.message.headers import SCHEDULE
 from redis_queue.celery.schedules.rules import read_rules
 from redis_queue.celery.schedules.runs import calendar_of
 from redis_queue.celery.schedules.schedules import Schedules
+from redis_queue.monitor.failures import Failures
+from redis_queue.monitor.model import Failure
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.actions import schedules as actions
 from redis_queue.operate.audit import Audit
@@ -39,6 +43,7 @@ from tests.support.web.browser import Browser, Page, pages_from
 from tests.support.web.contents import KEY, delayed_of, everything, fill_schedules
 
 PUT = ("verb", "schedule-put")
+STORED = ScheduleKeys(Keys("redis_queue", "delay", "scheduled", 0))
 DASH = "\N{EN DASH}"
 START = 1_800_000_000_000 // GAP_MS * GAP_MS
 
@@ -292,7 +297,7 @@ class TestOne:
             "Runs 9 Failed 2 Skipped: late 1 too late, or a newer one was due Skipped: overlap 2",
             "Skipped: taken 4 the key of the unique task was taken, or the task sent nothing",
             "Rules every 1 min",
-            "Running runs",
+            "Sent, not ended runs",
             "3 s not ended -",
             "1 s failed",
             "error",
@@ -342,8 +347,47 @@ class TestOne:
         act(writer, "broken", "delete")
         assert schedules.get("broken") is None
 
+    @pytest.mark.parametrize(
+        ("definition", "since"),
+        [({"exclude": [1]}, None), ({"rules": [1]}, None), ({}, "-100000000000000"), ({}, "999999999999999")],
+    )
+    def test_what_another_program_stored_is_shown_and_replaced(
+        self, writer: Browser, schedules: Schedules, filled: redis.Redis, definition: dict[str, Any], since: str | None
+    ) -> None:
+        schedules.put("own", interval(timedelta(hours=5), relative=True), "shop.report")
+        text = must(filled.hget(ScheduleKeys(Keys("redis_queue", "delay", "scheduled", 0)).schedules, "own"))
+        assert isinstance(text, bytes)
+        filled.hset(
+            ScheduleKeys(Keys("redis_queue", "delay", "scheduled", 0)).schedules,
+            "own",
+            json.dumps({**json.loads(text), **definition}),
+        )
+        if since is not None:
+            words = str(
+                must(filled.hget(ScheduleKeys(Keys("redis_queue", "delay", "scheduled", 0)).schedule_states, "own")),
+                "ascii",
+            ).split()
+            filled.hset(
+                ScheduleKeys(Keys("redis_queue", "delay", "scheduled", 0)).schedule_states,
+                "own",
+                " ".join([*words[:2], since, *words[3:]]),
+            )
+        for address in (one("own"), "/schedules"):
+            assert writer.get(address).status == 200
+        assert "It is not sent:" in writer.get(one("own")).text
+        put = schedules.put("own", 3600, "shop.report")
+        assert (put.error, writer.get(one("own")).status) == ("", 200)
+
+    def test_the_error_of_a_failed_run_is_shown(
+        self, reader: Browser, schedules: Schedules, filled: redis.Redis
+    ) -> None:
+        now = datetime.now(timezone.utc)
+        failure = Failure("first", "shop.report", "celery", "one", now, exception="KeyError", message="'eu'")
+        Failures(filled, "redis_queue").keep([failure], 100, 7.0)
+        assert "failed KeyError: 'eu'" in reader.get(one("often")).text
+
     def test_names_that_no_page_takes_are_no_links(self, writer: Browser, filled: redis.Redis) -> None:
-        keys = ScheduleKeys(Keys("redis_queue", "delay", "scheduled", 0))
+        keys = STORED
         for name in (b"\xff", b"", b"a\nb", b"z" * 300):
             filled.zadd(keys.schedule_looks, {name: 5})
         page = writer.get("/schedules")

@@ -20,6 +20,7 @@ from celery.utils.time import delta_resolution
 from redis_queue.basics.options import did_you_mean
 from redis_queue.basics.times import EPOCH, to_ms
 from redis_queue.errors import ConfigurationError, InvalidValueError, quoted
+from redis_queue.schedules.state import LAST_MS
 
 MAX_ZONE: Final = 64
 DAY: Final = timedelta(days=1)
@@ -31,9 +32,6 @@ YEAR_MS: Final = 366 * DAY_MS
 HORIZON_MS: Final = 50 * YEAR_MS
 """A rule without a due time in about 50 years has none: cronsim stops there too, and 29 February is a given weekday
 every 40 years or more often."""
-
-LAST_MS: Final = 250_000_000_000_000
-"""Of the year 9892: the horizon is in the calendar of Python for all times before."""
 
 
 def check_timezone(name: Any) -> str:

@@ -41,7 +41,7 @@ _FIELDS: Final = ("minute", "hour", "day_of_month", "month_of_year", "day_of_wee
 def read_rules(value: Any) -> list[Rule]:
     """Return the rules that a user wrote as plain JSON data.
 
-    *value* is one rule or a list of at most 20. A rule is a ``schedule``, ``crontab`` or ``solar`` of Celery, seconds,
+    *value* is one rule or a list of at most 10. A rule is a ``schedule``, ``crontab`` or ``solar`` of Celery, seconds,
     a timedelta, a cron expression, text such as ``every 1d12h`` or what `rules_text` returns, or the data of a rule. An
     interval is 50 ms to ten years. ``nowfunc`` and the time zone of a crontab are ignored.
 

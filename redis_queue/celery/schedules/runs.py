@@ -26,7 +26,7 @@ from redis_queue.delay.model import Push
 from redis_queue.errors import DuplicateTaskError, StoreError, quoted
 from redis_queue.monitor.monitor import Workers
 from redis_queue.schedules.definition import Definition
-from redis_queue.schedules.state import NONE, Event, State, Step, dues_of, plan, resumed, text_of
+from redis_queue.schedules.state import NONE, Event, State, Step, dues_of, following, plan, resumed, text_of
 from redis_queue.schedules.store import Change, ScheduleStore, Stored
 from redis_queue.store.redis_errors import is_outage, redact
 
@@ -175,11 +175,11 @@ class Runs:
         state, events = step.state, step.events
         messages: list[tuple[int, str, Push | None]] = []
         dues = [*step.sends, step.state.due]
-        for due, following in pairwise(dues):
+        for due, after_due in pairwise(dues):
             id_ = self._store.run_id(definition.name, due)
             try:
                 at = definition.fire_ms(due)
-                messages.append((due, id_, self.message(definition, id_, due, now, at=at, following=following)))
+                messages.append((due, id_, self.message(definition, id_, due, now, at=at, following=after_due)))
             except DuplicateTaskError as error:
                 state = state.skip("taken", 1)
                 why = NOT_SENT if isinstance(error, NotSentError) else "taken"
@@ -188,8 +188,8 @@ class Runs:
         if not messages:
             yield Change(stored.name, before, state, look=step.look, events=events)
         for number, (due, id_, message) in enumerate(messages):
-            following = messages[number + 1][0] if number < last else step.state.due
-            after = replace(state, due=following, runs=state.runs + number + 1, active=id_, active_at=now)
+            next_due = messages[number + 1][0] if number < last else step.state.due
+            after = replace(state, due=next_due, runs=state.runs + number + 1, active=id_, active_at=now)
             look = now if number < last else step.look
             events = [*events, Event("sent", now, id_, due)]
             yield Change(stored.name, before, after, look=look, events=events, message=message)
@@ -208,11 +208,16 @@ class Runs:
         return self._workers.find_running(state.active) is None
 
 
-def next_runs(definition: Definition, state: State, limit: int) -> list[datetime]:
-    """Return the next due times after *state*, up to *limit*, as if it were not paused."""
+def next_runs(definition: Definition, state: State, limit: int, now: int) -> list[datetime]:
+    """Return the next due times after *state*, up to *limit*, as if it were not paused.
+
+    Those of a paused one are later than *now* (ms): a resume skips what fell due before.
+    """
     most = limit if definition.max_runs is None else min(limit, max(0, definition.max_runs - state.runs))
-    dues = dues_of(definition, state.since, state.due, calendar_of(definition))
-    return [from_ms(due) for due in islice(dues, most)]
+    times, first = calendar_of(definition), state.due
+    if state.is_paused and 0 < first <= now:
+        first = following(definition, state.since, now, times) or 0
+    return [from_ms(due) for due in islice(dues_of(definition, state.since, first, times), most)]
 
 
 def calendar_of(definition: Definition) -> Calendar:

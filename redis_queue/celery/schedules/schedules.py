@@ -273,7 +273,7 @@ class Schedules:
     def next_runs(self, name: str, limit: int = 10) -> builtins.list[datetime]:
         """Return the next due times, up to *limit* (1 to 1,000), as if it were not paused."""
         check_limit(limit, MAX_NEXT)
-        return next_runs(*self._readable(name), limit)
+        return next_runs(*self._readable(name), limit, self.store.now())
 
     def runs(self, name: str) -> builtins.list[Run]:
         """Return the last runs, at most about 30, the newest first."""

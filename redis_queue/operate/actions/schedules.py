@@ -60,6 +60,7 @@ def put(access: Access, choice: Choice) -> Plan:
     (stored,) = schedules.store.get([name])
     change = schedules.putting(definition)(stored)
     state = None if change is None else change.after
+    following = [] if state is None else next_runs(definition, state, NEXT, schedules.store.now())
     app.loader.import_default_modules()
     unknown = definition.task not in app.tasks
     hint = f"The app has no task {definition.task!r}: {did_you_mean(definition.task, app.tasks)}"
@@ -72,7 +73,7 @@ def put(access: Access, choice: Choice) -> Plan:
         f"Store the schedule {name}",
         name,
         put_it,
-        "" if state is None else f"Next runs: {', '.join(map(_time, next_runs(definition, state, NEXT)))}.",
+        "" if state is None else f"Next runs: {', '.join(map(_time, following))}.",
         changes=changes(None if stored is None else stored.definition, definition),
         warnings=[hint] if unknown else (),
         nothing="It is stored already" if change is None else "",
