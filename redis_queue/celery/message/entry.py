@@ -114,31 +114,6 @@ class TaskCall:
         own = {name: given.pop(name) for name in ("countdown", "eta", "task_id") if name in given}
         return cls(task.task, args, kwargs, {name: value for name, value in given.items() if value is not None}), own
 
-    def applied(
-        self, app: Celery, task_id: str, times: Mapping[str, Any]
-    ) -> tuple[TaskCall | None, dict[str, Any], Any]:
-        """Return the call that the ``apply_async`` of the task makes of this one, with a countdown or eta in *times*.
-
-        Also return its own *times*, and the result. There is no call if it sends nothing; a task that *app* does not
-        have sends the call as it is. Raises InvalidValueError for options that cannot be stored, and what
-        ``apply_async`` raises.
-        """
-        given, result = ApplyAsync.of(app).call(self.task, self.args, self.kwargs, task_id, {**self.options, **times})
-        if given is None:
-            return None, {}, result
-        known = {name: value for name, value in given.items() if value is not None}
-        own: dict[str, Any] = {name: known.pop(name) for name in TIMES if name in known}
-        # The options of the task are added when it is sent.
-        added = task_options(app, self.task)
-        if self.task in app.tasks:
-            added["ignore_result"] = app.tasks[self.task].ignore_result
-        options = {
-            name: value
-            for name, value in known.items()
-            if name not in _OF_CALL and (name in self.options or name not in added or added[name] != value)
-        }
-        return TaskCall(known["name"], known.get("args", ()), known.get("kwargs", {}), options), own, result
-
     def routed(self, app: Celery) -> TaskCall:
         """Return the call with the name of the queue to which *app* sends it, as a message has it.
 
@@ -234,6 +209,32 @@ def readable_contents(entries: Iterable[Entry]) -> dict[str, Content]:
         with contextlib.suppress(InvalidValueError):
             found[entry.id] = content_of(entry)
     return found
+
+
+def applied_call(
+    app: Celery, call: TaskCall, task_id: str, times: Mapping[str, Any]
+) -> tuple[TaskCall | None, dict[str, Any], Any]:
+    """Return the call that the ``apply_async`` of the task makes of *call*, with a countdown or eta in *times*.
+
+    Also return its own *times*, and the result. There is no call if it sends nothing; a task that *app* does not have
+    sends the call as it is. Raises InvalidValueError for options that cannot be stored, and what ``apply_async``
+    raises.
+    """
+    given, result = ApplyAsync.of(app).call(call.task, call.args, call.kwargs, task_id, {**call.options, **times})
+    if given is None:
+        return None, {}, result
+    known = {name: value for name, value in given.items() if value is not None}
+    own: dict[str, Any] = {name: known.pop(name) for name in TIMES if name in known}
+    # The options of the task are added when it is sent.
+    added = task_options(app, call.task)
+    if call.task in app.tasks:
+        added["ignore_result"] = app.tasks[call.task].ignore_result
+    options = {
+        name: value
+        for name, value in known.items()
+        if name not in _OF_CALL and (name in call.options or name not in added or added[name] != value)
+    }
+    return TaskCall(known["name"], known.get("args", ()), known.get("kwargs", {}), options), own, result
 
 
 def envelope_of_call(app: Celery, call: TaskCall, task_id: str, *, applied: bool = False) -> Envelope:

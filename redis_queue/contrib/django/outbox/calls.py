@@ -10,7 +10,7 @@ from celery.utils import uuid
 from django.db import IntegrityError, connections, router, transaction
 
 from redis_queue.basics.times import Seconds, duration_ms, point_ms
-from redis_queue.celery.message.entry import APPLIED, TaskCall
+from redis_queue.celery.message.entry import APPLIED, TaskCall, applied_call
 from redis_queue.celery.store import MAX_BODY
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.contrib.django import celery_app
@@ -52,7 +52,7 @@ def schedule(
         countdown, eta = own.get("countdown"), own.get("eta")
     _check_times(countdown, eta)
     given = {option: value for option, value in (("countdown", countdown), ("eta", eta)) if value is not None}
-    applied, times, result = call.applied(app, name, given)
+    applied, times, result = applied_call(app, call, name, given)
     if applied is None:
         return str(getattr(result, "id", name))
     eta = times.get("eta")
