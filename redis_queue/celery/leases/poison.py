@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
+import signal
 import socket
 import threading
 import time
@@ -14,6 +16,7 @@ from typing import Any, Final
 
 from billiard.einfo import ExceptionInfo
 from celery import Celery, bootsteps, signals
+from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.utils.dispatch import Signal
 from celery.worker import state
 from celery.worker.request import Request
@@ -48,12 +51,53 @@ MAX_HOST: Final = 255
 SPARE_WITHIN: Final = 2.0
 """Maximum seconds for which a worker that was told to stop waits for Redis before it goes on to stop."""
 
+BILLIARD_EXIT: Final = 256
+"""A process of billiard exits with the number of the signal that ends it, less this."""
+
 task_poisoned: Final = Signal(name="task_poisoned", providing_args={"task_id", "deliveries", "exception"})
 """Sent by a worker that makes a task a dead letter; the sender is the task. ``task_failure`` is sent as well."""
 
 
 class MaxDeliveriesExceededError(Exception):
     """The task killed its worker each time that it was started; it is a dead letter now."""
+
+
+def is_own_exit(error: SystemExit) -> bool:
+    """Return whether a task's own code raised *error*: not Celery or billiard, whose process was told to stop."""
+    of_signal = isinstance(error.code, int) and error.code + BILLIARD_EXIT in range(1, signal.NSIG)
+    return not of_signal and not isinstance(error, (WorkerShutdown, WorkerTerminate))
+
+
+def exit_failure(error: SystemExit) -> RuntimeError:
+    """Return the error with which a task fails whose own code raised *error*."""
+    return RuntimeError(f"the task called sys.exit({error.code!r})")
+
+
+def fail_by_exits(app: Celery) -> None:
+    """Let the tasks that *app* has fail when their own code calls ``sys.exit()``; no-op for those that do.
+
+    Else Celery takes it for a worker that was killed, and they would run again. Not those with early acknowledgement,
+    nor with a ``max_deliveries`` of their own.
+    """
+    for task in app.tasks.values():
+        if not hasattr(task.run, "redis_queue_exits"):
+            task.run = _failing_by_exit(task, task.run)
+
+
+def _failing_by_exit(task: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(run)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except SystemExit as error:
+            # Whoever calls the task as a function may wait for the error itself.
+            traced = any(not request.called_directly for request in task.request_stack.stack)
+            if not traced or not task.acks_late or getattr(task, "max_deliveries", None) or not is_own_exit(error):
+                raise
+            raise exit_failure(error) from error
+
+    call.redis_queue_exits = True  # type: ignore[attr-defined]
+    return call
 
 
 class DeliveryLimit:
@@ -179,6 +223,8 @@ class DeliveryLimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self._limit, self._consumer = DeliveryLimit.of(consumer.app), consumer
+        # Before the pool forks, and before Celery makes what runs them.
+        fail_by_exits(consumer.app)
         self._cancelled: list[Any] = []
         # Not only close(): a solo pool runs its task first, and SIGKILL may follow SIGTERM.
         signals.worker_shutting_down.connect(self.told_to_stop, weak=False, sender=consumer.hostname)

@@ -23,7 +23,7 @@ from typing import Any, Final
 from celery import Celery, current_task, shared_task, states
 from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
-from celery.exceptions import TaskPredicate, WorkerShutdown, WorkerTerminate
+from celery.exceptions import TaskPredicate
 from celery.signals import worker_init
 from celery.utils import uuid
 from celery.utils.time import maybe_iso8601
@@ -38,6 +38,7 @@ from kombu.transport.redis import Channel as RedisChannel
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.options import did_you_mean
 from redis_queue.celery.async_tasks import run_to_end
+from redis_queue.celery.leases.poison import exit_failure, is_own_exit
 from redis_queue.celery.message.entry import TaskCall
 from redis_queue.celery.settings import part_of
 from redis_queue.celery.stored_tasks import delayed_of
@@ -182,11 +183,11 @@ def _called(result: Any) -> Any:
     try:
         found = result.task.func(*context, *result.args, **result.kwargs)
         return run_to_end(current_task._get_current_object(), found) if iscoroutine(found) else found
-    except (WorkerShutdown, WorkerTerminate):
-        raise
     except SystemExit as error:
+        if not is_own_exit(error):
+            raise
         # It would end the process of the pool, and the task would start again.
-        raise RuntimeError(f"the task called sys.exit({error.code!r})") from error
+        raise exit_failure(error) from error
 
 
 def _load_record(app: Celery, task_id: str) -> dict[str, Any]:

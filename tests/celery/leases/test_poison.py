@@ -85,7 +85,7 @@ class TestTaskThatKillsItsWorker:
             assert leases.dead_letters() == []
             assert own_keys(leasing) == set()
 
-    @pytest.mark.parametrize("how", ["sys.exit", *thorough("KeyboardInterrupt", "SIGTERM", "time limit")])
+    @pytest.mark.parametrize("how", ["SIGTERM", *thorough("KeyboardInterrupt", "os._exit", "time limit")])
     def test_becomes_one_however_its_process_ends(self, one_redis: Leasing, how: str) -> None:
         one_redis.settings["task_acks_on_failure_or_timeout"] = False
         one_redis.settings["redis_queue_max_deliveries"] = 3
@@ -94,6 +94,26 @@ class TestTaskThatKillsItsWorker:
             id_ = one_redis.send(DIE, how, **limit).id
             wait_until(one_redis.leases().dead_letters, timeout=60, description="a dead letter")
             assert one_redis.started == [id_] * 3
+
+    @pytest.mark.parametrize("pool", ["prefork", "threads", *thorough("solo", "gevent", "eventlet")])
+    def test_fails_once_by_an_exit_of_its_own_code(self, one_redis: Leasing, pool: str) -> None:
+        with one_redis.worker("one", pool=pool).ready() as one:
+            result = one_redis.send(DIE, "sys.exit")
+            with pytest.raises(RuntimeError, match=r"the task called sys\.exit\(1\)"):
+                result.get(timeout=60)
+            assert "sys.exit(1)" in result.traceback
+            one_redis.wait_until_settled()
+            one_redis.client.set(HEALED, 1)
+            second = one_redis.send(DIE, "sys.exit").id
+            assert one_redis.wait_for_ends(1) == [second]
+            assert one_redis.started == [result.id, second]
+            assert one.finish() == 0
+
+    def test_dies_by_an_exit_of_its_own_code_if_it_has_a_limit(self, one_redis: Leasing) -> None:
+        with one_redis.worker("one", pool="prefork").ready():
+            id_ = one_redis.send(DIE_TWICE, "sys.exit").id
+            wait_until(one_redis.leases().dead_letters, timeout=60, description="a dead letter")
+            assert one_redis.started == [id_] * 2
 
     def test_starts_with_zero_deliveries_after_a_redrive(self, one_redis: Leasing) -> None:
         with one_redis.worker("one", pool="prefork").ready():

@@ -91,6 +91,8 @@ def die(self: Any, how: str = "SIGKILL") -> None:
     if not _store().exists(HEALED):
         if how == "sys.exit":
             sys.exit(1)
+        if how == "os._exit":
+            os._exit(1)
         if how == "KeyboardInterrupt":
             raise KeyboardInterrupt
         if how == "time limit":
