@@ -82,8 +82,8 @@ class StartGuard:
     def __init__(self, consumer: Any) -> None:
         self._consumer, self._worker = consumer, consumer.controller
         self._process = self._worker._process_task
-        # By the tag that its sender gave a message.
-        self._runs: WeakValueDictionary[str, Any] = WeakValueDictionary()
+        # By the tag that its sender gave a message, and its queue: each queue of an exchange gets a copy.
+        self._runs: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()
         # Pools with a semaphore look it up when a process is free, the others got the original on startup.
         self._worker._process_task = self._start
         if consumer.on_task_request == self._process:
@@ -111,10 +111,11 @@ class StartGuard:
         sent_as = getattr(request.message, "sent_as", None)
         if not sent_as:
             return None
-        run = self._runs.get(sent_as)
+        delivery = sent_as, request.message.queue
+        run = self._runs.get(delivery)
         if run is not request and run in state.active_requests:
             return run
-        self._runs[sent_as] = request
+        self._runs[delivery] = request
         return None
 
     def _free_process(self) -> None:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import redis
 from celery import Celery
+from kombu import Exchange, Queue
 
 from redis_queue.celery.kombu.internals import lacking
 from redis_queue.celery.leases import step
@@ -526,6 +527,21 @@ def test_several_brokers_are_refused_with_a_clear_error(
 def test_single_brokers_and_those_with_own_leases_are_accepted(urls: list[str]) -> None:
     for broker in (urls, ";".join(urls)):
         check_broker(Celery("tests", broker=broker, set_as_current=False))
+
+
+@pytest.mark.parametrize("leasing", [FETCHES[-1]], indirect=True)
+def test_copies_of_one_message_in_two_queues_both_run(leasing: Leasing) -> None:
+    app, exchange = leasing.app(), Exchange("topics", type="topic")
+    queues = [Queue(name, exchange, routing_key="orders.#") for name in ("first", "second")]
+    with leasing.worker("one", "--concurrency", "2", "-Q", "first,second", pool="threads").ready():
+        with app.connection_for_write() as connection:
+            for queue in queues:
+                queue(connection).declare()
+        id_ = app.send_task(WAIT, exchange=exchange, routing_key="orders.new", declare=[exchange]).id
+        assert leasing.wait_for_starts(2) == [id_] * 2
+        leasing.end_task("one", 2)
+        leasing.wait_for_ends(2)
+        leasing.wait_until_settled()
 
 
 @pytest.mark.parametrize("leasing", [ATOMIC], indirect=True)
