@@ -20,7 +20,6 @@ from redis_queue.celery.leases.poison import DeliveryLimitStep
 from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.message.headers import ETA, OWN
 from redis_queue.celery.monitor.step import MonitorStep
-from redis_queue.celery.store_consumer.channel import StoreChannel
 from redis_queue.celery.store_consumer.step import StoreConsumerStep
 from redis_queue.celery.stored_tasks import delayed_of, has_leases
 
@@ -133,8 +132,6 @@ def _settle_early(request: Any, pool: Any) -> None:
         elif pool.active:
             # A pool that is being closed takes no tasks.
             channel.qos.settle_before_start(message.delivery_tag)
-    if isinstance(channel, StoreChannel) and not pool.uses_semaphore:
-        channel.qos.begin(message.delivery_tag)
 
 
 def _wait_for(run: Any, request: Any, consumer: Any) -> None:

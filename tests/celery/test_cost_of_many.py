@@ -3,8 +3,6 @@
 import time
 import timeit
 from collections.abc import Callable
-from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 from celery import Celery
@@ -15,7 +13,6 @@ from redis_queue.basics.options import did_you_mean
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.admission.policy import FlowPolicy, UniquePolicy
 from redis_queue.celery.control import revokes
-from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.message.destinations import Destinations
 from redis_queue.celery.queues.names import QueueNames
 from redis_queue.operate.queue_row import Faults, QueueRow
@@ -60,19 +57,6 @@ def rescheduled_ids(count: int) -> Callable[[], object]:
     return lambda: [policy.exist for _ in range(count)]
 
 
-def leases_lost_at_once(count: int) -> Callable[[], object]:
-    step, message = LeaseStep.__new__(LeaseStep), SimpleNamespace
-    step._consumer, step._tasks, step._tasks_until = None, {}, 0.0
-    requests = [SimpleNamespace(id=str(number), message=message(delivery_tag=str(number))) for number in range(count)]
-
-    def lose() -> None:
-        with mock.patch.multiple("redis_queue.celery.leases.step", state=message(reserved_requests=requests)):
-            for number in range(count):
-                step.report_loss(str(number), 1.0)
-
-    return lose
-
-
 def revoked_ids_that_end(count: int) -> Callable[[], object]:
     ids = revokes.RevokedIds()
     ids.add_stored(map(str, range(count)))
@@ -102,7 +86,6 @@ def letters(count: int) -> Callable[[], object]:
         (exchanges_that_only_a_setting_allows, 500),
         (unknown_bindings, 1000),
         (rescheduled_ids, 500),
-        (leases_lost_at_once, 500),
         (revoked_ids_that_end, 25_000),
         (queues_that_cannot_be_read, 2000),
         (slashes, 10_000),

@@ -133,7 +133,7 @@ class FetchingChannel(Channel):
         admission.ends.note()
         due_at = settlement.due_at
         if has_place(tag):
-            due_at = min(due_at, self._flow_turns.end(self.qos._delivered.get(tag), self._capacity().free))
+            due_at = min(due_at, self._flow_turns.end(self.qos.message_of(tag), self._capacity().free))
         if self._active_queues and not self.leases.loop_has_ended:
             self._settle_by(due_at)
         else:
@@ -372,7 +372,7 @@ class FetchingChannel(Channel):
             except Exception:
                 logger.exception("cannot read a message of queue %s", queue, extra={"action": "message_unreadable"})
                 unreadable.append((tag, item))
-        self.qos.record([message.delivery_tag for message in received], fetched.since, fetched.score)
+        self.qos.record(received, fetched.since, fetched.score)
         self._received += received
         # They are not held: after an error a sweep puts them aside once their leases end.
         for tag, item in unreadable:

@@ -14,6 +14,9 @@ from kombu.transport.redis import MultiChannelPoller
 
 from redis_queue.basics.times import monotonic
 
+SWEEP_AFTER: Final = 10.0
+"""Seconds without a sweep after which :meth:`FetchingPoller.get` begins with one; kombu sweeps when nothing arrives."""
+
 FETCH: Final = "FETCH"
 """The type of our connections beside BRPOP and LISTEN in kombu's poller."""
 
@@ -64,6 +67,7 @@ class FetchingPoller(MultiChannelPoller):
         self._readers: dict[int, Reader] = {}
         self._watched: dict[int, Any] = {}
         self._settling, self._looking = HubTimer(self._settle), HubTimer(self._look)
+        self._swept_at = monotonic()
         # Readable while something has to be done in the next turn of the event loop.
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
@@ -161,11 +165,18 @@ class FetchingPoller(MultiChannelPoller):
         """Wait for messages and hand them on; raises Empty after *timeout* seconds."""
         self._settling.check()
         self._looking.check()
+        if monotonic() - self._swept_at >= SWEEP_AFTER:
+            self.maybe_restore_messages()
         self.on_poll_start()
         soonest = min(self._settling.at, self._looking.at) - monotonic()
         if soonest < (math.inf if timeout is None else timeout):
             timeout = max(0.0, soonest)
         return super().get(callback, timeout)
+
+    def maybe_restore_messages(self) -> None:
+        """Let a channel look for messages that have to be returned."""
+        self._swept_at = monotonic()
+        super().maybe_restore_messages()
 
     def close(self) -> None:
         super().close()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import math
 import pickle
 import random
-from collections.abc import Callable, Collection, Iterator
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
@@ -31,16 +34,27 @@ logger = logger_of(__name__)
 TRUSTED: Final = 0.9
 """Share of a lease for which it is trusted after its renewal."""
 
+COLLECT_AFTER: Final = 5.0
+"""Seconds for which a message is held before Python is asked to free objects that only refer to each other."""
+
+COLLECT_SHARE: Final = 0.005
+"""Maximum share of the time that this takes."""
+
 READ_TIMEOUTS: Final = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0}
 """Timeouts in seconds for a reader, so that a scrape ends."""
 
 
 @dataclass(slots=True)
 class HeldMessage:
-    """One message: when its lease began (*since*: monotonic clock, *score*: Redis clock), and when the keeper knew."""
+    """One message: when its lease began (*since*: monotonic clock, *score*: Redis clock), and when the keeper knew.
+
+    *message* returns its object while anything in this process refers to it, then None. *id* is that of the task.
+    """
 
     since: float
     score: float
+    message: Callable[[], Any]
+    id: str
     told_at: float = float("inf")
     lost: bool = False
 
@@ -52,12 +66,20 @@ class HeldMessage:
 class WorkerLeases:
     """Renews the leases of one worker's messages while the process lives, even if its threads are blocked.
 
-    *on_lost* is called with the delivery tag of a lost lease whose message is still held, and its age in seconds. Safe
-    for threads. Raises ConfigurationError if the connection cannot be passed to another process, or if no keeper comes
-    up: other workers would take the tasks of a worker without one.
+    *on_lost* is called with the delivery tag of a lost lease whose message is still held, the id of its task, and its
+    age in seconds.
+    *goes_on* returns whether the worker keeps its messages when a connection ends. Safe for threads. Raises
+    ConfigurationError if the connection cannot be passed to another process, or if no keeper comes up: other workers
+    would take the tasks of a worker without one.
     """
 
-    def __init__(self, connection: Any, on_lost: Callable[[str, float], None], admission: Admission) -> None:
+    def __init__(
+        self,
+        connection: Any,
+        on_lost: Callable[[str, str | None, float], None],
+        admission: Admission,
+        goes_on: Callable[[], bool] = lambda: False,
+    ) -> None:
         channel = connection.default_channel
         prefix = channel.global_keyprefix or ""
         self._in_flight = admission.keys.in_flight
@@ -75,6 +97,8 @@ class WorkerLeases:
                 "broker_transport_options and broker_use_ssl"
             ) from error
         self._on_lost = on_lost
+        #: Whether the worker keeps its messages when a connection ends.
+        self.goes_on = goes_on
         #: Seconds for which Redis keeps a message for its worker without a renewal.
         self.lease = index.lease
         self._trusted = index.lease * TRUSTED
@@ -86,6 +110,10 @@ class WorkerLeases:
         self.admission = admission
         self._records = InFlightRecords(self._client, self.admission.keys)
         self._held: dict[str, HeldMessage] = {}
+        #: Tags of messages that waited when their connection was lost, and are not settled yet.
+        self.carried: set[str] = set()
+        # When Python is asked again for what refers only to each other.
+        self._collect_at = monotonic()
         #: The messages that are to be settled; their leases are held until they are.
         self.settlement = Settlement(self.admission.keys, self.release)
         #: Fetches whose replies were lost with their connections.
@@ -98,14 +126,45 @@ class WorkerLeases:
         self.lost = 0
         self._keeper = KeeperProcess(greeting, index.lease, held=self._lines, on_lost=self._note_renewal)
 
-    def hold(self, tags: list[str], since: float, score: float) -> None:
-        """Renew the leases of *tags* from now on; they began at *since* (monotonic clock), *score* by Redis."""
-        held = [HeldMessage(since, score) for _ in tags]
-        self._held.update(zip(tags, held, strict=True))
-        if self._keeper.write(b"".join(write_line(tag, score) for tag in tags)):
+    def hold(self, messages: Iterable[Any], since: float, score: float) -> None:
+        """Renew the leases of *messages* from now on; they began at *since* (monotonic clock), *score* by Redis.
+
+        That ends when a message is settled or returned, or when nothing in this process refers to its object.
+        """
+        held = {
+            message.delivery_tag: HeldMessage(since, score, weakref.ref(message), _task_id_of(message))
+            for message in messages
+        }
+        self._held.update(held)
+        if self._keeper.write(b"".join(write_line(tag, score) for tag in held)):
             now = monotonic()
-            for message in held:
+            for message in held.values():
                 message.told_at = now
+
+    def let_go(self, tag: str) -> None:
+        """Return the message of *tag* soon: the worker has dropped it."""
+        if (held := self._held.get(tag)) is not None:
+            held.message = lambda: None
+
+    def abandoned(self) -> dict[str, str]:
+        """Return the messages that can be neither run nor settled any more, tag -> task id, the oldest first.
+
+        Whoever may still settle a message refers to its object: the queue of a worker, a pool, a running task, a call
+        that acknowledges it. So no pool has to tell that it has lost one.
+        """
+        all_held = dict(self._held)
+        since = next((held.since for held in all_held.values()), math.inf)
+        began = monotonic()
+        if began >= max(since + COLLECT_AFTER, self._collect_at):
+            # An error refers to the frames of its task, and they may refer to the error.
+            gc.collect()
+            ended = monotonic()
+            self._collect_at = ended + max(COLLECT_AFTER, (ended - began) / COLLECT_SHARE)
+        return {
+            tag: held.id
+            for tag, held in all_held.items()
+            if held.message() is None and tag not in self.settlement and tag not in self._in_removal
+        }
 
     def drop(self, tag: str) -> None:
         """Stop renewing the lease of *tag*."""
@@ -116,6 +175,7 @@ class WorkerLeases:
         for tag in lost:
             self._note_loss(tag)
         lines = [write_line(tag) for tag in tags if self._held.pop(tag, None) is not None]
+        self.carried.difference_update(tags)
         if lines:
             self._keeper.write(b"".join(lines))
 
@@ -220,8 +280,14 @@ class WorkerLeases:
         if held is not None and not held.lost:
             held.lost = True
             self.lost += 1
-            self._on_lost(tag, monotonic() - held.since)
+            self._on_lost(tag, held.id or None, monotonic() - held.since)
             self.counters.add("lost")
+
+
+def _task_id_of(message: Any) -> str:
+    """Return the task id of any message; "" for none."""
+    found = message.headers.get("id") if isinstance(message.headers, dict) else None
+    return found if isinstance(found, str) else ""
 
 
 CounterName = Literal["lost", "restored", "dead", "dropped"]

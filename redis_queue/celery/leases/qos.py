@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import sys
+import weakref
+from collections.abc import Set
+from contextlib import suppress
 from typing import Any, Final
 
 import redis
@@ -34,6 +38,9 @@ SWEEPS_PER_LEASE: Final = 6
 MAX_SWEEP_INTERVAL: Final = 60.0
 """Maximum seconds between two sweeps."""
 
+SHOWN: Final = 5
+"""Maximum number of messages that a line of the log names."""
+
 
 class LeasedQoS(QoS):
     """Mixin for kombu's QoS of a Redis channel: holds the leases of its messages, and checks them before it settles.
@@ -51,28 +58,46 @@ class LeasedQoS(QoS):
 
     #: Tags of fetched messages that are not settled yet; they are recorded already.
     _fetched = LazyProperty[set[str]](lambda _: set())
-    #: Tags of messages that were settled before their tasks started, and will be acknowledged.
-    _settled_early = LazyProperty[set[str]](lambda _: set())
+    #: Messages that were settled before their tasks started, and will be acknowledged, by their tags.
+    _settled_early = LazyProperty[dict[str, Any]](lambda _: {})
     #: Tags of messages that are acknowledged when their tasks start, and have to be settled at once.
     _at_start = LazyProperty[set[str]](lambda _: set())
-    #: Tags of tasks that still run after their connection was lost.
+    #: Tags of messages that the worker still has after their connection was lost.
     _outliving = LazyProperty[set[str]](lambda _: set())
 
     def append(self, message: Any, delivery_tag: str) -> None:
         """Record a message that was taken, unless its fetch has recorded it."""
-        if delivery_tag in self._fetched:
-            virtual.QoS.append(self, message, delivery_tag)
-            return
-        since, delivery = monotonic(), message.delivery_info
-        record = dumps([message._raw, delivery["exchange"], delivery["routing_key"]])
-        score = self._records.add(delivery_tag, record)
-        virtual.QoS.append(self, message, delivery_tag)
-        self.leases.hold([delivery_tag], since, score)
+        if delivery_tag not in self._fetched:
+            since, delivery = monotonic(), message.delivery_info
+            record = dumps([message._raw, delivery["exchange"], delivery["routing_key"]])
+            score = self._records.add(delivery_tag, record)
+            self.leases.hold([message], since, score)
+        # Only who may still settle it keeps the message itself.
+        virtual.QoS.append(self, weakref.ref(message), delivery_tag)
 
-    def record(self, tags: list[str], since: float, score: float) -> None:
-        """Hold the leases of fetched messages, which Redis recorded at *score*; they will be appended."""
-        self._fetched.update(tags)
-        self.leases.hold(tags, since, score)
+    def record(self, messages: list[Any], since: float, score: float) -> None:
+        """Hold the leases of fetched *messages*, which Redis recorded at *score*; they will be appended."""
+        self._fetched.update(message.delivery_tag for message in messages)
+        self.leases.hold(messages, since, score)
+
+    def message_of(self, delivery_tag: str) -> Any:
+        """Return a message that was delivered and is not settled; None if nothing refers to it any more."""
+        found = self._delivered.get(delivery_tag)
+        return None if found is None else found()
+
+    def can_consume(self) -> bool:
+        """Return whether the worker may take another message; those of earlier connections that wait count as well."""
+        count = self.prefetch_count
+        return not count or self._unsettled < count
+
+    def can_consume_max_estimate(self) -> int | None:
+        """Return how many messages the worker may take; None if there is no limit."""
+        count = self.prefetch_count
+        return max(0, count - self._unsettled) if count else None
+
+    @property
+    def _unsettled(self) -> int:
+        return len(self._delivered) - len(self._dirty) + len(self.leases.carried)
 
     def put_back(self, delivery_tag: str) -> None:
         """Return a fetched message, which becomes the next one of its queue."""
@@ -95,8 +120,9 @@ class LeasedQoS(QoS):
 
     def settle_before_start(self, delivery_tag: str) -> None:
         """Send the removal of the record of a fetched message now; its acknowledgement has no effect later."""
+        message = self.message_of(delivery_tag)
         if delivery_tag in self._fetched and self._settle_later(delivery_tag):
-            self._settled_early.add(delivery_tag)
+            self._settled_early[delivery_tag] = message
             self.channel.flush()
 
     def settle_at_start(self, delivery_tag: str) -> None:
@@ -106,7 +132,7 @@ class LeasedQoS(QoS):
     def ack(self, delivery_tag: str) -> None:
         """Settle a message; a lost lease leaves the record to its new holder."""
         if delivery_tag in self._settled_early:
-            self._settled_early.discard(delivery_tag)
+            del self._settled_early[delivery_tag]
             virtual.QoS.ack(self, delivery_tag)
         elif delivery_tag in self._outliving:
             self._outliving.discard(delivery_tag)
@@ -126,9 +152,11 @@ class LeasedQoS(QoS):
             return
         self._fetched.discard(delivery_tag)
         if delivery_tag in self._outliving:
-            # Its connection is lost, so it cannot be returned: it comes back when its lease ends.
+            # Its connection is lost: the next one returns it.
             self._outliving.discard(delivery_tag)
-        elif self.leases.is_ours(delivery_tag):
+            self.leases.let_go(delivery_tag)
+            return
+        if self.leases.is_ours(delivery_tag):
             super().reject(delivery_tag, requeue=True)
         else:
             virtual.QoS.ack(self, delivery_tag)
@@ -163,17 +191,18 @@ class LeasedQoS(QoS):
     def restore_unacked(self, client: Any = None) -> Any:
         """Return unsettled messages whose leases are not lost.
 
-        kombu calls this after a lost connection as well. Running tasks go on then, keep their leases, and are settled
-        by another connection: returned, they would run twice.
+        kombu calls this after a lost connection as well. Then the worker keeps them, under their leases: returned,
+        those that run, or that a pool has, would run twice. The next connection settles them, and returns those that
+        Celery drops.
         """
-        running = running_tags()
-        unstarted = self._settled_early.intersection(self._delivered)
+        unstarted = self._settled_early.keys() & self._delivered
+        kept = self._kept(unstarted)
         with self.leases.removal(unstarted):
             self.leases.settlement.withdraw(unstarted)
             for tag in list(self._delivered):
-                if tag in running:
+                if tag in kept:
                     self._outliving.add(tag)
-                if tag in running or tag in self.leases.settlement:
+                if tag in kept or tag in self.leases.settlement:
                     self._delivered.pop(tag, None)
             # The oldest one last: it becomes the next one of its queue.
             tags = list(reversed(self._delivered))
@@ -189,26 +218,35 @@ class LeasedQoS(QoS):
                 for tag in tags:
                     self.leases.drop(tag)
 
+    def _kept(self, unstarted: Set[str]) -> Set[str]:
+        """Return the tags of the messages that the worker keeps when the channel closes; it lets go of *unstarted*."""
+        running = running_tags()
+        if not self.leases.goes_on():
+            return running
+        kept = self._delivered.keys() - unstarted
+        self.leases.carried |= kept - running
+        return kept
+
     def _record_again(self, tag: str) -> None:
         """Record a message that was settled, but whose task did not start: the pool was closed."""
-        self._settled_early.discard(tag)
-        message = self._delivered[tag]
+        message = self._settled_early.pop(tag)
         self._records.add(tag, dumps([message._raw, "", message.queue]))
 
     def restore_visible(self, start: int = 0, num: int | None = 10, interval: int = 10) -> None:  # noqa: ARG002
-        """Return up to *num* messages to their queues; may be called often.
+        """Return messages that this worker has lost to their queues, and up to *num* of others; may be called often.
 
         Those are messages whose leases ended by the clock of Redis, and messages that workers without leases hold for
         longer than the visibility timeout.
         """
         now = monotonic()
-        if now - self._swept_at >= min(MAX_SWEEP_INTERVAL, self.leases.lease / SWEEPS_PER_LEASE):
-            self._swept_at = now
-            try:
+        try:
+            self._return_lost()
+            if now - self._swept_at >= min(MAX_SWEEP_INTERVAL, self.leases.lease / SWEEPS_PER_LEASE):
+                self._swept_at = now
                 self._sweep(num)
-            except redis.ResponseError as error:
-                # kombu looks again after a lost connection; another error is logged with its stack.
-                raise as_unavailable(error) or error from error.__cause__
+        except redis.ResponseError as error:
+            # kombu looks again after a lost connection; another error is logged with its stack.
+            raise as_unavailable(error) or error from error.__cause__
 
     def restore_by_tag(self, tag: str, client: Any = None, leftmost: bool = False, *, ended: bool = False) -> bool:
         """Return a message to its queue, even if Redis is full; False if another worker returned or settled it.
@@ -233,6 +271,31 @@ class LeasedQoS(QoS):
             except redis.exceptions.NoPermissionError:
                 super().restore_by_tag(tag, client, leftmost)
                 return True
+
+    def _return_lost(self) -> None:
+        """Return the messages that nothing in this worker can run or settle any more."""
+        forget_lost_requests()
+        lost = self.leases.abandoned()
+        waited = self.leases.carried.intersection(lost)
+        # The oldest one last: it becomes the next one of its queue.
+        for tag in reversed(lost):
+            if self.leases.is_ours(tag):
+                self._return(tag)
+            self.leases.drop(tag)
+            for channel in self.channel.connection.channels:
+                if tag in channel.qos._delivered:
+                    virtual.QoS.ack(channel.qos, tag)
+        if waited:
+            text = "returned %d messages that waited when their connection was lost"
+            logger.info(text, len(waited), extra={"action": "waiting_returned"})
+        if ids := [id_ for tag, id_ in lost.items() if tag not in waited]:
+            logger.warning(
+                "returned %d messages that this worker had lost: their tasks ended without an outcome (as when no "
+                "result can be stored), or its pool has dropped them; tasks %s",
+                len(ids),
+                ", ".join(ids[:SHOWN]),
+                extra={"action": "lost_returned"},
+            )
 
     def _sweep(self, limit: int | None) -> None:
         tags = self._records.expired(self.visibility_timeout, CHUNK if limit is None else limit)
@@ -275,18 +338,32 @@ class _Pushes:
 
 
 def running_tags() -> set[str]:
-    """Return the delivery tags of tasks that this worker runs and will finish.
-
-    Empty if the worker terminates, or if Celery cancels running tasks when a connection is lost.
-    """
+    """Return the delivery tags of tasks that this worker runs and will finish; empty if the worker terminates."""
     # An exit code, which may be 0.
     if state.should_terminate is not None and state.should_terminate is not False:
         return set()
-    return {
-        request.message.delivery_tag
-        for request in tuple(state.active_requests)
-        if not request.acknowledged and not request.task.app.conf.worker_cancel_long_running_tasks_on_connection_loss
-    }
+    requests = tuple(state.active_requests)
+    return {request.message.delivery_tag for request in requests if not request.acknowledged}
+
+
+def forget_lost_requests() -> None:
+    """Remove those requests from Celery's table to which nothing else refers.
+
+    Whoever may still run or end a request refers to it: a queue of the worker, or the callbacks that its pool has. An
+    error that a thread swallows, or a job that a pool forgets, leaves a request in the table, which counts as running.
+    """
+    for id_ in tuple(state.requests):
+        with suppress(KeyError):
+            if _references(state.requests, id_) == _references_of_alone:
+                del state.requests[id_]
+
+
+def _references(table: dict[str, Any], key: str) -> int:
+    return sys.getrefcount(table[key])
+
+
+# As many as the table and this call add, which differs between versions of Python.
+_references_of_alone: Final = _references({"": object()}, "")
 
 
 def lease_channels(

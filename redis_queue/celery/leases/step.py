@@ -8,10 +8,12 @@ import math
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+import celery
 from celery import bootsteps
 from celery.exceptions import CPendingDeprecationWarning
 from celery.utils.dispatch import Signal
@@ -31,7 +33,7 @@ from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.leases.connections import check_broker, worker_connection
 from redis_queue.celery.leases.leases import CounterName, WorkerLeases
-from redis_queue.celery.leases.qos import lease_channels
+from redis_queue.celery.leases.qos import forget_lost_requests, lease_channels
 from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import StoreError
@@ -50,9 +52,6 @@ QUIET: Final = 10.0
 STOP_CHECK_INTERVAL: Final = 0.2
 """Seconds between two looks whether the worker has been told to stop."""
 
-LOSS_INTERVAL: Final = 0.1
-"""Seconds between two looks at all tasks of the worker for those whose leases were lost."""
-
 CHATTER: Final = ("connection", "consumer", "mingle")
 """Modules of Celery that log a line for each attempt."""
 
@@ -68,9 +67,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         #: Of messages of flows, from a store that is not the broker.
         self.store_leases: WorkerLeases | None = None
         self._consumer = consumer
-        # Ids of the tasks that the worker has, by delivery tag.
-        self._tasks: dict[Any, str] = {}
-        self._tasks_until = 0.0
+        self._forgotten: list[Any] = []
         #: What the event loop calls in each turn for the connection.
         self._ticks: set[Callable[[], Any]] = set()
         check_broker(consumer.app)
@@ -78,6 +75,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         Refusals(consumer)
         self._loop_calls = _LoopCalls(consumer)
         around(consumer, "connect", self._connect)
+        around(consumer, "on_close", self._drop_waiting)
         consumer.redis_queue_lease_step = self
 
     @staticmethod
@@ -107,13 +105,8 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         except (*self._consumer.connection_errors, *self._consumer.channel_errors):
             return True
 
-    def report_loss(self, tag: str, after: float) -> None:
+    def report_loss(self, tag: str, task_id: str | None, after: float) -> None:
         """Tell that the lease of the message with this delivery tag was lost *after* some seconds."""
-        if monotonic() > self._tasks_until:
-            # All leases may be lost at once: to look through all requests for each would take long.
-            self._tasks = {request.message.delivery_tag: request.id for request in tuple(state.reserved_requests)}
-            self._tasks_until = monotonic() + LOSS_INTERVAL
-        task_id = self._tasks.get(tag)
         logger.warning(
             "lost the lease of task %s (delivery tag %s) after %.0f s: another worker may run it as well",
             task_id,
@@ -122,6 +115,11 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
             extra={"action": "lease_lost", "task_id": task_id},
         )
         lease_lost.send(sender=self._consumer, task_id=task_id, delivery_tag=tag)
+
+    def begin(self, connection: Any, admission: Admission) -> WorkerLeases:
+        """Return the leases of the messages that the worker takes by *connection* and those after it."""
+        blueprint = self._consumer.blueprint
+        return WorkerLeases(connection, self.report_loss, admission, lambda: blueprint.state == bootsteps.RUN)
 
     def declare(self, keys: FlowKeys) -> None:
         """Tell Redis the flows of the app."""
@@ -166,6 +164,31 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
             del consumer.connection_for_read
             self._ticks = set() if hub is None else hub.on_tick - before
 
+    def _drop_waiting(self, drop: Callable[[], None]) -> None:
+        """Let Celery *drop* what waits in the worker after a lost connection; what the pool has still counts."""
+        forget_lost_requests()
+        # References to them would keep them.
+        reserved = list(map(weakref.ref, tuple(state.reserved_requests)))
+        # Celery before 5.7 does not have it, and runs them.
+        timed = list(map(weakref.ref, tuple(getattr(state, "scheduled_requests", ()))))
+        if self._consumer.pool.uses_semaphore and celery.VERSION < (5, 7):
+            # The pool forgets them here, and runs them: their messages come again when the worker ends.
+            self._forgotten += state.active_requests
+        drop()
+        for found in reserved:
+            _reserve_again(found())
+        for found in timed:
+            self._let_go(found())
+        forget_lost_requests()
+
+    def _let_go(self, request: Any) -> None:
+        """Return the message of *request*, which the timer refers to for long after Celery has cancelled it."""
+        if request is not None and request not in state.reserved_requests:
+            tag = request.message.delivery_tag
+            leases = self.of(tag)
+            if leases is not None:
+                leases.let_go(tag)
+
     def _leased_connection(self, heartbeat: float | None = None) -> Any:
         connection = self._consumer.ensure_connected(worker_connection(self._consumer.app, heartbeat))
         self._lease(connection)
@@ -176,7 +199,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
             logger.info("the broker is not Redis: it needs no leases", extra={"action": "leases_not_needed"})
             return
         if self.leases is None:
-            self.leases = WorkerLeases(connection, self.report_loss, self._admission(connection))
+            self.leases = self.begin(connection, self._admission(connection))
         lease_channels(connection.transport, self.leases, fetching=self._fetching)
         consumer = self._consumer
         if self._fetching and consumer.hub is not None:
@@ -210,6 +233,11 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         leases, self.leases = self.leases, None
         if leases is not None:
             leases.close()
+
+
+def _reserve_again(request: Any) -> None:
+    if request is not None:
+        state.task_reserved(request)
 
 
 class _LoopCalls:

@@ -7,7 +7,6 @@ from typing import Any, Final, Protocol
 from celery.worker import state
 from kombu.transport import virtual
 
-from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.celery.admission.admission import Capacity
 from redis_queue.celery.fetch.channel import FetchingChannel
 from redis_queue.celery.kombu.keys import amqp_step
@@ -29,10 +28,6 @@ class ChannelOwner(Protocol):
     @property
     def prefetch_count(self) -> int:
         """Number of messages that the worker takes ahead; 0 for no limit."""
-
-    @property
-    def runs(self) -> bool:
-        """Whether the worker runs on after this connection."""
 
     def note(self, *, waits: bool) -> None:
         """Record whether messages of flows wait for a process."""
@@ -96,28 +91,10 @@ class StoreChannel(FetchingChannel):
 
 
 class StoreQoS(LeasedQoS):
-    """Keeps what its worker has when a connection is lost; an error of the store does not reach Celery."""
-
-    #: Tags of messages that a pool without processes has got, which runs them in any case.
-    _begun = LazyProperty[set[str]](lambda _: set())
-
-    def begin(self, delivery_tag: str) -> None:
-        """Record that a pool of threads or greenlets has got a message."""
-        if delivery_tag in self._delivered:
-            self._begun.add(delivery_tag)
-
-    def restore_unacked(self, client: Any = None) -> Any:
-        """Return unsettled messages, but those that the worker will still run, or has run."""
-        if self.channel.owner.runs:
-            # The acknowledgement of a task that has just ended waits for the event loop.
-            for tag in self._begun.intersection(self._delivered):
-                self._delivered.pop(tag, None)
-                self._outliving.add(tag)
-        return super().restore_unacked(client)
+    """Settles what its worker has when a connection is lost; an error of the store does not reach Celery."""
 
     def ack(self, delivery_tag: str) -> None:
         """Settle a message, also one whose connection was lost."""
-        self._begun.discard(delivery_tag)
         if delivery_tag not in self._outliving:
             super().ack(delivery_tag)
             return
@@ -126,12 +103,11 @@ class StoreQoS(LeasedQoS):
         self.channel.owner.flush()
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Settle or return a message. If it cannot be returned, it comes again when its lease ends."""
-        self._begun.discard(delivery_tag)
+        """Settle or return a message. If it cannot be returned, the store gets it back later."""
         try:
             super().reject(delivery_tag, requeue)
         except ERRORS as error:
-            self.leases.drop(delivery_tag)
+            self.leases.let_go(delivery_tag)
             virtual.QoS.ack(self, delivery_tag)
             self.channel.owner.lose(error)
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import redis
-from celery.bootsteps import RUN
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import monotonic
@@ -19,7 +18,6 @@ from redis_queue.celery.admission.sender import check_admission, uses_admission
 from redis_queue.celery.brokers.redis import is_same_database
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import InFlightKeys
-from redis_queue.celery.leases.leases import WorkerLeases
 from redis_queue.celery.leases.qos import lease_channels
 from redis_queue.celery.leases.step import LeaseStep
 from redis_queue.celery.store import Store
@@ -74,11 +72,6 @@ class StoreConsumer:
     def prefetch_count(self) -> int:
         """Number of messages that the worker takes ahead; 0 for no limit."""
         return int(self._consumer.initial_prefetch_count)
-
-    @property
-    def runs(self) -> bool:
-        """Whether the worker runs on after its connections are closed."""
-        return bool(self._consumer.blueprint.state == RUN)
 
     def start(self) -> None:
         """Take messages if there are flows; if the store is away, as soon as it is back."""
@@ -169,7 +162,7 @@ class StoreConsumer:
             if leases is None:
                 in_flight = InFlightKeys.of(connection.default_channel)
                 admission = Admission(AdmissionKeys(in_flight, keys), lambda: processes_of(self._consumer), in_use=True)
-                leases = self._leases.store_leases = WorkerLeases(connection, self._leases.report_loss, admission)
+                leases = self._leases.store_leases = self._leases.begin(connection, admission)
             self.broker_is_redis = self._consumer.connection.transport.driver_type == "redis"
             lease_channels(connection.transport, leases, fetching=True, mixins=store_mixins(self))
             self._leases.declare(keys)

@@ -12,7 +12,7 @@ from kombu.asynchronous import Hub
 
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.store_consumer.connection import HubGuard, store_connection
-from tests.support.celery.fetching import leases_of
+from tests.support.celery.fetching import Held, leases_of
 from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -39,7 +39,7 @@ def check(connection: Any, database: int) -> None:
             taken = b"{redis_queue:flow}:taken:"
             now = client.time()[0]
             client.zadd(taken + b"unacked_index", {"tag": now})
-            leases.hold(["tag"], time.monotonic(), now)
+            leases.hold([Held("tag")], time.monotonic(), now)
             ends = taken + b"redis_queue:lease_ends:unacked_index"
             wait_until(lambda: client.zscore(ends, "tag"), description="the keeper to renew")
             assert sorted(client.keys()) == sorted([ends, taken + b"unacked_index"])

@@ -24,7 +24,7 @@ from redis_queue.keeper.protocol import write_line
 from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.redis_errors import RedisErrors
 from tests.support.celery.brokers import connect
-from tests.support.celery.fetching import leases_of
+from tests.support.celery.fetching import Held, leases_of
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer
 from tests.support.wait import must, wait_until
@@ -63,7 +63,7 @@ def test_lease_of_a_message_whose_settlement_is_not_confirmed_is_not_lost(begin:
     leases = begin()
     leases.settlement.add("settled")
     # Neither has a record; the keeper reports them in this order.
-    leases.hold(["settled", "gone"], time.monotonic(), time.time())
+    leases.hold(list(map(Held, ("settled", "gone"))), time.monotonic(), time.time())
     wait_until(lambda: not leases.holds("gone"), description="the lost lease")
     assert (leases.holds("settled"), leases.lost) == (True, 1)
     leases.drop("settled")
@@ -144,7 +144,7 @@ def test_crashing_keepers_are_replaced_with_backoff(
 
 def test_a_worker_whose_machine_slept_asks_before_it_settles(begin: Begin, sleep: Callable[[float], None]) -> None:
     begun = begin()
-    begun.hold(["taken by another"], time.monotonic(), time.time())
+    begun.hold([Held("taken by another")], time.monotonic(), time.time())
     assert begun.is_ours("taken by another")
     sleep(90)
     assert not begun.is_ours("taken by another")
@@ -157,7 +157,7 @@ def test_a_new_keeper_renews_more_messages_than_its_pipe_holds(begin: Begin, cli
     process = must(begun._keeper._process)
     process.send_signal(signal.SIGSTOP)
     for tag in tags:
-        begun.hold([tag], time.monotonic(), now)
+        begun.hold([Held(tag)], time.monotonic(), now)
     process.kill()
     # Nothing is written after the lines for the new keeper, and they are more than it may leave unread later.
     wait_until(lambda: client.zcount("unacked_index", 0, now) == 0, description="all leases to be renewed")

@@ -16,7 +16,7 @@ from kombu.messaging import Consumer
 from redis_queue.celery.fetch.settlement import InFlightRecords
 from redis_queue.celery.leases.qos import lease_channels
 from redis_queue.store.scripts import load_scripts
-from tests.support.celery.fetching import leases_of, publish
+from tests.support.celery.fetching import Held, leases_of, publish
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -43,7 +43,7 @@ class Holder:
 
     def wait_for_reports(self) -> None:
         """Wait until the keeper has renewed, and reported each lease without a record."""
-        self.leases.hold([SENTINEL], time.monotonic(), time.time())
+        self.leases.hold([Held(SENTINEL)], time.monotonic(), time.time())
         wait_until(lambda: not self.leases.holds(SENTINEL), description="the report of a lost lease")
         self.leases.drop(SENTINEL)
 

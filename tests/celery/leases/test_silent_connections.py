@@ -23,7 +23,7 @@ from redis_queue.celery.leases.qos import lease_channels
 from redis_queue.errors import ConfigurationError
 from redis_queue.keeper.renewal import socket_timeout
 from tests.support.celery.brokers import Broker
-from tests.support.celery.fetching import FakeLeases, leases_of
+from tests.support.celery.fetching import FakeLeases, Held, leases_of
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -34,6 +34,8 @@ TIMEOUT = 3.0
 """The visibility timeout; a keeper closes a silent connection after half a second."""
 
 TAG = "tag"
+
+HELD = Held(TAG)
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ def hold(client: redis.Redis, leases: WorkerLeases) -> float:
     score = float(client.time()[0])
     client.hset("unacked", TAG, "[]")
     client.zadd("unacked_index", {TAG: score})
-    leases.hold([TAG], time.monotonic(), score)
+    leases.hold([HELD], time.monotonic(), score)
     return score
 
 

@@ -18,7 +18,7 @@ from redis_queue.celery.leases import qos
 from redis_queue.celery.leases.connections import SWEEP_LIMIT, worker_connection
 from redis_queue.celery.leases.qos import lease_channels
 from redis_queue.store.keys import BrokerKeys, FlowKeys
-from tests.support.celery.fetching import FakeLeases
+from tests.support.celery.fetching import FakeLeases, Held
 from tests.support.servers import RedisServer
 
 TIMEOUT = 60
@@ -226,7 +226,7 @@ def test_expired_messages_are_put_back_under_the_prefix_of_the_broker(redis_serv
 def test_own_messages_are_not_put_back(channel: Any, client: redis.Redis) -> None:
     hold(client, "own", TIMEOUT + 2)
     hold(client, "out", TIMEOUT + 2)
-    channel.qos.leases.hold(["own"], 1.0, 1.0)
+    channel.qos.leases.hold([Held("own")], 1.0, 1.0)
     channel.qos.restore_visible()
     assert queued(client) == ["out"]
 

@@ -21,14 +21,15 @@ from kombu import Exchange, Queue
 from redis_queue.celery.kombu.internals import lacking
 from redis_queue.celery.leases import step
 from redis_queue.celery.leases.connections import check_broker
-from redis_queue.celery.leases.leases import LeaseCounters, read_counters
+from redis_queue.celery.leases.leases import COLLECT_AFTER, LeaseCounters, read_counters
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.script_files import load
 from tests.support.celery.leasing import TIMEOUT, Leasing, is_keeper, keeper_of
-from tests.support.celery.leasing_names import HOLD, WAIT
+from tests.support.celery.leasing_names import BATCH, HOLD, WAIT
 from tests.support.marks import thorough
 from tests.support.ports import HOST
+from tests.support.proxy import FaultProxy
 from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -299,6 +300,101 @@ class TestStoppedWorker:
             assert one.finish() == 0
         assert sorted(leasing.started) == sorted([runs, runs, waits, third])
         assert read_counters(leasing.app()) == LeaseCounters(lost=2, restored=2, dropped=1)
+
+
+class TestMessageThatItsWorkerLost:
+    """Nothing in the worker can run or settle it any more: no pool has told that it has lost a task."""
+
+    @pytest.mark.parametrize(
+        ("leasing", "pool"),
+        first([(FETCHES[-1], "threads"), (FETCHES[-1], "gevent"), (POP, "solo"), (FETCHES[-1], "eventlet")]),
+        indirect=["leasing"],
+    )
+    def test_comes_again_when_no_outcome_of_its_task_could_be_stored(self, leasing: Leasing, pool: str) -> None:
+        once = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
+        leasing.settings["result_backend_transport_options"] = {"retry_policy": once}
+        with RedisServer() as backend:
+            url = {"RESULT_URL": f"redis+socket://{backend.socket}"}
+            with leasing.worker("one", pool=pool, timeout=60.0, environment=url).ready() as one:
+                ids = [leasing.send(WAIT).id for _ in range(2)]
+                leasing.wait_for_starts(1)
+                backend.kill()
+                leasing.end_task("one")
+                leasing.wait_for_ends(1)
+                wait_until(lambda: leasing.started.count(leasing.started[0]) == 2, description="it to run again")
+                backend.restart()
+                # One for each run.
+                leasing.end_task("one", 2)
+                wait_until(lambda: set(leasing.ended) == set(ids), description="the next task to run")
+                leasing.wait_until_settled()
+                assert one.output.count("returned 1 messages that") == 1
+
+    @pytest.mark.parametrize("leasing", [FETCHES[-1]], indirect=True)
+    def test_comes_again_when_the_child_that_had_a_batch_of_them_is_killed(self, leasing: Leasing) -> None:
+        leasing.settings |= {"worker_prefetch_multiplier": 4, "worker_proc_alive_timeout": 30}
+        with leasing.worker("one", pool="prefork", timeout=60.0).ready() as one:
+            ids = sorted(leasing.send(BATCH).id for _ in range(2))
+            leasing.wait_for_starts(2)
+            for child in psutil.Process(one.pid).children():
+                if not is_keeper(child):
+                    child.kill()
+            assert sorted(leasing.wait_for_starts(4)[2:]) == ids
+            leasing.end_task("one")
+            leasing.wait_until_settled()
+            assert sorted(leasing.ended) == ids
+
+    @pytest.mark.parametrize("leasing", [FETCHES[-1]], indirect=True)
+    def test_is_no_message_that_waits_or_runs(self, leasing: Leasing) -> None:
+        """Sweeps for lost messages, and Python's collector, run meanwhile."""
+        leasing.settings |= {"worker_prefetch_multiplier": 4}
+        with leasing.worker("one", "--concurrency", "2", pool="threads", timeout=60.0) as one:
+            ids = [leasing.send(WAIT).id for _ in range(6)] + [leasing.send(BATCH).id]
+            leasing.wait_for_leases(7)
+            began = time.time()
+            wait_until(lambda: time.time() > began + 2 * COLLECT_AFTER, description="two collections")
+            leasing.end_task("one", 7)
+            leasing.send(BATCH)
+            leasing.wait_for_ends(8)
+            leasing.wait_until_settled()
+            assert one.finish() == 0
+            assert "returned" not in one.output
+        assert len(leasing.started) == 8
+        assert set(ids) < set(leasing.started)
+
+
+class TestLostConnection:
+    @pytest.mark.parametrize(
+        ("leasing", "pool"),
+        first([(FETCHES[-1], "threads"), (POP, "threads"), *((FETCHES[-1], pool) for pool in ("gevent", "eventlet"))]),
+        indirect=["leasing"],
+    )
+    def test_repeats_no_task_that_the_pool_has(self, leasing: Leasing, pool: str) -> None:
+        leasing.settings |= {"worker_prefetch_multiplier": 4}
+        with FaultProxy(str(leasing.store.socket)) as proxy:
+            ids = [leasing.send(WAIT).id for _ in range(16)]
+            leasing.broker_url = proxy.url
+            notes = {"NOTES_URL": leasing.store.url}
+            with leasing.worker("one", "--concurrency", "2", pool=pool, timeout=60.0, environment=notes) as one:
+                for losses in range(1, 4):
+                    leasing.wait_for_starts(2 * losses)
+                    wait_until(lambda: len(leasing.held()) >= 4, description="messages that wait")
+                    proxy.cut()
+                    if pool == "threads":
+                        # In a full pool of greenlets, the worker waits for the end of a task.
+                        wait_until(
+                            lambda: "Connection to broker lost" in one.output, description="the worker to notice"
+                        )
+                    leasing.end_task("one", 2)
+                    leasing.wait_for_ends(2 * losses)
+                    # Those that wait in the pool count, those that ran when the connection was lost do not.
+                    assert len(leasing.held()) <= 10
+                leasing.end_task("one", 12)
+                leasing.wait_for_ends(16)
+                leasing.wait_until_settled()
+                assert one.finish() == 0
+                assert "Connection to broker lost" in one.output
+            assert sorted(leasing.started) == sorted(ids)
+            assert not leasing.client.exists(leasing.queue)
 
 
 class TestKeeper:

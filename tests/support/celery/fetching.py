@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any, Final
@@ -167,6 +167,14 @@ def leases_of(connection: Any, on_lost: Callable[[str, float], None] = lambda *_
     return WorkerLeases(connection, on_lost, Admission(keys, lambda: 1))
 
 
+class Held:
+    """A message that a worker holds."""
+
+    def __init__(self, delivery_tag: str) -> None:
+        self.delivery_tag = delivery_tag
+        self.headers: dict[str, Any] = {}
+
+
 class FakeLeases:
     """A WorkerLeases that renews nothing and never loses a lease."""
 
@@ -186,11 +194,21 @@ class FakeLeases:
         self.aside: list[bytes] = []
         self.counters = MemoryCounters()
 
+        self.carried: set[str] = set()
+
     settled_later = WorkerLeases.settled_later
 
-    def hold(self, tags: list[str], since: float, score: float) -> None:
+    def goes_on(self) -> bool:
+        """Return False: no worker goes on after a connection."""
+        return False
+
+    def abandoned(self) -> dict[str, str]:
+        """Return nothing: a test holds its messages."""
+        return {}
+
+    def hold(self, messages: Iterable[Any], since: float, score: float) -> None:
         assert since > 0
-        self.held.update(dict.fromkeys(tags, score))
+        self.held.update({message.delivery_tag: score for message in messages})
 
     def drop(self, tag: str) -> None:
         self.release([tag], lost=[])

@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from celery import Celery
+from celery import Celery, Task
+from celery.worker.request import create_request_cls
+from kombu.utils.imports import symbol_by_name
 
 from redis_queue.celery import DurableTasks
 from redis_queue.store.connection import connect
 from tests.support.celery.leasing_names import (
+    BATCH,
     DIE,
     DIE_TWICE,
     ENDED,
@@ -66,6 +69,47 @@ def wait(self: Any) -> str:
         pass
     client.rpush(ENDED, self.request.id)
     return str(self.request.id)
+
+
+class Batch(Task):  # type: ignore[misc]
+    """As in celery-batches: one job of the pool is for two messages, and has no callback for errors."""
+
+    abstract = True
+
+    def Strategy(self, task: Any, app: Any, consumer: Any) -> Any:  # noqa: N802 - the name in Celery
+        """Return what Celery calls with each message of the task."""
+        base, hostname, eventer = symbol_by_name(task.Request), consumer.hostname, consumer.event_dispatcher
+        request_class = create_request_cls(base, task, consumer.pool, hostname, eventer, app=app)
+        waiting: list[Any] = []
+
+        def handle(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any) -> None:
+            options = {"on_ack": ack, "on_reject": reject, "app": app, "hostname": hostname, "task": task}
+            waiting.append(request_class(message, headers=message.headers, body=message.body, **options))
+            if len(waiting) == 2:
+                requests, waiting[:] = list(waiting), []
+
+                def done(_: Any) -> None:
+                    for request in requests:
+                        request.acknowledge()
+
+                name = hostname.partition("@")[0]
+                consumer.pool.apply_async(run_batch, ([request.id for request in requests], name), callback=done)
+
+        return handle
+
+
+def run_batch(ids: list[str], worker: str) -> None:
+    """Run until the test calls `end_task()` for this worker."""
+    client = _store()
+    client.rpush(STARTED, *ids)
+    while client.blpop([finish_key(worker)], timeout=1) is None:
+        pass
+    client.rpush(ENDED, *ids)
+
+
+@app.task(base=Batch, name=BATCH, shared=False)  # type: ignore[untyped-decorator]
+def batch() -> None:
+    """Never run: its Strategy gives run_batch to the pool."""
 
 
 @app.task(bind=True, name=HOLD, shared=False)  # type: ignore[untyped-decorator]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 WAIT: Final = "tests.wait"
+BATCH: Final = "tests.batch"
 HOLD: Final = "tests.hold_interpreter"
 DIE: Final = "tests.die"
 DIE_TWICE: Final = "tests.die_twice"
