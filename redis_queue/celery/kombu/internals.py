@@ -7,6 +7,7 @@ their objects by :func:`around`.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -128,6 +129,24 @@ def keep_partial_results(hub: Any, pool: Any) -> None:
 
     around(hub, "reset", reset)
     around(pool, "register_with_event_loop", register)
+
+
+@contextlib.contextmanager
+def written_jobs_kept(pool: Any) -> Iterator[None]:
+    """Within the block, a prefork *pool* that is flushed does not forget the jobs that it has sent to a child.
+
+    Celery forgets those that no child has confirmed yet, and the child runs them all the same.
+    """
+    jobs = tuple(getattr(getattr(pool, "_pool", None), "_cache", {}).values())
+    written = [job for job in jobs if not getattr(job, "_accepted", True) and getattr(job, "_write_to", None)]
+    for job in written:
+        job._accepted = True
+    try:
+        yield
+    finally:
+        for job in written:
+            # Unless a child has confirmed it meanwhile.
+            job._accepted = job._worker_pid is not None
 
 
 def lacking() -> list[str]:

@@ -174,7 +174,8 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if self._consumer.pool.uses_semaphore and celery.VERSION < (5, 7):
             # The pool forgets them here, and runs them: their messages come again when the worker ends.
             self._forgotten += state.active_requests
-        drop()
+        with internals.written_jobs_kept(self._consumer.pool):
+            drop()
         for found in reserved:
             _reserve_again(found())
         for found in timed:

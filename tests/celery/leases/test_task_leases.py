@@ -12,6 +12,7 @@ from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
 
+import celery
 import psutil
 import pytest
 import redis
@@ -395,6 +396,31 @@ class TestLostConnection:
                 assert "Connection to broker lost" in one.output
             assert sorted(leasing.started) == sorted(ids)
             assert not leasing.client.exists(leasing.queue)
+
+    @pytest.mark.skipif(celery.VERSION < (5, 7), reason="Celery before 5.7 forgets all jobs of the pool")
+    @pytest.mark.parametrize("leasing", [FETCHES[-1]], indirect=True)
+    def test_repeats_no_task_that_a_child_has_not_confirmed(self, leasing: Leasing) -> None:
+        leasing.settings["worker_prefetch_multiplier"] = 2
+        with FaultProxy(str(leasing.store.socket)) as proxy:
+            leasing.broker_url = proxy.url
+            notes = {"NOTES_URL": leasing.store.url}
+            with leasing.worker("one", pool="prefork", timeout=60.0, environment=notes).ready() as one:
+                (child,) = [found for found in psutil.Process(one.pid).children() if not is_keeper(found)]
+                child.suspend()
+                ids = [leasing.send(WAIT).id]
+                one.wait_for_output(f"{ids[0]}] received")
+                # When the next one has come, the first one is on its way to the child.
+                ids.append(leasing.send(WAIT).id)
+                one.wait_for_output(f"{ids[1]}] received")
+                proxy.cut()
+                one.wait_for_output("Connection to broker lost")
+                one.wait_for_output("returned 1 messages that waited")
+                child.resume()
+                leasing.end_task("one", 2)
+                assert leasing.wait_for_ends(2) == ids
+                leasing.wait_until_settled()
+                assert one.finish() == 0
+            assert leasing.started == ids
 
 
 class TestKeeper:
