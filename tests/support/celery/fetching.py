@@ -162,7 +162,7 @@ class MemoryCounters:
         self.amounts[name] += amount
 
 
-def leases_of(connection: Any, on_lost: Callable[[str, float], None] = lambda *_: None) -> WorkerLeases:
+def leases_of(connection: Any, on_lost: Callable[[str, str | None, float], None] = lambda *_: None) -> WorkerLeases:
     keys = AdmissionKeys(InFlightKeys.of(connection.default_channel), FlowKeys("redis_queue"))
     return WorkerLeases(connection, on_lost, Admission(keys, lambda: 1))
 
