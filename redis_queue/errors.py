@@ -71,7 +71,7 @@ class StoreUnavailableError(StoreError, ConnectionError):
 
 
 class StoreRefusedError(StoreError):
-    """Redis refused the command: wrong password, missing permission or out of memory."""
+    """Redis refused the command: wrong password, missing permission, unknown command or out of memory."""
 
 
 class UnsupportedServerError(StoreError):

@@ -10,7 +10,7 @@ from celery import Celery, bootsteps
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.waits import Background
 from redis_queue.celery.admission.policy import FlowPolicy, UniquePolicy
-from redis_queue.celery.admission.sender import check_admission
+from redis_queue.celery.admission.sender import check_admission, uses_admission
 from redis_queue.celery.async_tasks import wrap_async_tasks
 from redis_queue.celery.control.panel import wrap_panel
 from redis_queue.celery.control.revokes import RevokeStep
@@ -34,8 +34,10 @@ from redis_queue.celery.store import Store
 from redis_queue.celery.store_consumer.step import StoreConsumerStep
 from redis_queue.celery.stored_tasks import delayed_of, has_leases
 from redis_queue.errors import ConfigurationError, StoreError, UnsupportedServerError
+from redis_queue.store.commands import DELAYS, FLOWS, require
 from redis_queue.store.connection import check_server
 from redis_queue.store.redis_errors import redact
+from redis_queue.store.scripts import Scripts
 
 logger = logger_of(__name__)
 
@@ -60,7 +62,8 @@ class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
         warn_of_flows(parent.app)
 
     def start(self, parent: Any) -> None:
-        """Log the line, and check the store in the background."""
+        """Log the line, and check the store. Raises ConfigurationError if it lacks a command that the app needs."""
+        check_commands(parent.app)
         if parent.hub is not None:
             keep_partial_results(parent.hub, parent.pool)
         logger.info(describe(parent.app, dispatches=self._dispatches), extra={"action": "worker_starts"})
@@ -142,6 +145,15 @@ def describe(app: Celery, *, dispatches: bool) -> str:
         parts += [f"{name} off: a killed worker loses its tasks" for name in disabled_settings(app)]
         parts += _parts_of_redis(app, fetches=store.settings.atomic_fetch and not lacking())
     return f"redis_queue: {', '.join(parts)}"
+
+
+def check_commands(app: Celery) -> None:
+    """Raise ConfigurationError if the store of *app* is there, and lacks a command that delays or flows need."""
+    store = Scripts(Store.of(app).client)
+    if delayed_of(app) is not None:
+        require(store, DELAYS, "redis_queue_url")
+    if uses_admission(app):
+        require(store, FLOWS, "redis_queue_url")
 
 
 def warn_of_eviction(store: Store) -> None:

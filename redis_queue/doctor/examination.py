@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-import redis
-
 from redis_queue.doctor import access, keyspace, queues, server
 from redis_queue.doctor.finding import COVERAGE, PERMIT, Finding, run, run_all
 from redis_queue.doctor.keyspace import keys_with_ttl
@@ -16,6 +14,7 @@ from redis_queue.doctor.survey import ShardView, Survey, survey
 from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
 from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.connection import Client
+from redis_queue.store.redis_errors import is_refused
 from redis_queue.store.scripts import Scripts, now_ms, text
 from redis_queue.store.settings import Settings
 
@@ -36,8 +35,8 @@ def examine(client: Client, prefix: str = DEFAULT_PREFIX) -> list[Finding]:
     try:
         Scripts(client).command("PING")
     except StoreRefusedError as error:
-        # A user without PING may still have permissions for some checks.
-        if not isinstance(error.__cause__, redis.exceptions.NoPermissionError):
+        # Without PING, some checks may still be possible.
+        if not is_refused(error.__cause__):
             raise
     nodes = servers(client, prefix)
     return [

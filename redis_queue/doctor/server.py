@@ -1,4 +1,4 @@
-"""Checks of a server: version, memory, persistence, replication, clock."""
+"""Checks of a server: version, commands, connections, memory, persistence, replication, clock."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import redis
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.doctor.finding import Check, CommandMissingError, Finding, error, warning
 from redis_queue.errors import StoreError
+from redis_queue.store.commands import DELAYS, FLOWS, REPORTS, SCHEDULES, Need, Server, missing_commands
 from redis_queue.store.connection import Client
 from redis_queue.store.links import Argument
+from redis_queue.store.redis_errors import lacks_command
 from redis_queue.store.scripts import Scripts, pairs, text
 
 FLOORS: Final = {
@@ -50,7 +52,7 @@ class ServerInfo:
         try:
             return self._scripts.command(*command)
         except StoreError as error:
-            if not str(error).lower().startswith("unknown command"):
+            if not lacks_command(error.__cause__):
                 raise
             self.missing.add(text(command[0]))
             raise CommandMissingError(str(error)) from error
@@ -123,6 +125,35 @@ def eviction(server: ServerInfo) -> Iterator[Finding]:
     elif policy.startswith("volatile"):
         yield warning(
             f"{server.label}maxmemory-policy {policy}: Redis may evict keys with a TTL, such as locks", advice
+        )
+
+
+def commands(server: ServerInfo) -> Iterator[Finding]:
+    """The server has all commands of redis_queue."""
+    for need in (DELAYS, FLOWS, SCHEDULES, REPORTS):
+        yield from lacking(server, need, server.label)
+
+
+def lacking(server: Server, need: Need, label: str) -> Iterator[Finding]:
+    """Yield a finding about the commands of *need* that *server* lacks."""
+    missing = missing_commands(server, need)
+    if missing:
+        yield warning(
+            f"{label}this Redis has no {', '.join(missing)}: {need.what} do not work",
+            "ask your provider for these commands, or use another Redis",
+        )
+
+
+def connections(server: ServerInfo) -> Iterator[Finding]:
+    """The server accepts more connections."""
+    used, limit = server.number("connected_clients"), server.number("maxclients")
+    share = used / limit if limit else 0
+    if share >= NEARLY_FULL:
+        say = error if share >= FULL else warning
+        yield say(
+            f"{server.label}{used:,} of {limit:,} connections are used: Redis refuses more, also those of workers that "
+            "connect again",
+            "look who has them: CLIENT LIST; then raise maxclients, and the limit of open files of the server",
         )
 
 
@@ -233,6 +264,8 @@ def _numbers(version: str) -> tuple[int, int, int]:
 CHECKS: Final[dict[str, Check[ServerInfo]]] = {
     "version": version,
     "eviction": eviction,
+    "commands": commands,
+    "connections": connections,
     "memory": memory,
     "persistence": persistence,
     "writes to disk": writes_to_disk,
@@ -243,5 +276,5 @@ CHECKS: Final[dict[str, Check[ServerInfo]]] = {
     "script limit": script_limit,
 }
 
-PRESSING: Final = {"memory": memory, "evicted": evicted, "replicas": replicas}
+PRESSING: Final = {"connections": connections, "memory": memory, "evicted": evicted, "replicas": replicas}
 """Checks of what harms a server now, which incidents repeat every few seconds: they read INFO alone."""

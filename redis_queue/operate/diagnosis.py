@@ -27,6 +27,7 @@ from redis_queue.doctor import examine as examine_redis
 from redis_queue.doctor import repair as repair_redis
 from redis_queue.doctor.examination import each
 from redis_queue.doctor.finding import CHECK_BROKER, Check, error, run, run_all, warning
+from redis_queue.doctor.server import lacking
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.operate.access import Access
 from redis_queue.operate.incidents.registry import findings
@@ -36,6 +37,7 @@ from redis_queue.operate.schedules import ScheduleList
 from redis_queue.operate.work_checks import ANSWER_WITHIN, CHECKS, consumed_queues, flow_places
 from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.codec import read_document
+from redis_queue.store.commands import FETCH, LEASES
 from redis_queue.store.ids import MAX_ID, readable
 from redis_queue.store.redis_errors import redact
 from redis_queue.store.scripts import Scripts
@@ -284,6 +286,18 @@ def unindexed(context: CheckContext) -> Iterator[Finding]:
         )
 
 
+def broker_commands(context: CheckContext) -> Iterator[Finding]:
+    """The broker has all commands of leases and atomic fetch."""
+    app = context.access.app
+    if app is not None and not has_leases(app):
+        return
+    with contextlib.suppress(StoreUnavailableError), in_flight_broker(context.access) as broker:
+        if broker is None:
+            return
+        for need in (LEASES, FETCH):
+            yield from lacking(broker.scripts, need, "the broker: ")
+
+
 def workers_without_leases(context: CheckContext) -> Iterator[Finding]:
     """Workers without leases do not consume beside workers with leases."""
     in_flight, without_lease = context.in_flight, context.in_flight.flags.count(NO_LEASE)
@@ -327,5 +341,6 @@ def _repair_in_flight(access: Access, *, dry_run: bool) -> list[Finding]:
 
 IN_FLIGHT: Final[dict[str, Check[CheckContext]]] = {
     "in flight": unindexed,
+    "broker commands": broker_commands,
     "workers without leases": workers_without_leases,
 }

@@ -29,7 +29,7 @@ from redis_queue.operate.flows import KINDS, LimitsRow
 from redis_queue.operate.queue_row import BROKEN
 from redis_queue.operate.schedules import ScheduleList
 from redis_queue.store.chunks import CHUNK
-from redis_queue.store.redis_errors import redact
+from redis_queue.store.redis_errors import UnlessRefused, redact
 from redis_queue.store.scripts import Scripts
 
 ANSWER_WITHIN: Final = 1.0
@@ -116,7 +116,7 @@ def _shares_store(app: Any, channel: Any) -> bool:
     found = True
     if CelerySettings.of(app).url is not None:
         store = Store.of(app)
-        with contextlib.suppress(StoreError, redis.exceptions.NoPermissionError):
+        with contextlib.suppress(StoreError), UnlessRefused():
             found = is_same_database(client_of(channel), store.client, store.prefix)
     return found
 

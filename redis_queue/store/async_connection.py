@@ -57,6 +57,11 @@ class AsyncConnection:
         """When the oldest command has to be answered, on the monotonic clock; infinite if there is none."""
         return self._unanswered[0][0] + self._timeout if self._unanswered else math.inf
 
+    @property
+    def protocol(self) -> int:
+        """The version of the protocol in which the connection began."""
+        return int(self._connection.protocol or 2)
+
     def send(self, calls: Iterable[AsyncCall]) -> None:
         """Send *calls* in one write."""
         now = monotonic()

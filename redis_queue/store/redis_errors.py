@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Final, NamedTuple
 
@@ -24,6 +25,7 @@ _WRAPPED = re.compile(
     r"(?:(?:Error running script \(call to f_\w+\): )?(?:@user_script: ?\d+: )+-?)?",
     re.DOTALL,
 )
+_ARGUMENTS = re.compile(r",? with args beginning with: .*", re.DOTALL)
 _AFTER_SLASHES = re.compile(r"(?<=//)(?:(?!://)\S)+")
 
 
@@ -38,7 +40,8 @@ def translate(error: Exception, *, unknown: bool = False) -> StoreError:
 
     *unknown*: the command is a write that may have been executed although its reply was lost; the message says so.
     """
-    text = redact(_WRAPPED.sub("", str(error)))
+    # The arguments of an unknown command may be the body of a message.
+    text = redact(_ARGUMENTS.sub("", _WRAPPED.sub("", str(error))))
     if "to run the 'eval' command" in text:
         return StoreUnavailableError(
             "the scripts are not loaded into this Redis, and its user has no permission for EVAL, so nothing was done:"
@@ -97,13 +100,22 @@ def _meaning(error: Exception) -> _Meaning | None:
     return next((row for row in _MEANINGS if isinstance(error, row.kinds) or text.startswith(row.words)), None)
 
 
-def lacks_permission(error: Exception) -> bool:
-    """Return whether Redis refused a command, or one in a script, because a permission is missing."""
-    text = _WRAPPED.sub("", str(error))
-    return isinstance(error, redis.exceptions.NoPermissionError) or text.startswith(_NO_PERMISSION)
+def lacks_command(error: BaseException | None) -> bool:
+    """Return whether Redis does not have a command, or one in a script."""
+    return isinstance(error, Exception) and _meaning(error) is _MISSING
 
 
-_NO_PERMISSION: Final = ("NOPERM", "The user executing the script", "ACL failure in script")
+def is_refused(error: BaseException | None) -> bool:
+    """Return whether Redis refuses a command, or one in a script, for good: it is missing, or not permitted."""
+    return isinstance(error, Exception) and _meaning(error) in (_MISSING, _FORBIDDEN)
+
+
+class UnlessRefused(contextlib.AbstractContextManager[None, bool]):
+    """Leaves its block if Redis refuses one of its commands for good; other errors are raised."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        return is_refused(error)
+
 
 UNKNOWN: Final = "; whether the call took effect is unknown"
 
@@ -136,6 +148,20 @@ class _Meaning(NamedTuple):
     temporary: bool = False
 
 
+_FORBIDDEN: Final = _Meaning(
+    (redis.exceptions.NoPermissionError,),
+    ("NOPERM", "The user executing the script", "ACL failure in script"),
+    StoreRefusedError,
+    "the Redis user lacks a permission",
+)
+
+_MISSING: Final = _Meaning(
+    (),
+    ("unknown command", "unknown subcommand", "Unknown subcommand", "Unknown Redis command", "Unknown Valkey command"),
+    StoreRefusedError,
+    "this Redis lacks a command",
+)
+
 _MEANINGS: Final = (
     _Meaning(
         (redis.AuthenticationError, redis.exceptions.AuthorizationError),
@@ -152,9 +178,8 @@ _MEANINGS: Final = (
         "connected to a read-only replica",
         temporary=True,
     ),
-    _Meaning(
-        (redis.exceptions.NoPermissionError,), _NO_PERMISSION, StoreRefusedError, "the Redis user lacks a permission"
-    ),
+    _FORBIDDEN,
+    _MISSING,
     _Meaning((redis.exceptions.OutOfMemoryError,), ("OOM",), StoreRefusedError, FULL, temporary=True),
     # A full disk, missing replicas.
     _Meaning((), ("MISCONF", "NOREPLICAS"), StoreUnavailableError, "Redis refuses writes for now", temporary=True),

@@ -14,7 +14,10 @@ from tests.support.celery.fleet import Fleet, fleet_on_one_redis
 from tests.support.servers import RedisServer
 
 # Older versions of kombu have no atomic fetch (test_internals covers the warning) and do not check idle connections.
-NEED_FETCH = ["fetch/test_fetch.py", "fetch/test_handing_on.py", "leases/test_silent_workers.py"]
+NEED_FETCH = [
+    *("fetch/test_fetch.py", "fetch/test_handing_on.py", "fetch/test_missing_commands.py"),
+    "leases/test_silent_workers.py",
+]
 collect_ignore = NEED_FETCH if lacking() else []
 
 

@@ -13,7 +13,7 @@ import redis
 from redis_queue import StoreUnavailableError
 from redis_queue.doctor import access, examine
 from redis_queue.doctor.finding import run
-from redis_queue.doctor.server import version, writes_to_disk
+from redis_queue.doctor.server import ServerInfo, connections, version, writes_to_disk
 from redis_queue.operate.access import access_to
 from redis_queue.operate.incidents.registry import current
 from tests.support.binaries import KINDS
@@ -184,16 +184,38 @@ def test_missing_permissions_of_the_current_user(stage: Stage, limited: Limit) -
 
 
 def test_checks_without_permission_are_warnings(stage: Stage, limited: Limit) -> None:
-    user = limited("~* &* +@all -info -config -acl -scan -zrange")
+    user = limited("~* &* +@all -info -config -acl -scan -zrange -command")
     found = {finding.check: finding for finding in examine(user) if finding.severity != "ok"}
     assert found.keys() == {
         *("version", "eviction", "memory", "persistence", "writes to disk", "replication", "evicted"),
-        *("replicas", "script limit"),
+        *("replicas", "script limit", "commands", "connections"),
         *("exposure", "permissions", "coverage", "leases", "put-back", "dispatch"),
     }
     assert {finding.severity for finding in found.values()} == {"warning"}
     assert "may not" in found["version"].found or "could not be checked" in found["version"].found
     assert found["coverage"].found.startswith("only queues in the registry were checked")
+
+
+@pytest.mark.parametrize(("share", "severity"), [(0.85, "warning"), (0.98, "error")])
+def test_a_server_with_too_many_connections(stage: Stage, share: float, severity: str) -> None:
+    info = {"connected_clients": str(round(9_000 * share)), "maxclients": "9000"}
+    server = SimpleNamespace(info=info, label="", number=lambda name: int(info[name]))
+    (finding,) = run("connections", connections, [server])  # type: ignore[list-item]
+    assert finding.severity == severity
+    assert finding.found.startswith(f"{round(9_000 * share):,} of 9,000 connections are used")
+    assert ServerInfo(stage.client, "redis_queue").number("maxclients") > 0
+
+
+def test_commands_that_are_missing() -> None:
+    gone = ("HSETNX", "HSCAN")
+    options = [word for name in gone for word in ("--rename-command", name, "")]
+    with RedisServer(*options) as server, server.client() as client:
+        found = [item for item in examine(client) if item.check == "commands"]
+    assert [(item.severity, item.found) for item in found] == [
+        ("warning", "this Redis has no HSETNX: delayed tasks do not work"),
+        ("warning", "this Redis has no HSCAN, HSETNX: flows and unique tasks do not work"),
+        ("warning", "this Redis has no HSCAN: reports, history and failures do not work"),
+    ]
 
 
 def test_commands_disabled_by_a_provider_are_reported_once() -> None:

@@ -20,6 +20,7 @@ from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.store.async_connection import AsyncCall, AsyncConnection, value_of
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.links import Argument
+from redis_queue.store.redis_errors import is_refused
 from redis_queue.store.script_files import Script, load
 
 MARK: Final = "flow-"
@@ -306,8 +307,8 @@ def _not_in_flight(keys: AdmissionKeys, client: redis.Redis, tags: list[str]) ->
     for index in (own, *keys.flows.indexes):
         try:
             scores = client.zmscore(index, tags) if tags else []
-        except redis.exceptions.NoPermissionError:
-            if index == own:
+        except redis.ResponseError as error:
+            if index == own or not is_refused(error):
                 raise
             # Workers of another broker may have them.
             return []

@@ -25,7 +25,7 @@ from redis_queue.celery.store import Store
 from redis_queue.delay.model import Dispatched, Leadership
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import RedisQueueError, StoreError, StoreUnavailableError
-from redis_queue.store.redis_errors import RedisErrors, translate
+from redis_queue.store.redis_errors import RedisErrors, is_refused, translate
 
 logger = logger_of(__name__)
 
@@ -382,6 +382,8 @@ class WakeUps:
         self._pinged_at = 0.0
         self._answered = True
         self._woken = True
+        # Whether Redis refuses subscriptions for good.
+        self._is_off = False
 
     def take(self) -> bool:
         """Return whether there was a wake-up, or a new subscription, since the last call."""
@@ -394,7 +396,7 @@ class WakeUps:
             self._check()
         except RedisErrors:
             self.close()
-        if self._pubsub is None:
+        if self._pubsub is None and not self._is_off:
             self._subscribe()
 
     def wait(self, seconds: float, stopped: threading.Event) -> None:
@@ -408,9 +410,20 @@ class WakeUps:
             try:
                 message = self._pubsub.get_message(timeout=min(left - SOCKET_STEP, self._step))
             except RedisErrors as error:
-                raise translate(error) from error
+                if not is_refused(error):
+                    raise translate(error) from error
+                self._turn_off(error)
+                break
             if message is not None and self._is_wake_up(message):
                 return
+        if self._is_off:
+            stopped.wait(min(seconds, FOLLOWER))
+
+    def _turn_off(self, error: Exception) -> None:
+        self.close()
+        self._is_off = True
+        text = "no wake-ups, so a task with a short delay may be sent up to %g s late: %s"
+        logger.warning(text, FOLLOWER, translate(error), extra={"action": "wake_refused"})
 
     def close(self) -> None:
         pubsub, self._pubsub = self._pubsub, None

@@ -28,7 +28,7 @@ from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.internals import FETCH_IS_OFF
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.store.chunks import CHUNK
-from redis_queue.store.redis_errors import lacks_permission, translate
+from redis_queue.store.redis_errors import is_refused, translate
 
 logger = logger_of(__name__)
 
@@ -256,11 +256,11 @@ class FetchingChannel(Channel):
             yield
         except redis.ResponseError as error:
             self._end_fetch()
-            if not lacks_permission(error):
+            if not is_refused(error):
                 raise
             self._refused = True
             logger.warning(
-                "%s: %s; docs/security.md lists the permissions of workers",
+                "%s: %s; docs/security.md lists what workers need",
                 FETCH_IS_OFF,
                 translate(error),
                 extra={"action": "fetch_refused"},

@@ -117,9 +117,10 @@ class Fetch:
             after_errors.callback(self.commands.close)
             self.wakeups = AsyncConnection(client)
             after_errors.callback(self.wakeups.close)
-            self.wakeups.call("HELLO", RESP2)
+            if self.wakeups.protocol != RESP2:
+                self.wakeups.call("HELLO", RESP2)
             self._id = self.wakeups.call("CLIENT", "ID")
-            # Without the permission, better fail now than when the first list is empty.
+            # Refused, better fail now than when the first list is empty.
             self.commands.call("CLIENT", "TRACKING", "OFF")
             for channel in (INVALIDATED, self._channel):
                 self.wakeups.call("SUBSCRIBE", channel)

@@ -15,7 +15,7 @@ from redis_queue.celery.admission.admission import AdmissionKeys, Move, has_plac
 from redis_queue.errors import RedisQueueError
 from redis_queue.store.async_connection import AsyncCall, AsyncConnection
 from redis_queue.store.links import Argument, DirectLink
-from redis_queue.store.redis_errors import as_unavailable, lacks_permission, translate
+from redis_queue.store.redis_errors import UnlessRefused, as_unavailable, is_refused, translate
 from redis_queue.store.script_files import load
 from redis_queue.store.scripts import BoundScript
 
@@ -139,7 +139,7 @@ class Settlement:
             # It was sent again since.
             return
         missing: list[bytes] = []
-        if isinstance(reply, Exception) and lacks_permission(reply):
+        if is_refused(reply):
             # The caller settles without scripts.
             raise reply
         if isinstance(reply, Exception):
@@ -163,7 +163,7 @@ class Settlement:
 class InFlightRecords:
     """The in-flight records of one broker. A call without a reply is repeated on a new connection.
 
-    Without the permission to run scripts it uses more commands. Raises the errors of redis-py, which kombu and Celery
+    If Redis refuses scripts for good, it uses more commands. Raises the errors of redis-py, which kombu and Celery
     handle.
     """
 
@@ -184,17 +184,16 @@ class InFlightRecords:
 
     def add(self, tag: str, record: str) -> float:
         """Write the *record* of a popped message; return the Redis time at which its lease begins."""
-        try:
+        with UnlessRefused():
             return float(_call(self._record, now=0, tag=tag, record=record, lease=self._in_flight.lease_ms))
-        except redis.exceptions.NoPermissionError:
-            # After BRPOP no other copy of the message exists.
-            seconds, microseconds = self._client.time()
-            score = seconds + microseconds / 1e6
-            with self._client.pipeline() as pipe:
-                pipe.hset(self._in_flight.unacked, tag, record)
-                pipe.zadd(self._in_flight.index, {tag: score})
-                pipe.execute()
-            return float(score)
+        # After BRPOP no other copy of the message exists.
+        seconds, microseconds = self._client.time()
+        score = seconds + microseconds / 1e6
+        with self._client.pipeline() as pipe:
+            pipe.hset(self._in_flight.unacked, tag, record)
+            pipe.zadd(self._in_flight.index, {tag: score})
+            pipe.execute()
+        return float(score)
 
     def find(self, tag: str) -> Any:
         """Return the record of *tag*."""
@@ -207,9 +206,10 @@ class InFlightRecords:
         The leases of the one kind have ended. The others have no lease, and their workers took them longer ago than
         the *visibility_timeout* of kombu.
         """
-        try:
+        found: Any = None
+        with UnlessRefused():
             found = _call(self._expired, now=0, timeout=round(visibility_timeout * 1000), limit=limit)
-        except redis.exceptions.NoPermissionError:
+        if found is None:
             # Without scripts there are no leases.
             before = self._client.time()[0] - visibility_timeout
             found = self._client.zrangebyscore(self._in_flight.index, 0, before, start=0, num=limit)
@@ -227,7 +227,7 @@ class InFlightRecords:
         return bool(_call(self._restore_waiting, **move.arguments(record, last=last, ended=ended)))
 
     def settle(self, tags: list[str]) -> list[bytes]:
-        """Remove the records of *tags*; return those that had none, if Redis permits scripts."""
+        """Remove the records of *tags*; return those that had none, if Redis runs scripts."""
         of_flows = [tag for tag in tags if has_place(tag)]
         return [
             *self._settle_with(self._settle_places, of_flows, now=0),
@@ -241,15 +241,14 @@ class InFlightRecords:
     def _settle_with(self, script: BoundScript, tags: list[str], **options: int) -> list[bytes]:
         if not tags:
             return []
-        try:
+        with UnlessRefused():
             missing: list[bytes] = _call(script, more=tags, **options)
-        except redis.exceptions.NoPermissionError:
-            with self._client.pipeline() as pipe:
-                pipe.zrem(self._in_flight.index, *tags)
-                pipe.hdel(self._in_flight.unacked, *tags)
-                pipe.execute()
-            return []
-        return missing
+            return missing
+        with self._client.pipeline() as pipe:
+            pipe.zrem(self._in_flight.index, *tags)
+            pipe.hdel(self._in_flight.unacked, *tags)
+            pipe.execute()
+        return []
 
     def close(self) -> None:
         """Close the connections; the next call opens another one."""
@@ -262,8 +261,4 @@ def _call(script: BoundScript, **arguments: Any) -> Any:
     try:
         return script(**arguments)
     except RedisQueueError as error:
-        cause = error.__cause__ or error
-        if isinstance(cause, Exception) and lacks_permission(cause):
-            # Redis 7.0 names no class for a command in a script.
-            raise redis.exceptions.NoPermissionError(str(cause)) from None
-        raise cause from None
+        raise (error.__cause__ or error) from None

@@ -28,7 +28,7 @@ from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.leases.leases import WorkerLeases
 from redis_queue.celery.message.headers import FlowHeader
 from redis_queue.store.chunks import CHUNK
-from redis_queue.store.redis_errors import as_unavailable
+from redis_queue.store.redis_errors import UnlessRefused, as_unavailable
 
 logger = logger_of(__name__)
 
@@ -262,15 +262,14 @@ class LeasedQoS(QoS):
         self.channel._do_restore_message(payload, exchange, queue, found, leftmost)
         header = FlowHeader.of(payload.get("headers")) if self.leases.admission.here else None
         with self.leases.removal([tag]):
-            try:
+            with UnlessRefused():
                 if header is not None and found.rows:
                     step = self.channel.priority(self.channel._get_message_priority(payload))
                     move = Move(tag, task_id_of(payload), found.rows[1].encode(), queue, step, header)
                     return self._records.return_waiting(move, record, last=leftmost, ended=ended)
                 return self._records.restore(tag, record, found.rows, last=leftmost, ended=ended)
-            except redis.exceptions.NoPermissionError:
-                super().restore_by_tag(tag, client, leftmost)
-                return True
+            super().restore_by_tag(tag, client, leftmost)
+            return True
 
     def _return_lost(self) -> None:
         """Return the messages that nothing in this worker can run or settle any more."""

@@ -29,6 +29,7 @@ from redis_queue.celery.admission.admission import Admission, AdmissionKeys, has
 from redis_queue.celery.admission.policy import FlowPolicy
 from redis_queue.celery.admission.sender import uses_admission
 from redis_queue.celery.kombu import internals
+from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.leases.connections import check_broker, worker_connection
@@ -37,6 +38,7 @@ from redis_queue.celery.leases.qos import forget_lost_requests, lease_channels
 from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import StoreError
+from redis_queue.store.commands import FETCH, LEASES, known_missing, require
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.redis_errors import as_unavailable, is_temporary_refusal
 from redis_queue.store.scripts import Scripts
@@ -200,12 +202,22 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
             logger.info("the broker is not Redis: it needs no leases", extra={"action": "leases_not_needed"})
             return
         if self.leases is None:
+            self._check_commands(Scripts(client_of(connection.default_channel)))
             self.leases = self.begin(connection, self._admission(connection))
         lease_channels(connection.transport, self.leases, fetching=self._fetching)
         consumer = self._consumer
         if self._fetching and consumer.hub is not None:
             # After a lost connection it is no longer kombu's current event loop, and no time would be kept.
             connection.transport.cycle.use_hub(consumer.hub)
+
+    def _check_commands(self, broker: Scripts) -> None:
+        """Turn atomic fetch off if *broker* lacks a command of it. Raises ConfigurationError if leases need one."""
+        require(broker, LEASES, "broker_url")
+        missing = known_missing(broker, FETCH) if self._fetching else []
+        if missing:
+            self._fetching = False
+            text = "%s: this Redis has no %s"
+            logger.warning(text, internals.FETCH_IS_OFF, ", ".join(missing), extra={"action": "fetch_refused"})
 
     def _admission(self, connection: Any) -> Admission:
         """Return the admission to the worker, and tell Redis the flows of the app, if they are in its broker."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from redis_queue.celery.store_consumer.channel import ERRORS, store_mixins
 from redis_queue.celery.store_consumer.connection import CLOSING, DrainThread, HubGuard, store_connection
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.keys import FlowKeys
-from redis_queue.store.redis_errors import RedisErrors, redact
+from redis_queue.store.redis_errors import RedisErrors, UnlessRefused, redact
 
 logger = logger_of(__name__)
 
@@ -180,11 +179,10 @@ class StoreConsumer:
         channel = self._consumer.connection.default_channel
         if leases is None:
             return False
-        try:
+        here = False
+        with UnlessRefused():
+            # Without a permission for the keys of the store, the broker's user could not take messages either.
             here = is_same_database(client_of(channel), client, self._store.prefix)
-        except redis.exceptions.NoPermissionError:
-            # The user of the broker must not read the keys of the store, so it could not take messages either.
-            here = False
         if not here:
             return False
         admission = leases.admission
@@ -265,8 +263,8 @@ class StoreConsumer:
 
 
 def _has_flows(client: redis.Redis, keys: FlowKeys) -> bool:
-    """Return whether any app has flows; False without the permission to ask, which a worker of flows has."""
-    with contextlib.suppress(redis.exceptions.NoPermissionError):
+    """Return whether any app has flows; False if Redis refuses the question, as not to a worker of flows."""
+    with UnlessRefused():
         return bool(client.exists(keys.flags))
     return False
 

@@ -29,7 +29,7 @@ class Holder:
     def __init__(self, connection: Any, *, fetching: bool) -> None:
         self.lost: list[str] = []
         self.messages: list[Any] = []
-        self.leases = leases_of(connection, lambda tag, _: self.lost.append(tag))
+        self.leases = leases_of(connection, lambda tag, *_: self.lost.append(tag))
         lease_channels(connection.transport, self.leases, fetching=fetching)
         self.channel = connection.default_channel
         publish(connection, "x")
