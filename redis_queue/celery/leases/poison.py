@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from _thread import start_new_thread
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from billiard.einfo import ExceptionInfo
@@ -21,7 +21,7 @@ from celery.utils.dispatch import Signal
 from celery.worker import state
 from celery.worker.request import Request
 
-from redis_queue.basics.logs import logger_of
+from redis_queue.basics.logs import OutageLog, logger_of
 from redis_queue.basics.times import END_OF_CALENDAR_MS
 from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.leases.step import LeaseStep
@@ -113,6 +113,9 @@ class DeliveryLimit:
         self._app = app
         # Delivery tags of tasks whose last start is no longer counted.
         self._spared: set[str] = set()
+        self._outage = OutageLog(
+            logger, "cannot count starts of tasks", "starts of tasks are counted again", action="deliveries_unknown"
+        )
 
     @classmethod
     def of(cls, app: Celery) -> DeliveryLimit:
@@ -124,16 +127,17 @@ class DeliveryLimit:
         return [_read_start(row) for row in self._store.client.lrange(self._key(task_id), 0, -1)]
 
     def add_start(self, task_id: str) -> None:
-        """Count a start of a redelivered task."""
+        """Count a start of a redelivered task. Without the store it is not counted; an outage is logged once."""
         row = json.dumps({"host": socket.gethostname(), "at": time.time(), "by": PROCESS})
-        with self._store.client.pipeline() as pipe:
+        with self._counting(), self._store.client.pipeline() as pipe:
             pipe.rpush(self._key(task_id), row)
             pipe.expire(self._key(task_id), REMEMBER)
             pipe.execute()
 
     def forget(self, task_id: str) -> None:
-        """Forget the starts of a task that has ended."""
-        self._store.client.delete(self._key(task_id))
+        """Forget the starts of a task that has ended; without the store they are kept for a week."""
+        with self._counting():
+            self._store.client.delete(self._key(task_id))
 
     def spare(self, requests: Iterable[Request]) -> None:
         """Do not count the starts of *requests*, which this worker runs: it was told to stop. May be called again."""
@@ -154,11 +158,9 @@ class DeliveryLimit:
 
     def exceeded(self, message: Any, task: Any) -> list[dict[str, Any]] | None:
         """Return the starts of a redelivered *message* if it may not be started again, else None."""
-        try:
+        found: list[dict[str, Any]] = []
+        with self._counting():
             found = self.starts(counted_id(str(message.headers["id"]), message.headers))
-        except (RedisQueueError, *RedisErrors) as error:
-            logger.warning("cannot count deliveries: %s", error, extra={"action": "deliveries_unknown"})
-            return None
         # Without starts, it may only have waited in a worker that was stopped.
         return found if found and len(found) + 1 >= self.most(task) else None
 
@@ -181,8 +183,7 @@ class DeliveryLimit:
             extra = {"action": "bury_failed", "task_id": task_id}
             logger.error("cannot make a dead letter of %s[%s]: %s", task.name, task_id, why, extra=extra)
             return False
-        with contextlib.suppress(RedisQueueError, *RedisErrors):
-            self.forget(counted_id(task_id, message.headers))
+        self.forget(counted_id(task_id, message.headers))
         logger.error(
             "task %s[%s] is a dead letter: %s",
             task.name,
@@ -206,6 +207,15 @@ class DeliveryLimit:
             )
             for id_ in (task_id, sibling_id(task_id, attempt.call))
         )
+
+    @contextlib.contextmanager
+    def _counting(self) -> Iterator[None]:
+        try:
+            yield
+        except (RedisQueueError, *RedisErrors) as error:
+            self._outage.note(error, retry_in=0)
+        else:
+            self._outage.end()
 
     @property
     def _store(self) -> Store:
@@ -274,7 +284,7 @@ class DeliveryLimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
         return stop()
 
     def told_to_stop(self, **_: Any) -> None:
-        """Do not count the starts of running tasks; no-op after the first call."""
+        """Do not count the starts of running tasks. Waits for Redis for at most :data:`SPARE_WITHIN` seconds."""
         # A signal handler must not wait for a silent Redis, and a handler of gevent for nothing.
         done = threading.Lock()
         done.acquire()

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, signals
 from celery.worker.request import Request
 from kombu.connection import Connection
 
@@ -256,6 +256,32 @@ def test_tasks_run_without_the_store(one_redis: Leasing) -> None:
     assert len(limit.exceeded(message, task) or []) == 4
     one_redis.store.kill()
     assert limit.exceeded(message, task) is None
+
+
+def test_an_outage_of_the_store_is_one_line(one_redis: Leasing, caplog: pytest.LogCaptureFixture) -> None:
+    delayed = DurableTasks(one_redis.app())
+    task = delayed.app.task(nothing, name="tests.nothing", shared=False)
+
+    def run(count: int) -> None:
+        """Run redelivered tasks, as far as the receivers of Celery's signals see it."""
+        for number in range(count):
+            request = SimpleNamespace(delivery_info={"redelivered": True}, id=f"id{number}", headers={})
+            started = SimpleNamespace(app=delayed.app, acks_late=True, request=request)
+            signals.task_prerun.send(sender=task, task_id=request.id, task=started)
+            signals.task_postrun.send(sender=task, task_id=request.id, task=started, state="SUCCESS")
+            signals.task_revoked.send(sender=task, request=request)
+
+    caplog.set_level(logging.INFO)
+    run(1)
+    assert caplog.messages == []
+    one_redis.store.kill()
+    run(3)
+    one_redis.store.restart()
+    run(2)
+    assert own_keys(one_redis) == set()
+    began, ended = caplog.messages
+    assert began.startswith("cannot count starts of tasks: ")
+    assert ended == "starts of tasks are counted again"
 
 
 def redelivered(app: Celery, connection: Connection, task_id: str, **options: Any) -> Any:
