@@ -50,6 +50,9 @@ EXIT_TIMEOUT: Final = 2.0
 START_TIMEOUT: Final = 60.0
 """Seconds in which a keeper has to come up."""
 
+FIRST_ATTEMPTS: Final = 5
+"""Attempts to start the first keeper if signals kill it, such as that of the system when memory is short."""
+
 HeldLines = Callable[[RenewalTime], Iterable[bytes]]
 """Takes the last renewal; returns the lines for a new keeper about all messages that the worker holds."""
 
@@ -136,21 +139,28 @@ class KeeperProcess:
                 process.kill()
 
     def _start_first(self) -> None:
-        try:
-            process = self._start()
-        except OSError as error:
-            self.close()
-            raise ConfigurationError(f"cannot start {sys.executable} to renew leases: {error}") from error
-        if not self._first_ended.wait(START_TIMEOUT):
-            process.kill()
-            # A child of the keeper may hold its output open for longer.
-            self._first_ended.wait(EXIT_TIMEOUT)
-        if not self._was_up:
-            self.close()
-            raise ConfigurationError(
-                f"the process that renews leases ended with {process.poll()} before it was up: "
-                f"{sys.executable} -m redis_queue.keeper must be able to import what this worker imports"
-            )
+        for left in reversed(range(FIRST_ATTEMPTS)):
+            try:
+                process = self._start()
+            except OSError as error:
+                self.close()
+                raise ConfigurationError(f"cannot start {sys.executable} to renew leases: {error}") from error
+            in_time = self._first_ended.wait(START_TIMEOUT)
+            if self._was_up:
+                return
+            if not (in_time and left and process.returncode < 0):
+                break
+            self._first_ended.clear()
+            text = "the process that renews leases ended with %d before it was up; starting another one"
+            logger.error(text, process.returncode, extra={"action": "keeper_died"})
+        process.kill()
+        # A child of the keeper may hold its output open for longer.
+        self._first_ended.wait(EXIT_TIMEOUT)
+        self.close()
+        raise ConfigurationError(
+            f"the process that renews leases ended with {process.poll()} before it was up: "
+            f"{sys.executable} -m redis_queue.keeper must be able to import what this worker imports"
+        )
 
     def _start(self) -> subprocess.Popen[bytes]:
         file = self._file.fileno()

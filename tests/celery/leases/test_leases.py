@@ -102,6 +102,22 @@ def test_worker_does_not_start_if_its_keeper_does_not(begin: Begin, monkeypatch:
         begin()
 
 
+@pytest.mark.parametrize(("deaths", "starts"), [(2, True), (9, False)])
+def test_a_keeper_that_is_killed_before_it_is_up_is_replaced(
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int, *, starts: bool
+) -> None:
+    python, count = tmp_path / "python", tmp_path / "deaths"
+    killed = f"echo >> {count}; [ $(wc -l < {count}) -gt {deaths} ] || kill -KILL $$"
+    python.write_text(f'#!/bin/sh\n{killed}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(python))
+    if starts:
+        wait_for_renewal(begin())
+    else:
+        with pytest.raises(ConfigurationError, match="ended with -9 before it was up"):
+            begin()
+
+
 def test_worker_does_not_start_without_an_interpreter_for_the_keeper(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
