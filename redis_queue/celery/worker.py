@@ -16,7 +16,7 @@ from redis_queue.celery.control.panel import wrap_panel
 from redis_queue.celery.control.revokes import RevokeStep
 from redis_queue.celery.dispatch.loop import DispatchStep
 from redis_queue.celery.intake import IntakeStep
-from redis_queue.celery.kombu.internals import keep_partial_results, lacking, versions
+from redis_queue.celery.kombu.internals import keep_partial_results, lacking, replace_killed_processes, versions
 from redis_queue.celery.kombu.keys import lease_of
 from redis_queue.celery.leases.connections import (
     active_defaults,
@@ -66,6 +66,7 @@ class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
         check_commands(parent.app)
         if parent.hub is not None:
             keep_partial_results(parent.hub, parent.pool)
+            replace_killed_processes(parent.pool)
         logger.info(describe(parent.app, dispatches=self._dispatches), extra={"action": "worker_starts"})
         if low := low_visibility_timeout(parent.app):
             logger.warning("%s: %s", *low, extra={"action": "visibility_timeout_low"})

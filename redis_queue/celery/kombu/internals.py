@@ -149,6 +149,31 @@ def written_jobs_kept(pool: Any) -> Iterator[None]:
             job._accepted = job._worker_pid is not None
 
 
+def replace_killed_processes(pool: Any) -> None:
+    """Replace the processes of a prefork *pool* that signals kill before its worker is ready, as Celery does later.
+
+    Celery takes them for processes that cannot start, and the worker ends. If an attempt to connect fails meanwhile, it
+    looks for a place for a new process before that of the dead one is free, and ends with StopIteration.
+    """
+    processes: Any = getattr(pool, "_pool", None)
+    if not hasattr(processes, "_fileno_to_outq"):
+        return
+
+    def did_start(original: Callable[[], bool]) -> bool:
+        codes = [process.exitcode for process in processes._pool]
+        if any(code is not None and code >= 0 for code in codes):
+            return original()
+        pool.maintain_pool()
+        return True
+
+    def on_process_up(process: Any) -> None:
+        processes._fileno_to_outq[process.outqR_fd] = process
+
+    around(pool, "did_start_ok", did_start)
+    # Until the pool joins the event loop, and sets its own: without the second one it gives no place back.
+    processes.on_process_up, processes.on_process_down = on_process_up, lambda _: None
+
+
 def lacking() -> list[str]:
     """Return what the installed kombu and Celery lack, each as ``class.name(parameters)``."""
     return [*_methods(), *_attributes()]

@@ -2,10 +2,11 @@
 
 from contextlib import ExitStack
 
+import psutil
 import pytest
 
-from tests.support.celery.leasing import Leasing
-from tests.support.celery.leasing_names import WAIT
+from tests.support.celery.leasing import Leasing, is_keeper
+from tests.support.celery.leasing_names import MEASURE, MEASURED, WAIT
 from tests.support.celery.processes import CeleryProcess
 from tests.support.marks import thorough
 from tests.support.servers import RedisServer
@@ -70,6 +71,41 @@ def test_worker_waits_says_so_once_and_settles_later(
                 assert "Connection to broker lost" not in worker.output or not OF_CONNECTIONS.isdisjoint(strikes)
                 assert "Unrecoverable" not in worker.output
                 assert worker.finish() == 0
+
+
+@pytest.mark.parametrize("kind", ["away", "NOREPLICAS"])
+def test_processes_that_are_killed_before_the_worker_is_ready_are_replaced(notes: RedisServer, kind: str) -> None:
+    with RedisServer() as server, notes.client() as client, ExitStack() as refusal:
+        leasing = Leasing(server, client)
+        if kind == "away":
+            server.kill()
+            refusal.callback(server.restart)
+        else:
+            refusal.enter_context(REFUSALS[kind](server))
+        with leasing.worker(
+            *("one", "--concurrency", "2"), pool="prefork", timeout=60, environment={"NOTES_URL": notes.url}
+        ) as worker:
+            worker.wait_for_output(*REFUSED)
+            before = processes_of(worker)
+            before[0].kill()
+            if kind == "away":
+                # The worker connects, and has not looked at its processes yet.
+                wait_until(lambda: before[0].status() == psutil.STATUS_ZOMBIE, description="the end of a process")
+            else:
+                # At each refusal it replaces those that have ended.
+                wait_until(lambda: not psutil.pid_exists(before[0].pid), description="a look at the processes")
+            refusal.close()
+            worker.wait_for_output("ready.")
+            for _ in range(4):
+                leasing.send(MEASURE)
+            wait_until(lambda: client.llen(MEASURED) == 4, description="the tasks to run")
+            assert len(processes_of(worker)) == len(before) == 2
+            assert worker.finish() == 0
+
+
+def processes_of(worker: CeleryProcess) -> list[psutil.Process]:
+    """Return the processes of a worker's pool."""
+    return [process for process in psutil.Process(worker.pid).children() if not is_keeper(process)]
 
 
 def refusals(worker: CeleryProcess) -> int:
