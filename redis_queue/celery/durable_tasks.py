@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from celery import Celery, uuid
+from celery import Celery, signals, uuid
 from celery.app.amqp import AMQP
 from celery.canvas import Signature
 
@@ -85,6 +85,7 @@ class DurableTasks(StoredTasks):
         self.leases = leases
         self._capture = Capture(self)
         setattr(app, ATTRIBUTE, self)
+        app.fixups = {*app.fixups, partial(_install_on_copy, delays=delays, leases=leases)}
         run_async_tasks(app)
         install_steps(app, delays=delays, leases=leases)
         if leases:
@@ -243,6 +244,18 @@ class DurableTasks(StoredTasks):
         finally:
             dispatcher.close()
         return alive
+
+
+def _install_on_copy(app: Celery, *, delays: bool, leases: bool) -> None:
+    """Install DurableTasks on *app*, the copy that a process of a pool gets which is spawned, not forked.
+
+    Celery makes a copy with the fixups of the original. Its tasks are imported later, and belong to the copy.
+    """
+
+    def install(**_: Any) -> None:
+        DurableTasks(app, delays=delays, leases=leases)
+
+    signals.import_modules.connect(install, weak=False, sender=app)
 
 
 def _is_amqp_in_creation(app: Celery) -> bool:

@@ -21,7 +21,7 @@ from tests.support.celery.processes import CeleryProcess
 from tests.support.loops import free_loop
 from tests.support.wait import wait_until
 
-POOLS = ["prefork", "threads", "gevent"]
+POOLS = ["prefork", "spawn", "threads", "gevent"]
 
 
 @pytest.fixture
@@ -38,6 +38,9 @@ def durable(fleet: Fleet) -> DurableTasks:
 
 @contextmanager
 def worker(fleet: Fleet, pool: str = "threads") -> Iterator[CeleryProcess]:
+    if pool == "spawn":
+        # Celery 5.7 knows it; for others it is prefork again.
+        pool, fleet.settings["worker_pool_start_method"] = "prefork", "spawn"
     with fleet.worker(app="tests.support.celery.async_app", pool=pool).ready() as running:
         yield running
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import signal
 import socket
 import threading
@@ -41,9 +40,6 @@ logger = logger_of(__name__)
 
 REMEMBER: Final = 7 * 86400
 """Seconds for which the starts of an unfinished task are kept."""
-
-PROCESS: Final = os.urandom(8).hex()
-"""Name of this worker process; children of its pool are forked and have the same."""
 
 MAX_HOST: Final = 255
 """Maximum characters of a host name, as in DNS."""
@@ -126,9 +122,12 @@ class DeliveryLimit:
         """Return where and when the task was started again: ``host`` and ``at`` (seconds since the epoch)."""
         return [_read_start(row) for row in self._store.client.lrange(self._key(task_id), 0, -1)]
 
-    def add_start(self, task_id: str) -> None:
-        """Count a start of a redelivered task. Without the store it is not counted; an outage is logged once."""
-        row = json.dumps({"host": socket.gethostname(), "at": time.time(), "by": PROCESS})
+    def add_start(self, task_id: str, worker: str = "") -> None:
+        """Count a start of a redelivered task by the *worker* of this name.
+
+        Without the store it is not counted; an outage is logged once.
+        """
+        row = json.dumps({"host": socket.gethostname(), "at": time.time(), "by": worker})
         with self._counting(), self._store.client.pipeline() as pipe:
             pipe.rpush(self._key(task_id), row)
             pipe.expire(self._key(task_id), REMEMBER)
@@ -148,7 +147,7 @@ class DeliveryLimit:
                 continue
             key = self._key(counted_id(str(request.id), request.message.headers or {}))
             rows: list[bytes] = client.lrange(key, 0, -1)
-            mine = next((row for row in reversed(rows) if _is_own(row)), None)
+            mine = next((row for row in reversed(rows) if _worker_of(row) == request.hostname), None)
             if mine is not None and client.lrem(key, -1, mine):
                 self._spared.add(tag)
 
@@ -306,12 +305,12 @@ class DeliveryLimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
             logger.warning("running tasks are counted as starts: %s", error, extra={"action": "spare_failed"})
 
 
-def _is_own(row: bytes) -> bool:
-    """Return whether this worker, or a child of it, has recorded the start."""
+def _worker_of(row: bytes) -> str | None:
+    """Return the name of the worker that has recorded the start, itself or by a process of its pool."""
     try:
-        return bool(read_document(row)["by"] == PROCESS)
+        return str(read_document(row)["by"])
     except (ValueError, TypeError, KeyError):
-        return False
+        return None
 
 
 def _read_start(row: bytes | str) -> dict[str, Any]:
@@ -370,7 +369,7 @@ def count_starts() -> None:
 def _count_start(task_id: str, task: Any, **_: Any) -> None:
     # A task that is acknowledged before it starts is never redelivered.
     if task.acks_late and (limit := _counted(task.app, task.request.delivery_info)):
-        limit.add_start(counted_id(task_id, vars(task.request)))
+        limit.add_start(counted_id(task_id, vars(task.request)), task.request.hostname)
 
 
 def _forget_starts(task_id: str, task: Any, state: Any = None, **_: Any) -> None:

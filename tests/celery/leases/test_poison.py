@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery, signals
+from celery import Celery, Task, signals
 from celery.worker.request import Request
 from kombu.connection import Connection
 
@@ -85,8 +85,16 @@ class TestTaskThatKillsItsWorker:
             assert leases.dead_letters() == []
             assert own_keys(leasing) == set()
 
-    @pytest.mark.parametrize("how", ["SIGTERM", *thorough("KeyboardInterrupt", "os._exit", "time limit")])
-    def test_becomes_one_however_its_process_ends(self, one_redis: Leasing, how: str) -> None:
+    @pytest.mark.parametrize(
+        ("how", "start"),
+        [
+            ("SIGTERM", "fork"),
+            ("SIGKILL", "spawn"),
+            *thorough(("KeyboardInterrupt", "fork"), ("os._exit", "fork"), ("time limit", "fork")),
+        ],
+    )
+    def test_becomes_one_however_its_process_ends(self, one_redis: Leasing, how: str, start: str) -> None:
+        one_redis.settings["worker_pool_start_method"] = start
         one_redis.settings["task_acks_on_failure_or_timeout"] = False
         one_redis.settings["redis_queue_max_deliveries"] = 3
         with one_redis.worker("one", pool="prefork").ready():
@@ -114,6 +122,20 @@ class TestTaskThatKillsItsWorker:
             id_ = one_redis.send(DIE_TWICE, "sys.exit").id
             wait_until(one_redis.leases().dead_letters, timeout=60, description="a dead letter")
             assert one_redis.started == [id_] * 2
+
+    def test_is_retried_if_celery_retries_tasks_of_lost_processes(self, one_redis: Leasing) -> None:
+        retries = {"retry_on_worker_lost": True, "max_retries": 1, "default_retry_delay": 0}
+        one_redis.settings |= {"task_annotations": {DIE: retries}, "redis_queue_max_deliveries": 4}
+        with one_redis.worker("one", pool="prefork").ready():
+            result = one_redis.send(DIE)
+            with pytest.raises(Exception, match=r"exited prematurely|died 4 times"):
+                result.get(timeout=60)
+            # Celery before 5.7 does not know it.
+            knows = hasattr(Task, "retry_on_worker_lost")
+            assert one_redis.started == [result.id] * (2 if knows else 4)
+            assert len(one_redis.leases().dead_letters()) == (0 if knows else 1)
+            one_redis.wait_until_settled()
+        assert own_keys(one_redis) == set()
 
     def test_starts_with_zero_deliveries_after_a_redrive(self, one_redis: Leasing) -> None:
         with one_redis.worker("one", pool="prefork").ready():
@@ -162,6 +184,7 @@ class TestTaskWhoseWorkerIsStopped:
                 ("prefork", "cold"),
                 ("prefork", "soft"),
                 ("prefork", "remote control, then SIGKILL"),
+                ("spawn", "SIGTERM, then SIGKILL"),
                 ("solo", "SIGTERM, then SIGKILL"),
                 ("threads", "SIGTERM, then SIGKILL"),
                 ("gevent", "SIGTERM, then SIGKILL"),
@@ -169,6 +192,8 @@ class TestTaskWhoseWorkerIsStopped:
         ],
     )
     def test_is_not_counted(self, one_redis: Leasing, pool: str, how: str) -> None:
+        if pool == "spawn":
+            pool, one_redis.settings["worker_pool_start_method"] = "prefork", "spawn"
         if how == "soft":
             one_redis.settings["worker_soft_shutdown_timeout"] = 0.5
         id_ = one_redis.send(WAIT).id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from contextvars import ContextVar
@@ -22,6 +23,7 @@ app.conf.update(
     control_exchange=f"{os.environ['QUEUE']}-control",
     worker_prefetch_multiplier=4,
     broker_connection_retry_on_startup=True,
+    **json.loads(os.environ.get("SETTINGS", "{}")),
 )
 durable = DurableTasks(app)
 prepared: ContextVar[str] = ContextVar("prepared", default="")
