@@ -24,8 +24,8 @@ from examples.orders.result import Result
 from examples.orders.screen import Screen
 from examples.orders.signals import Signals
 from redis_queue import DelayQueue
+from redis_queue.basics.logs import hide_secrets
 from redis_queue.celery import CelerySettings
-from redis_queue.store.redis_errors import redact
 from tasks.orders import executed
 
 GIVE_UP_AFTER = 80.0
@@ -60,7 +60,7 @@ def run(plan: Plan, children: Children, signals: Signals, screen: Screen) -> Res
     keyspace.check_prefix(plan.prefix)
     with nullcontext(plan.url) if plan.url else server.own_server() as url, server.connect_to(url) as client:
         keyspace.check_unused(client, plan.prefix)
-        screen.say(f"{server.describe(client)} at {redact(url)}, keys under {plan.prefix}")
+        screen.say(f"{server.describe(client)} at {hide_secrets(url)}, keys under {plan.prefix}")
         with (
             _deleted_keys(plan, client, children) if plan.url else nullcontext(),
             _Run(plan, url, client, children=children, signals=signals, screen=screen) as demo,

@@ -10,7 +10,7 @@ import redis
 
 from examples.orders.errors import FailedError, UnusableError
 from redis_queue import RedisQueueError, connect
-from redis_queue.store.redis_errors import redact
+from redis_queue.basics.logs import hide_secrets
 from redis_queue.testing import OwnServer
 from redis_queue.testing.binaries import ServerNotFoundError
 from redis_queue.testing.server import ServerStartError
@@ -22,11 +22,11 @@ def connect_to(url: str) -> redis.Redis:
     """Return a client of the user's Redis at *url*. Raises UnusableError."""
     if url.partition("://")[0] not in SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-        raise UnusableError(f"REDIS_URL {redact(url)!r}: the worker needs one server as its broker, with {known}")
+        raise UnusableError(f"REDIS_URL {hide_secrets(url)!r}: the worker needs one server as its broker, with {known}")
     try:
         client = connect(url)
     except RedisQueueError as error:
-        raise UnusableError(f"REDIS_URL {redact(url)!r}: {error}") from error
+        raise UnusableError(f"REDIS_URL {hide_secrets(url)!r}: {error}") from error
     assert isinstance(client, redis.Redis)  # noqa: S101 - for the type checker
     return client
 

@@ -8,7 +8,8 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, Final
 
-HIDDEN: Final = "•••"
+HIDDEN: Final = "***"
+"""What stands in place of a secret."""
 
 _KEYWORD = r"passw(?:or)?d|passphrase|secret|token|api[_-]?key|private[_-]?key|authorization|cookie|credential"
 _QUOTE = r"""\\{0,8}["']"""
@@ -16,10 +17,11 @@ _QUOTE = r"""\\{0,8}["']"""
 _SECRET = re.compile(
     rf"""(?P<name>(?:{_KEYWORD})[\w.-]{{0,60}}(?:{_QUOTE})?\s{{0,8}}[:=]\s{{0,8}})"""
     r"""(?P<value>[bu]?"(?:[^"\\]|\\.)*(?:"|$)|[bu]?'(?:[^'\\]|\\.)*(?:'|$)|\[[^\]]*(?:\]|$)"""
-    r"""|(?:(?:Bearer|Basic)\s{1,8})?[^\s,;&)}\]]+)""",
+    r"""|(?:(?:Bearer|Basic)\s{1,8})?(?:[^\s,;&)}\]]|[,;)}\]](?=\w))+)""",
     re.IGNORECASE | re.DOTALL,
 )
-_IN_URL = re.compile(r"(?<=://)[^/\s:@]{0,200}:[^/\s@]{0,1000}(?=@)")
+# A password may have any character, also a slash or an at sign.
+_AFTER_SLASHES = re.compile(r"(?<=//)(?:(?!://)\S)+")
 _BEARER = re.compile(r"\b(Bearer|Basic)\s{1,8}[\w.~+/-]{6,}=*", re.IGNORECASE)
 
 
@@ -70,9 +72,20 @@ def escape(text: str, *, keep: str = "") -> str:
 
 
 def hide_secrets(text: str) -> str:
-    """Hide likely secrets in *text*. Best effort."""
+    """Return *text* with :data:`HIDDEN` in place of likely secrets. Best effort.
+
+    These are values behind names such as ``password`` or ``token``, bearer tokens, and user and password of each URL.
+    All that stores or shows a text that others wrote calls it: where the text is written, if it is stored.
+    """
+    text = _AFTER_SLASHES.sub(_without_user, text)
     text = _SECRET.sub(lambda found: f"{found['name']}{HIDDEN}", text)
-    return _IN_URL.sub(HIDDEN, _BEARER.sub(rf"\1 {HIDDEN}", text))
+    return _BEARER.sub(rf"\1 {HIDDEN}", text)
+
+
+def _without_user(found: re.Match[str]) -> str:
+    user, at, rest = found[0].rpartition("@")
+    is_path = "/" in user and ":" not in user
+    return found[0] if not at or is_path else f"{HIDDEN}@{rest}"
 
 
 def _one_line(record: logging.LogRecord) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from celery import signals
 
-from redis_queue.basics.logs import logger_of
+from redis_queue.basics.logs import hide_secrets, logger_of
 from redis_queue.basics.times import Seconds, iso_time
 from redis_queue.celery.message.entry import TaskCall
 from redis_queue.celery.message.envelope import Due, Envelope
@@ -71,8 +72,11 @@ def _tracer_of(provider: Any) -> Tracer:
 
 
 def fail(span: Span, error: BaseException) -> None:
-    """Mark *span* as failed with *error*."""
-    span.record_exception(error)
+    """Mark *span* as failed with *error*, without likely secrets."""
+    trace_text = hide_secrets("".join(traceback.format_exception(error)))
+    span.record_exception(
+        error, attributes={"exception.message": hide_secrets(str(error)), "exception.stacktrace": trace_text}
+    )
     span.set_status(trace.Status(trace.StatusCode.ERROR, type(error).__name__))
 
 

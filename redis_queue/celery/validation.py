@@ -27,6 +27,7 @@ from celery.app.utils import find_app
 from kombu.connection import Connection
 from kombu.exceptions import OperationalError
 
+from redis_queue.basics.logs import hide_secrets
 from redis_queue.basics.times import check_duration, monotonic
 from redis_queue.celery.brokers.open import BrokerUnavailableError
 from redis_queue.celery.kombu.connection import client_of
@@ -37,7 +38,7 @@ from redis_queue.celery.stored_tasks import delayed_of
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.chunks import check_limit
 from redis_queue.store.connection import Client
-from redis_queue.store.redis_errors import RedisErrors, redact, translate
+from redis_queue.store.redis_errors import RedisErrors, translate
 from redis_queue.store.scripts import Scripts, now_ms
 from redis_queue.validation.history import Event, History, check, read
 from redis_queue.validation.run import KILL_EVERY, QUIET_SECONDS, Report, new_prefix
@@ -138,7 +139,7 @@ def _kind(conf: Any) -> str:
         broker = Connection(conf.broker_write_url, transport=conf.broker_transport)
         kind = str(broker.get_transport_cls().driver_type)
     except (ImportError, KeyError, ValueError) as error:
-        raise ConfigurationError(f"broker_url: {redact(str(error))}") from None
+        raise ConfigurationError(f"broker_url: {hide_secrets(str(error))}") from None
     if kind not in ("redis", "amqp"):
         raise ConfigurationError(f"the broker is {kind}: must be Redis or RabbitMQ")
     return kind
@@ -237,7 +238,7 @@ class _Run:
                 time.sleep(KILL_EVERY)
                 if worker.poll() is not None:
                     *_, line = ["no message", *(self._folder / "log").read_text(errors="replace").split("\n")[:-1]]
-                    raise ConfigurationError(f"the worker has ended: {redact(line)}")
+                    raise ConfigurationError(f"the worker has ended: {hide_secrets(line)}")
                 works = sum(event.op == "claim" for event in mine) > sum(event.op == "execute" for event in mine)
                 kills = len(self._ended)
                 if works and kills < KILLS and len(done) > (kills + 1) * plan.messages // (KILLS + 2):

@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 from celery import Celery, bootsteps
 
-from redis_queue.basics.logs import logger_of
+from redis_queue.basics.logs import hide_secrets, logger_of
 from redis_queue.basics.waits import Background
 from redis_queue.celery.admission.policy import FlowPolicy, UniquePolicy
 from redis_queue.celery.admission.sender import check_admission, uses_admission
@@ -36,7 +36,6 @@ from redis_queue.celery.stored_tasks import delayed_of, has_leases
 from redis_queue.errors import ConfigurationError, StoreError, UnsupportedServerError
 from redis_queue.store.commands import DELAYS, FLOWS, require
 from redis_queue.store.connection import check_server
-from redis_queue.store.redis_errors import redact
 from redis_queue.store.scripts import Scripts
 
 logger = logger_of(__name__)
@@ -136,7 +135,7 @@ def describe(app: Celery, *, dispatches: bool) -> str:
     """Return one line that describes what the extension does in a worker of *app*."""
     store = Store.of(app)
     delays, leases = delayed_of(app) is not None, has_leases(app)
-    parts = [f"store {redact(store.url)}", f"delays {_on(delays)}"]
+    parts = [f"store {hide_secrets(store.url)}", f"delays {_on(delays)}"]
     if delays:
         parts += [f"delay queue {store.delay_queue_name}", f"dispatching {_on(dispatches)}"]
         parts += ["schedules on"] if store.settings.schedules else []

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import click
 from click.core import ParameterSource
 
+from redis_queue.basics.logs import hide_secrets
 from redis_queue.cli.output import INTERRUPTED_AT_ONCE, code_of, harmless, show_json, wants_json
 from redis_queue.errors import ConfigurationError, RedisQueueError
 from redis_queue.store.connection import Client, connect
-from redis_queue.store.redis_errors import redact
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -39,7 +39,7 @@ def _json_errors(*, as_json: bool) -> Iterator[None]:
     try:
         yield
     except RedisQueueError as error:
-        text = redact(str(error))
+        text = hide_secrets(str(error))
         raise
     except click.UsageError as error:
         safe = redacted(error)
@@ -177,7 +177,7 @@ class Group(click.Group):
 def redacted(error: click.UsageError) -> click.UsageError:
     """Return *error* without passwords."""
     text = error.format_message()
-    return error if redact(text) == text else click.UsageError(redact(text), error.ctx)
+    return error if hide_secrets(text) == text else click.UsageError(hide_secrets(text), error.ctx)
 
 
 def _passing(found: Callable[[click.Context], Any]) -> Callable[[Function], Function]:
@@ -276,6 +276,6 @@ def _load_app(name: str) -> Celery:
         app: Celery = find_app(name)
     except Exception as error:
         raise ConfigurationError(
-            f"cannot load the app {name!r}: {type(error).__name__}: {redact(str(error))}"
+            f"cannot load the app {name!r}: {type(error).__name__}: {hide_secrets(str(error))}"
         ) from error
     return app

@@ -10,13 +10,13 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.basics.logs import hide_secrets
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_store
 from redis_queue.cli.output import FAILED, harmless, show_json, wants_json
 from redis_queue.errors import StoreError
 from redis_queue.operate.liveness import liveness
 from redis_queue.store.connection import Client
-from redis_queue.store.redis_errors import redact
 
 REPLY_TIMEOUT: Final = 0.3
 """Seconds to wait for each reply of Redis."""
@@ -59,7 +59,7 @@ def alive(store: tuple[Client, str], *, worker: str, stuck_after: float, strict:
     except StoreError as error:
         if strict:
             raise
-        _show({"worker": name, "state": "unknown", "reason": redact(str(error))})
+        _show({"worker": name, "state": "unknown", "reason": hide_secrets(str(error))})
         return
     _show(asdict(found))
     if not found.healthy:

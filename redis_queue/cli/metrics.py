@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 import click
 from kombu.exceptions import OperationalError
 
-from redis_queue.basics.logs import escape
+from redis_queue.basics.logs import escape, hide_secrets
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access, with_url
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
@@ -22,7 +22,6 @@ from redis_queue.operate.addresses import is_own_host
 from redis_queue.operate.forecast import by_destination, demand
 from redis_queue.operate.inspector import Inspector
 from redis_queue.store.connection import connect
-from redis_queue.store.redis_errors import redact
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -118,7 +117,7 @@ def _scale(access: Access, query: str) -> tuple[str, dict[str, Any]]:
     except (RedisQueueError, OperationalError) as error:
         if isinstance(error, InvalidValueError):
             return "400 Bad Request", {"error": str(error)}
-        return "503 Service Unavailable", {"error": redact(str(error))}
+        return "503 Service Unavailable", {"error": hide_secrets(str(error))}
     except ValueError as error:
         return "400 Bad Request", {"error": str(error)}
 

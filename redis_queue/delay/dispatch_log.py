@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from redis_queue.basics.histogram import read_histograms
+from redis_queue.basics.logs import hide_secrets
 from redis_queue.basics.times import END_OF_CALENDAR_MS, from_ms
 from redis_queue.delay.model import Dispatched
 from redis_queue.store.chunks import CHUNK, check_limit, chunks
@@ -128,7 +129,7 @@ def _minute(number: int, field: bytes | None) -> Minute:
 
 def _row(dispatcher: DispatcherRow) -> str:
     row = {name: getattr(dispatcher, name) for name in ("leads", "version", "sent", "failed", "error")}
-    return json.dumps({**row, "error": dispatcher.error[:MAX_ERROR]})
+    return json.dumps({**row, "error": hide_secrets(dispatcher.error)[:MAX_ERROR]})
 
 
 def _dispatcher(name: bytes, value: bytes | None, now: int) -> DispatcherRow | None:

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from redis_queue.basics.logs import hide_secrets
 from redis_queue.basics.times import monotonic
 from redis_queue.errors import RedisQueueError
 from redis_queue.keeper.protocol import RenewalTime, SharedTime, read_line, unpack
 from redis_queue.keeper.renewal import RENEWALS, Renewer
-from redis_queue.store.redis_errors import redact
 
 RETRY: Final = 1.0
 """Seconds between two attempts while Redis is unreachable or the worker is stopped."""
@@ -105,7 +105,7 @@ class Keeper:
             found = self._renewer.renew(self._held)
         except Exception as error:  # noqa: BLE001 - a credential provider may raise anything
             reason = str(error) if isinstance(error, RedisQueueError) else f"{type(error).__name__}: {error}"
-            self.tell(away=redact(reason))
+            self.tell(away=hide_secrets(reason))
             # A new connection logs in again, and finds the new primary behind a name.
             self._renewer = None
             return False

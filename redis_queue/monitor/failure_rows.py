@@ -8,9 +8,10 @@ import re
 from dataclasses import replace
 from typing import Any, Final, get_args
 
+from redis_queue.basics.logs import hide_secrets
 from redis_queue.basics.times import from_ms
 from redis_queue.monitor.model import Failure, FailureGroup, FailureKind, GroupRow
-from redis_queue.monitor.rows import MAX_TEXT, UNREADABLE, seconds_of, text_of
+from redis_queue.monitor.rows import MAX_TEXT, UNREADABLE, cut, private_text, seconds_of, text_of
 from redis_queue.store.codec import read_document, small_integer
 from redis_queue.store.ids import id_text, is_id
 
@@ -45,7 +46,10 @@ def failure_id(task_id: str) -> str:
 
 
 def write_failure(failure: Failure) -> tuple[str, str, bytes, bytes]:
-    """Return the task, the exception, the JSON, and the text with the traceback and the packed message."""
+    """Return the task, the exception, the JSON, and the text with the traceback and the packed message.
+
+    Likely secrets are hidden in all texts, but not in the message, with which the task is sent again.
+    """
     names = {name: name_of(getattr(failure, name)) for name in _NAMES}
     body = failure.body if failure.body is not None and len(failure.body) <= MAX_MESSAGE else b""
     row = {
@@ -54,9 +58,9 @@ def write_failure(failure: Failure) -> tuple[str, str, bytes, bytes]:
         "seconds": failure.seconds,
         "size": len(body),
         **{name: text for name, text in names.items() if text},
-        **{name: text for name in _TEXTS if (text := cut(getattr(failure, name), MAX_FAILURE_TEXT))},
+        **{name: text for name in _TEXTS if (text := private_text(getattr(failure, name), MAX_FAILURE_TEXT))},
     }
-    trace = cut_middle(failure.traceback).encode(errors="replace")
+    trace = cut(hide_secrets(cut_middle(failure.traceback)), MAX_TRACEBACK).encode(errors="replace")
     summary = json.dumps(row, ensure_ascii=False).encode(errors="replace")
     return names["task"], names["exception"], summary, b"%d\n%b%b" % (len(trace), trace, body)
 
@@ -112,22 +116,16 @@ def name_of(text: str) -> str:
     return short if short.isprintable() else "".join(char if char.isprintable() else "?" for char in short)
 
 
-def cut(text: str, most: int) -> str:
-    """Return *text* in at most *most* bytes, without control characters except line breaks and tabs."""
-    if len(text) > most:
-        text = text[:most]
-    if not text.isprintable():
-        text = "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
-    raw = text.encode(errors="replace")
-    return text if len(raw) <= most else raw[:most].decode(errors="ignore")
-
-
 def cut_middle(text: str) -> str:
-    """Return a traceback in at most :data:`MAX_TRACEBACK` bytes; a line tells how much is left out in its middle."""
+    """Return a traceback in at most :data:`MAX_TRACEBACK` bytes; a line tells how much is left out in its middle.
+
+    Words at the cuts are left out: a part of a secret would not be recognized.
+    """
     if len(text) * 4 <= MAX_TRACEBACK or len(text.encode(errors="replace")) <= MAX_TRACEBACK:
         return cut(text, MAX_TRACEBACK)
-    head = cut(text, HEAD)
+    head = cut(text, HEAD).rsplit(None, 1)[0]
     tail = text[-MAX_TRACEBACK:].encode(errors="replace")
     note = f"\n… about {max(1, len(text) - MAX_TRACEBACK):,} characters are left out …\n"
     room = MAX_TRACEBACK - len(head.encode()) - len(note.encode())
-    return cut(f"{head}{note}{tail[-room:].decode(errors='ignore')}", MAX_TRACEBACK)
+    end = tail[-room:].decode(errors="ignore").split(None, 1)[-1]
+    return cut(f"{head}{note}{end}", MAX_TRACEBACK)

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, Final, get_args
 
 from redis_queue.basics.histogram import MARKS, read_histograms
+from redis_queue.basics.logs import hide_secrets
 from redis_queue.basics.times import END_OF_CALENDAR_MS, from_ms
 from redis_queue.monitor.model import LeaseState, Outcome, Run, RunningTask, Tally, WorkerRow
 from redis_queue.store.codec import read_document, small_integer
@@ -23,6 +24,9 @@ MAX_RELEASE: Final = 64
 
 MAX_ARGUMENTS: Final = 200
 """Maximum characters of the arguments of a running task, and bytes of those of a kept run."""
+
+MAX_RAW: Final = 4096
+"""Maximum bytes that a worker reads of a text that may have secrets: they are recognized by their whole text."""
 
 MAX_KEY: Final = 300
 """Maximum characters of a key."""
@@ -90,9 +94,10 @@ def read_running(worker: str, text: bytes, most: int) -> list[RunningTask]:
 
 
 def write_run(run: Run) -> str:
-    """Return the JSON of *run*, without its id; one line."""
+    """Return the JSON of *run*, without its id and likely secrets; one line."""
     times = {"ended": run.ended_at, **{name: getattr(run, f"{name}_at") for name in _RUN_TIMES}}
-    texts = {name: getattr(run, name)[:most] for name, most in _RUN_TEXTS.items()}
+    texts = {name: getattr(run, name)[:most] for name, most in _RUN_TEXTS.items() if name not in _PRIVATE}
+    texts |= {name: private_text(getattr(run, name), _RUN_TEXTS[name]) for name in _PRIVATE}
     return json.dumps(
         {
             "outcome": run.outcome,
@@ -124,7 +129,10 @@ _RUN_TEXTS: Final = {
     **dict.fromkeys(("task", "queue", "worker", "parent", "root", "group", "error", "release"), MAX_TEXT),
     **dict.fromkeys(("args", "kwargs"), MAX_ARGUMENTS),
 }
-"""The texts of a run, and their maximum lengths."""
+"""The texts of a run, and their maximum lengths; those of its arguments are in bytes when they are written."""
+
+_PRIVATE: Final = ("error", "args", "kwargs")
+"""Texts of a run that may have secrets."""
 
 
 def _running(worker: str, row: Any) -> RunningTask | None:
@@ -139,6 +147,21 @@ def text_of(found: Any, most: int = MAX_TEXT) -> str:
     if not isinstance(found, str):
         raise TypeError("expected a text")
     return readable(found[:most])
+
+
+def private_text(text: str, most: int) -> str:
+    """Return a text that may have secrets as it is stored: without likely ones, then cut as :func:`cut` does."""
+    return cut(hide_secrets(text), most)
+
+
+def cut(text: str, most: int) -> str:
+    """Return *text* in at most *most* bytes, without control characters except line breaks and tabs."""
+    if len(text) > most:
+        text = text[:most]
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
+    raw = text.encode(errors="replace")
+    return text if len(raw) <= most else raw[:most].decode(errors="ignore")
 
 
 def release_text(found: object) -> str:

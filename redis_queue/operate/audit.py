@@ -1,15 +1,15 @@
-"""Audit: the last actions of people, kept in Redis."""
+"""Audit: the last actions of people, kept in Redis without likely secrets."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from redis_queue.basics.logs import logger_of
+from redis_queue.basics.logs import hide_secrets, logger_of
 from redis_queue.basics.times import from_ms
 from redis_queue.store.chunks import CHUNK, check_limit
 from redis_queue.store.codec import read_document, small_integer
@@ -62,7 +62,8 @@ class Audit:
         self._key = self._keys.audit
 
     def record(self, line: AuditLine) -> None:
-        """Log *line*, then add it to the audit."""
+        """Log *line*, then add it to the audit, both without likely secrets."""
+        line = replace(line, detail=hide_secrets(line.detail))
         # The log first: it needs no Redis.
         known = {"user": line.user, "verb": line.verb, "queue": line.queue, "count": line.count}
         ids = [subject.id for subject in line.subjects]
@@ -71,14 +72,14 @@ class Audit:
         self.add(line)
 
     def add(self, line: AuditLine) -> None:
-        """Keep *line*; the oldest beyond :data:`MAX_LINES` is deleted."""
+        """Keep *line*, without likely secrets; the oldest beyond :data:`MAX_LINES` is deleted."""
         row = {
             "at": round(line.at.timestamp() * 1000),
             "user": line.user,
             "verb": line.verb,
             "queue": line.queue,
             "count": line.count,
-            "detail": line.detail[:MAX_DETAIL],
+            "detail": hide_secrets(line.detail)[:MAX_DETAIL],
             "subjects": [_written(subject) for subject in line.subjects[:MAX_SUBJECTS]],
             # After a lost reply the row may be stored twice; it is read once.
             "nonce": os.urandom(8).hex(),

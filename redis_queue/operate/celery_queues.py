@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from kombu.exceptions import OperationalError
 
+from redis_queue.basics.logs import hide_secrets
 from redis_queue.basics.options import did_you_mean
 from redis_queue.basics.times import monotonic
 from redis_queue.celery.queues.depth import BrokerQueues, Depth
@@ -22,7 +23,6 @@ from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.liveness import WorkerState
 from redis_queue.operate.queue_row import BROKEN, SORTS, CeleryOverview, CeleryQueueRow, sort_rows
 from redis_queue.store.keys import check_name
-from redis_queue.store.redis_errors import redact
 
 MAX_CELERY_QUEUES: Final = 10_000
 """Maximum number of queues of an app that are known."""
@@ -246,4 +246,4 @@ def _check_known(name: str, names: Sequence[str], depth: Depth) -> None:
 
 
 def _away(failure: Exception) -> str:
-    return f"the broker cannot be read: {redact(str(failure))}"
+    return f"the broker cannot be read: {hide_secrets(str(failure))}"

@@ -13,6 +13,7 @@ import redis
 from kombu.exceptions import OperationalError
 
 from redis_queue.basics.lazy_property import LazyProperty
+from redis_queue.basics.logs import hide_secrets
 from redis_queue.basics.options import some_of
 from redis_queue.basics.times import span_text
 from redis_queue.celery.admission.admission import task_id_of
@@ -39,7 +40,6 @@ from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.codec import read_document
 from redis_queue.store.commands import FETCH, LEASES
 from redis_queue.store.ids import MAX_ID, readable
-from redis_queue.store.redis_errors import redact
 from redis_queue.store.scripts import Scripts
 
 SAMPLE: Final = 10_000
@@ -201,7 +201,7 @@ def in_flight_broker(access: Access) -> Iterator[InFlightBroker | None]:
                 timeout = float(channel.visibility_timeout)
                 yield InFlightBroker(Scripts(client_of(channel)), InFlightKeys.of(channel), timeout)
         except OperationalError as failure:
-            raise StoreUnavailableError(redact(str(failure))) from failure
+            raise StoreUnavailableError(hide_secrets(str(failure))) from failure
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeVar
 
+from redis_queue.basics.logs import hide_secrets
 from redis_queue.catalog import AnyQueue, kind_of
 from redis_queue.delay.model import sum_stats
 from redis_queue.errors import RedisQueueError, SchemaError, WrongTypeError
 from redis_queue.queue.claims import read_stats
 from redis_queue.store.keys import Kind
-from redis_queue.store.redis_errors import redact
 
 SIZES: Final = ("ready", "delayed", "in_flight", "dead", "quarantined")
 TOTALS: Final = ("put", "acked", "redelivered", "put_back")
@@ -197,7 +197,7 @@ class CeleryOverview:
 def fault_text(error: Exception) -> str:
     """Return the text for an error in :data:`BROKEN`, or of the store or the broker."""
     is_parsing = isinstance(error, ValueError | OverflowError) and not isinstance(error, RedisQueueError)
-    return "its counters cannot be read: redis-queue doctor" if is_parsing else redact(str(error))
+    return "its counters cannot be read: redis-queue doctor" if is_parsing else hide_secrets(str(error))
 
 
 Row = TypeVar("Row", QueueRow, CeleryQueueRow)

@@ -256,17 +256,33 @@ def _state_of(stored: Stored) -> State:
     return "paused" if state.is_paused else "active" if state.due else "over"
 
 
+_PLAIN_OPTIONS: Final = ("queue", "exchange", "routing_key", "serializer", "compression")
+"""Options of a run, besides numbers, that are shown without its body."""
+
 _SPANS: Final = ("window", "overlap_timeout", "jitter", "expires")
 
 
 def definition_fields(definition: Definition | None, *, with_body: bool = True) -> dict[str, str | None]:
     """Return the fields of *definition* as people read them, and as put does; None for those without a value.
 
-    Without the body, args and kwargs are left out.
+    Without the body, args and kwargs are left out, and of the options those that may say more than how a run is sent,
+    such as headers.
     """
     hidden = ("name", "version", "tzdata", *(() if with_body else ("args", "kwargs")))
     known = {} if definition is None else asdict(definition)
+    if not with_body and definition is not None:
+        known["options"] = {name: value for name, value in definition.options.items() if _is_plain(name, value)}
     return {name.replace("_", " "): _field(name, value) for name, value in known.items() if name not in hidden}
+
+
+def has_body(definition: Definition) -> bool:
+    """Return whether :func:`definition_fields` leaves out fields without the body."""
+    options = definition.options.items()
+    return bool(definition.args or definition.kwargs) or not all(_is_plain(name, value) for name, value in options)
+
+
+def _is_plain(option: str, value: Any) -> bool:
+    return option in _PLAIN_OPTIONS or isinstance(value, int | float)
 
 
 def changes(before: Definition | None, after: Definition) -> list[tuple[str, str | None, str | None]]:

@@ -10,6 +10,7 @@ from typing import Final, Literal, TypeVar
 
 from kombu.exceptions import OperationalError
 
+from redis_queue.basics.logs import hide_secrets
 from redis_queue.basics.options import Conditions
 from redis_queue.basics.times import monotonic, span_text
 from redis_queue.celery.message.envelope import Envelope
@@ -28,7 +29,6 @@ from redis_queue.operate.items import Messages, task_of
 from redis_queue.operate.queue_row import BROKEN
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.ids import check_id, retry_id
-from redis_queue.store.redis_errors import redact
 
 T = TypeVar("T")
 
@@ -201,7 +201,7 @@ class TaskLife:
         except ConfigurationError as error:
             found, nothing = None, str(error)
         except (RedisQueueError, OperationalError, *BROKEN) as error:
-            found, nothing = None, f"cannot be read: {redact(str(error))}"
+            found, nothing = None, f"cannot be read: {hide_secrets(str(error))}"
         self.sources.append(Source(name, bool(found), "" if found else nothing))
         return found
 
@@ -340,7 +340,7 @@ def _waiting(access: Access, life: TaskLife) -> tuple[str, WaitingMessage] | Non
     except ConfigurationError as error:
         note = f"not searched: {error}"
     except (RedisQueueError, OperationalError) as error:
-        note = f"cannot be read: {redact(str(error))}"
+        note = f"cannot be read: {hide_secrets(str(error))}"
     life.sources.append(Source(name, known=False, note=note))
     return None
 

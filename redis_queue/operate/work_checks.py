@@ -10,6 +10,7 @@ import redis
 from kombu.exceptions import OperationalError
 
 from redis_queue.admission.declarations import Declaration, Declarations
+from redis_queue.basics.logs import hide_secrets
 from redis_queue.basics.options import some_of
 from redis_queue.celery.admission.admission import AdmissionKeys, places_without_message
 from redis_queue.celery.brokers.redis import is_same_database
@@ -29,7 +30,7 @@ from redis_queue.operate.flows import KINDS, LimitsRow
 from redis_queue.operate.queue_row import BROKEN
 from redis_queue.operate.schedules import ScheduleList
 from redis_queue.store.chunks import CHUNK
-from redis_queue.store.redis_errors import UnlessRefused, redact
+from redis_queue.store.redis_errors import UnlessRefused
 from redis_queue.store.scripts import Scripts
 
 ANSWER_WITHIN: Final = 1.0
@@ -64,7 +65,7 @@ def flow_places(access: Access) -> Iterator[Finding]:
     try:
         taken = _places_in_vain(access)
     except OperationalError as failure:
-        yield warning(f"could not be checked: {redact(str(failure))}", CHECK_BROKER)
+        yield warning(f"could not be checked: {hide_secrets(str(failure))}", CHECK_BROKER)
         return
     if taken:
         yield warning(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Literal, Protocol, cast
 
+from redis_queue.basics.logs import hide_secrets
 from redis_queue.basics.times import from_ms, monotonic
 from redis_queue.errors import InvalidValueError
 from redis_queue.schedules.definition import Definition
@@ -112,7 +113,7 @@ class Event:
     """Something that happened to a schedule at *at*.
 
     *kind*: ``sent`` a run, ``skipped`` *count* runs due from *due* to *until* (*text* is the reason), ``ended`` a run
-    (*text* is its outcome), ``error``, ``paused`` or ``resumed`` (*text* says why).
+    (*text* is its outcome), ``error``, ``paused`` or ``resumed`` (*text* says why); stored without likely secrets.
     """
 
     kind: Kind
@@ -124,7 +125,7 @@ class Event:
     text: str = ""
 
     def __str__(self) -> str:
-        words = " ".join("".join(c if c.isprintable() else " " for c in self.text[:300]).split())
+        words = " ".join("".join(c if c.isprintable() else " " for c in hide_secrets(self.text)[:300]).split())
         # A header of a message may be any text.
         id_ = self.id if is_id(self.id) and " " not in self.id else NONE
         return f"{self.kind} {self.at} {id_} {self.due} {self.until} {self.count} {words}"

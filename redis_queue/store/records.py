@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol
 
-from redis_queue.basics.logs import logger_of
+from redis_queue.basics.logs import hide_secrets, logger_of
 from redis_queue.basics.times import from_ms
 from redis_queue.errors import InvalidValueError, RedisQueueError
 from redis_queue.model import DeadLetter, InFlight, Item, Lease, PutBack, Quarantined, Unread
@@ -248,8 +248,9 @@ class Records:
 
 
 def reason_bytes(reason: object) -> bytes:
-    """Return *reason*, text or an exception, as stored bytes of limited length."""
-    return _reason_text(reason)[:MAX_REASON].encode(errors="replace")
+    """Return *reason*, text or an exception, as stored bytes of limited length, without likely secrets."""
+    # A secret that begins before the cut is recognized by its whole text.
+    return hide_secrets(_reason_text(reason)[: 4 * MAX_REASON])[:MAX_REASON].encode(errors="replace")
 
 
 def _reason_text(reason: object) -> str:

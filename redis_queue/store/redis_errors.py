@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import redis
 
+from redis_queue.basics.logs import hide_secrets
 from redis_queue.errors import (
     StoreError,
     StoreRefusedError,
@@ -26,13 +27,6 @@ _WRAPPED = re.compile(
     re.DOTALL,
 )
 _ARGUMENTS = re.compile(r",? with args beginning with: .*", re.DOTALL)
-_AFTER_SLASHES = re.compile(r"(?<=//)(?:(?!://)\S)+")
-
-
-def redact(text: str) -> str:
-    """Return *text* with user and password of each URL replaced by ``***``."""
-    text = _AFTER_SLASHES.sub(lambda found: "***@" * ("@" in found[0]) + found[0].rpartition("@")[2], text)
-    return re.sub(r"(?<=password=)[^&\s]*", "***", text)
 
 
 def translate(error: Exception, *, unknown: bool = False) -> StoreError:
@@ -41,7 +35,7 @@ def translate(error: Exception, *, unknown: bool = False) -> StoreError:
     *unknown*: the command is a write that may have been executed although its reply was lost; the message says so.
     """
     # The arguments of an unknown command may be the body of a message.
-    text = redact(_ARGUMENTS.sub("", _WRAPPED.sub("", str(error))))
+    text = hide_secrets(_ARGUMENTS.sub("", _WRAPPED.sub("", str(error))))
     if "to run the 'eval' command" in text:
         return StoreUnavailableError(
             "the scripts are not loaded into this Redis, and its user has no permission for EVAL, so nothing was done:"

@@ -17,7 +17,7 @@ from flask import Flask, Response, current_app, g, render_template, request, url
 from kombu.exceptions import OperationalError
 from werkzeug.exceptions import BadRequest, HTTPException, InternalServerError
 
-from redis_queue.basics.logs import logger_of
+from redis_queue.basics.logs import hide_secrets, logger_of
 from redis_queue.basics.times import from_ms, span_text
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.operate.access import Access, AppAccess, access_to
@@ -25,7 +25,7 @@ from redis_queue.operate.actions.entries import reference
 from redis_queue.operate.celery_queues import RATE_MINUTES
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.ids import is_id
-from redis_queue.store.redis_errors import RedisErrors, redact
+from redis_queue.store.redis_errors import RedisErrors
 from redis_queue.web import (
     actions,
     charts,
@@ -287,8 +287,8 @@ def _described(error: Exception) -> tuple[int, str, str]:
     if isinstance(error, InvalidValueError):
         return 400, "Bad request", str(error)
     if isinstance(error, (RedisQueueError, *RedisErrors)):
-        return 503, "Redis request failed", redact(str(error))
+        return 503, "Redis request failed", hide_secrets(str(error))
     if isinstance(error, OperationalError):
-        return 503, "Broker request failed", redact(str(error))
+        return 503, "Broker request failed", hide_secrets(str(error))
     current_app.logger.exception("cannot show %s", request.path, extra={"action": "page_failed"})
     return 500, "Internal error", "See the log of the dashboard."

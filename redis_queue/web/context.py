@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from flask import current_app, render_template
 
-from redis_queue.basics.logs import logger_of
+from redis_queue.basics.logs import hide_secrets, logger_of
 from redis_queue.basics.times import monotonic
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import RedisQueueError
@@ -17,7 +17,6 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit
 from redis_queue.operate.diagnosis import examine
 from redis_queue.operate.incidents.registry import current
-from redis_queue.store.redis_errors import redact
 
 T = TypeVar("T")
 
@@ -105,7 +104,7 @@ class Watch(Generic[T]):
         try:
             self.note(self._look())
         except RedisQueueError as error:
-            self.note((), redact(str(error)))
+            self.note((), hide_secrets(str(error)))
         except Exception:  # noqa: BLE001 - nobody else would see it
             _log.exception("cannot check the queues", extra={"action": "check_failed"})
             self.note((), "see the log of the dashboard")

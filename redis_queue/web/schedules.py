@@ -22,6 +22,7 @@ from redis_queue.operate.schedules import (
     State,
     definition_fields,
     find_row,
+    has_body,
     with_events,
 )
 from redis_queue.operate.time_line import DAY_MS, GAP_MS, Span, lines
@@ -163,7 +164,7 @@ def one() -> str:
         row=row,
         definition=definition,
         fields={label: value for label, value in known.items() if value is not None},
-        hides=not with_body and definition is not None and bool(definition.args or definition.kwargs),
+        hides=not with_body and definition is not None and has_body(definition),
         with_body=with_body,
         next_runs=access.schedules.next_runs(name, SHOWN) if is_readable else [],
         zone=ZoneInfo(row.schedule.timezone) if is_readable and row.schedule.timezone != "UTC" else None,
@@ -188,7 +189,7 @@ def _edit(access: Access, row: ScheduleRow, *, with_body: bool) -> dict[str, Any
     definition = row.schedule.definition
     if access.app is None or definition is None:
         return {}
-    if (definition.args or definition.kwargs) and not with_body:
+    if has_body(definition) and not with_body:
         return {"why": "to change it, show its arguments"}
     try:
         return {"values": put_values(access, definition)}

@@ -9,6 +9,7 @@ from celery import Celery
 from kombu.entity import Exchange, Queue
 
 from redis_queue import Flow
+from redis_queue.basics.logs import hide_secrets
 from redis_queue.basics.options import did_you_mean
 from redis_queue.celery import DurableTasks
 from redis_queue.celery.admission.policy import FlowPolicy, UniquePolicy
@@ -16,7 +17,6 @@ from redis_queue.celery.control import revokes
 from redis_queue.celery.message.destinations import Destinations
 from redis_queue.celery.queues.names import QueueNames
 from redis_queue.operate.queue_row import Faults, QueueRow
-from redis_queue.store.redis_errors import redact
 
 
 def flows_of_unknown_queues(count: int) -> Callable[[], object]:
@@ -52,7 +52,7 @@ def unknown_bindings(count: int) -> Callable[[], object]:
 def rescheduled_ids(count: int) -> Callable[[], object]:
     app = Celery("many", set_as_current=False)
     for number in range(count):
-        app.task(name=f"task-{number}", shared=False, lazy=False)(redact)
+        app.task(name=f"task-{number}", shared=False, lazy=False)(hide_secrets)
     policy = UniquePolicy.of(app)
     return lambda: [policy.exist for _ in range(count)]
 
@@ -70,7 +70,7 @@ def queues_that_cannot_be_read(count: int) -> Callable[[], object]:
 
 
 def slashes(count: int) -> Callable[[], object]:
-    return lambda: redact("/" * count)
+    return lambda: hide_secrets("/" * count)
 
 
 def letters(count: int) -> Callable[[], object]:

@@ -114,7 +114,7 @@ class TestList:
 
 
 class TestPut:
-    def test_it_stores_all_that_is_given(self, run_in_app: Run, schedules: Schedules, clock: Clock) -> None:
+    def test_it_stores_all_that_is_given(self, run_in_app: Run, schedules: Schedules, client: redis.Redis) -> None:
         options = {
             "--rules": "every 10 s; 30 2 * * *",
             "--args": "[1]",
@@ -140,6 +140,9 @@ class TestPut:
         )
         found = must(schedules.find("all").definition)
         assert (found.args, found.kwargs, found.options) == ([1], {"a": None}, {"queue": "reports"})
+        # More people read the audit than may see arguments.
+        (line_of_audit,) = Audit(client, "redis_queue").last()
+        assert ", args, kwargs, timezone Europe/Berlin, queue reports" in line_of_audit.detail
         assert (found.timezone, found.missed, found.overlap) == ("Europe/Berlin", "all", "queue")
         assert (found.window, found.jitter, found.expires) == (7_200_000, 5000, 3_600_000)
         assert (found.until, found.max_runs, found.pause_after_failures) == (NOW + 31 * 86_400_000, 7, 3)

@@ -15,7 +15,7 @@ from redis.credentials import UsernamePasswordCredentialProvider
 from redis.sentinel import SentinelConnectionPool
 
 from redis_queue import ConfigurationError, connect
-from redis_queue.store.redis_errors import redact
+from redis_queue.basics.logs import hide_secrets
 
 SECRET = "s3cr3t"
 relaxed = settings(deadline=None)
@@ -273,21 +273,21 @@ class TestRedact:
         printable,
     )
     def test_any_password_is_redacted(self, scheme: str, user: str, password: str) -> None:
-        shown = redact(f"Error in {scheme}://{user}:{password}{SECRET}@host:6379/0?db=1 here")
+        shown = hide_secrets(f"Error in {scheme}://{user}:{password}{SECRET}@host:6379/0?db=1 here")
         assert SECRET not in shown
         assert shown.endswith("@host:6379/0?db=1 here")
         assert shown.startswith(f"Error in {scheme}://")
 
     def test_each_url_of_a_list_is_redacted(self) -> None:
-        shown = redact(f"sentinel://:{SECRET}@a:1;sentinel://user:{SECRET}@b:2, redis://{SECRET}@c")
+        shown = hide_secrets(f"sentinel://:{SECRET}@a:1;sentinel://user:{SECRET}@b:2, redis://{SECRET}@c")
         assert shown == "sentinel://***@a:1;sentinel://***@b:2, redis://***@c"
 
     def test_a_password_among_the_options_is_redacted(self) -> None:
         for option in ("password", "ssl_password", "sentinel_password"):
-            assert SECRET not in redact(f"redis://h/0?db=1&{option}={SECRET}&x=y")
+            assert SECRET not in hide_secrets(f"redis://h/0?db=1&{option}={SECRET}&x=y")
 
     @pytest.mark.parametrize(
         "text", ["redis://h:6379/0", "unix:///run/redis.sock?db=1", "mail a@b.example", "a // b", "", "redis://a,b:1/x"]
     )
     def test_text_without_a_password_is_unchanged(self, text: str) -> None:
-        assert redact(text) == text
+        assert hide_secrets(text) == text

@@ -112,7 +112,7 @@ def test_one_failure_hides_its_arguments_until_they_are_requested(reader: Browse
         assert text in page.text
     assert "argument" not in page.text.replace("Arguments", "").replace("Show arguments", "")
     page = reader.get("/failure?id=failed&body=1")
-    assert "('argument',) {'password': •••}" in page.text
+    assert "('argument',) {'password': ***}" in page.text
     assert "hunter2" not in page.source
 
 
@@ -139,7 +139,7 @@ def test_other_arguments_of_one_failure(writer: Browser, filled: redis.Redis) ->
     assert 'args ["<b>"]' in asked.text
     writer.send(asked.confirmation)
     assert json.loads(delay_entry(filled, "failed").body)[:2] == [["<b>"], {"a": 1}]
-    assert last_action(filled)[-1] == 'args ["<b>"], kwargs {"a": 1}'
+    assert last_action(filled)[-1] == "args, kwargs"
 
 
 @pytest.mark.parametrize(

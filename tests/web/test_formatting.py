@@ -58,7 +58,7 @@ class TestRedacted:
         [
             "Timeout: no answer",
             "{'order': 42, 'name': 'ann'}",
-            "see https://example.org:8080/a@b",
+            "see https://example.org/@ann/post",
             "the secretary of the token ring",
             "basic needs",
         ],

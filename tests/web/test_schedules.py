@@ -310,10 +310,20 @@ class TestOne:
         assert "hunter2" not in text
         assert "argument" not in text.replace("Arguments are hidden", "")
 
+    def test_headers_only_on_request(self, writer: Browser, schedules: Schedules) -> None:
+        options: dict[str, Any] = {"priority": 3, "headers": {"tenant": "acme"}, "shadow": "acme"}
+        schedules.put("special", "0 3 * * *", "t", **options)
+        text = writer.get(one("special")).text
+        assert "acme" not in text
+        assert 'Options {"priority": 3, "queue": "celery"}' in text
+        assert "Arguments are hidden." in text
+        assert "to change it, show its arguments" in text
+        assert '"tenant": "acme"' in writer.get(f"{one('special')}&body=1").text
+
     def test_arguments_on_request_without_secrets(self, reader: Browser, schedules: Schedules) -> None:
         page = reader.get(one("often"))
         text = reader.get(page.link("body=1")).text
-        assert 'Args ["argument"] Kwargs {"token": •' in text
+        assert 'Args ["argument"] Kwargs {"token": *' in text
         assert "hunter2" not in text
 
     def test_next_runs_are_those_of_the_schedule(self, reader: Browser, schedules: Schedules) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from celery import Celery, signals
 from kombu.exceptions import OperationalError
 
-from redis_queue.basics.logs import OutageLog, logger_of
+from redis_queue.basics.logs import OutageLog, hide_secrets, logger_of
 from redis_queue.basics.waits import Backoff
 from redis_queue.catalog import put_back_each
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
@@ -24,7 +24,7 @@ from redis_queue.celery.settings import extension_of, part_of
 from redis_queue.celery.store import Store
 from redis_queue.delay.model import Dispatched
 from redis_queue.errors import RedisQueueError, StoreUnavailableError
-from redis_queue.store.redis_errors import is_outage, redact
+from redis_queue.store.redis_errors import is_outage
 
 logger = logger_of(__name__)
 
@@ -180,7 +180,7 @@ def _wait_in_outages(sender: Any, **_: Any) -> None:
                 if cause is None or not (is_outage(cause) or isinstance(cause, OperationalError)):
                     raise
                 pause = backoff.next()
-                log.note(StoreUnavailableError(redact(str(cause))), retry_in=pause)
+                log.note(StoreUnavailableError(hide_secrets(str(cause))), retry_in=pause)
                 if stopped.wait(pause):
                     raise
             else:

@@ -11,13 +11,13 @@ from celery import Celery
 from kombu.transport import get_transport_cls
 from kombu.transport.redis import Channel, SentinelChannel
 
+from redis_queue.basics.logs import hide_secrets
 from redis_queue.celery.kombu.connection import add_timeouts
 from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.kombu.keys import LEASE_OPTION, lease_of
 from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import has_leases
 from redis_queue.errors import ConfigurationError
-from redis_queue.store.redis_errors import redact
 
 SWEEP_LIMIT: Final = "unacked_restore_limit"
 """Transport option: how many expired messages kombu restores per look; None for all, 0 for none."""
@@ -52,7 +52,7 @@ def check_broker(app: Celery) -> None:
     rivals = [kind for kind in kinds if kind.driver_type == "redis" and not issubclass(kind.Channel, SentinelChannel)]
     if len(urls) > 1 and rivals:
         raise ConfigurationError(
-            f"broker_url names {len(urls)} brokers ({', '.join(map(redact, urls))}): must be one with leases; "
+            f"broker_url names {len(urls)} brokers ({', '.join(map(hide_secrets, urls))}): must be one with leases; "
             "for failover give the URL of a set of Sentinels (sentinel://host1;sentinel://host2)"
         )
 

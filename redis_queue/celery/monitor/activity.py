@@ -17,14 +17,14 @@ from celery.exceptions import Retry
 from celery.utils.serialization import UnpickleableExceptionWrapper
 
 from redis_queue.basics.histogram import Durations
-from redis_queue.basics.logs import hide_secrets, logger_of
+from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import from_ms, iso_time, monotonic
 from redis_queue.celery.message.body import retries_in
 from redis_queue.celery.message.headers import ETA, SCHEDULE, SENT
-from redis_queue.monitor.failure_rows import MAX_FAILURE_TEXT, cut, name_of
+from redis_queue.monitor.failure_rows import name_of
 from redis_queue.monitor.model import Outcome, Run, Series, Tally
 from redis_queue.monitor.report import MAX_ENDED, OTHER
-from redis_queue.monitor.rows import MAX_ARGUMENTS, MAX_TEXT
+from redis_queue.monitor.rows import MAX_RAW, MAX_TEXT, cut
 
 logger = logger_of(__name__)
 
@@ -137,12 +137,11 @@ def _number(found: _Ranked) -> int:
 
 
 def _made(found: _Fields, skew: float) -> Run:
-    """Return a run as it is kept: with times of Redis, and with short arguments, without likely secrets."""
-    args, kwargs = (cut(hide_secrets(found.get(name, "")), MAX_ARGUMENTS) for name in ("args", "kwargs"))
+    """Return a run as it is kept: with times of Redis."""
     seconds = {name: found[name] + skew for name in _OWN_TIMES if found[name] is not None}
     seconds |= {"sent_at": found["sent_at"], "due_at": _seconds_of(found["due_at"])}
     times = {name: None if at is None else from_ms(at * 1000) for name, at in seconds.items()}
-    return Run(**{**found, **times, "args": args, "kwargs": kwargs})
+    return Run(**{**found, **times})
 
 
 class Activity:
@@ -278,7 +277,7 @@ class Activity:
             "due_at": _text(headers.get(ETA), MAX_TEXT + 1),
             "retries": retries_in(headers),
             "fetched_at": getattr(message, FETCHED, None),
-            "error": "" if outcome == "succeeded" else error_of(request)[:MAX_TEXT],
+            "error": "" if outcome == "succeeded" else error_of(request),
             "release": self.release,
             **{name: _text(headers.get(key), most) for name, (key, most) in self._texts.items()},
         }
@@ -293,7 +292,7 @@ _TEXTS: Final = {
 }
 """The texts of a run: the header of each, and its maximum length."""
 
-_ARGUMENTS: Final = {"args": ("argsrepr", MAX_FAILURE_TEXT), "kwargs": ("kwargsrepr", MAX_FAILURE_TEXT)}
+_ARGUMENTS: Final = {"args": ("argsrepr", MAX_RAW), "kwargs": ("kwargsrepr", MAX_RAW)}
 """Its arguments, longer than they are kept: a secret is recognized by its whole text."""
 
 _OTHER: Final = ("", "", "")
@@ -347,7 +346,7 @@ def exception_name(error: object) -> str:
 def text_of(error: object) -> str:
     """Return the text of *error*, of limited length; "" if its class cannot make one."""
     try:
-        return cut(str(error), MAX_FAILURE_TEXT)
+        return cut(str(error), MAX_RAW)
     except Exception:  # noqa: BLE001 - code of the application
         return ""
 
@@ -364,5 +363,5 @@ def error_of(request: Any) -> str:
         # One that was raised in a child comes as a text if it cannot be pickled.
         error = error.exc or error.excs or error.message
     if error is None or isinstance(error, str):
-        return cut(error or "", MAX_FAILURE_TEXT)
-    return cut(": ".join(filter(None, (exception_name(error), text_of(error)))), MAX_FAILURE_TEXT)
+        return cut(error or "", MAX_RAW)
+    return cut(": ".join(filter(None, (exception_name(error), text_of(error)))), MAX_RAW)

@@ -17,10 +17,10 @@ from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.monitor.activity import QueueOf, exception_name, text_of, unwrapped
 from redis_queue.celery.settings import KeepFailures
 from redis_queue.errors import RedisQueueError
-from redis_queue.monitor.failure_rows import MAX_FAILURE_TEXT, MAX_MESSAGE, cut, cut_middle, failure_id, name_of
+from redis_queue.monitor.failure_rows import MAX_MESSAGE, cut_middle, failure_id, name_of
 from redis_queue.monitor.failures import MAX_AT_ONCE, Failures
 from redis_queue.monitor.model import Failure, FailureKind
-from redis_queue.monitor.rows import MAX_TEXT
+from redis_queue.monitor.rows import MAX_RAW
 
 logger = logger_of(__name__)
 
@@ -139,7 +139,7 @@ class FailureLog:
     def _failure(self, source: Any, headers: Mapping[str, Any], **fields: Any) -> Failure:
         id_ = headers.get("id")
         names = ("argsrepr", "kwargsrepr") if self._arguments else ()
-        args, kwargs = (cut(_text(headers.get(name)), MAX_FAILURE_TEXT) for name in names) if names else ("", "")
+        args, kwargs = (_text(headers.get(name)) for name in names) if names else ("", "")
         return Failure(
             id=failure_id(id_) if isinstance(id_, str) and id_ else uuid4().hex,
             task=name_of(_text(headers.get("task"))),
@@ -176,4 +176,4 @@ def _run_time(request: Any, seconds: float | None) -> float | None:
 
 
 def _text(found: Any) -> str:
-    return found[: MAX_FAILURE_TEXT + MAX_TEXT] if isinstance(found, str) else ""
+    return found[:MAX_RAW] if isinstance(found, str) else ""

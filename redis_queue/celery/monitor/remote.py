@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from kombu.exceptions import OperationalError
 
+from redis_queue.basics.logs import hide_secrets
 from redis_queue.errors import WorkerRefusedError
-from redis_queue.store.redis_errors import redact
 
 STOP: Final = "redis_queue_stop"
 SHUT_DOWN: Final = "redis_queue_shut_down"
@@ -57,7 +57,7 @@ def _call(app: Any, worker: str, name: str, arguments: Mapping[str, Any]) -> Any
             name, arguments=arguments, destination=[worker], reply=True, timeout=ANSWER_WITHIN, limit=1
         )
     except OperationalError as error:
-        raise WorkerRefusedError(f"the broker cannot be reached: {redact(str(error))}") from error
+        raise WorkerRefusedError(f"the broker cannot be reached: {hide_secrets(str(error))}") from error
     for reply in replies or ():
         found = reply.get(worker) if isinstance(reply, Mapping) else None
         if isinstance(found, Mapping) and "ok" in found:

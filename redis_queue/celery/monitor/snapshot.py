@@ -23,7 +23,7 @@ from redis_queue.celery.monitor.activity import Activity
 from redis_queue.celery.store import Store
 from redis_queue.monitor.model import LeaseState, RunningTask, WorkerRow
 from redis_queue.monitor.report import MAX_RUNNING
-from redis_queue.monitor.rows import MAX_ARGUMENTS, MAX_TEXT, release_text
+from redis_queue.monitor.rows import MAX_ARGUMENTS, MAX_RAW, MAX_TEXT, private_text, release_text
 from redis_queue.store.urls import url_of
 
 MIN_REPORTED_SECONDS: Final = 1.0
@@ -52,7 +52,7 @@ class Snapshots:
     """Describes the worker of *consumer*, whose runs *activity* notes, and running tasks, with their *arguments*."""
 
     def __init__(self, consumer: Any, activity: Activity, *, arguments: bool = True) -> None:
-        self._arguments = MAX_ARGUMENTS if arguments else 0
+        self._arguments = MAX_RAW if arguments else 0
         self._consumer = consumer
         self._activity = activity
         self._began = time.time()
@@ -133,8 +133,8 @@ class Snapshots:
                 self._activity.queue_of(request.delivery_info)[:MAX_TEXT],
                 self._consumer.hostname,
                 from_ms((request.time_start + skew) * 1000),
-                str(headers.get("argsrepr") or "")[: self._arguments],
-                str(headers.get("kwargsrepr") or "")[: self._arguments],
+                self._text(headers.get("argsrepr")),
+                self._text(headers.get("kwargsrepr")),
                 2 if request.delivery_info.get("redelivered") else 1,
                 retries_in(headers),
                 lease,
@@ -142,6 +142,9 @@ class Snapshots:
             )
             setattr(request, _ROW, row)
         return row
+
+    def _text(self, found: Any) -> str:
+        return private_text(str(found or "")[: self._arguments], MAX_ARGUMENTS)
 
     def _lease(self, request: Any) -> LeaseState:
         step, tag = self._step(), request.message.delivery_tag

@@ -11,6 +11,7 @@ from celery import Celery, Signature, group, signals
 from celery.backends.redis import ResultConsumer
 from kombu.exceptions import KombuError, OperationalError
 
+from redis_queue.basics.logs import hide_secrets
 from redis_queue.celery.entries import with_retries
 from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.message.envelope import Due, Envelope
@@ -18,7 +19,7 @@ from redis_queue.celery.publish.kinds import Call, Like
 from redis_queue.celery.settings import extension_of
 from redis_queue.errors import RedisQueueError, StoreError
 from redis_queue.store.chunks import CHUNK
-from redis_queue.store.redis_errors import UNKNOWN, RedisErrors, may_have_arrived, redact, translate
+from redis_queue.store.redis_errors import UNKNOWN, RedisErrors, may_have_arrived, translate
 
 if TYPE_CHECKING:
     from redis_queue.celery.publish.lists import BrokerLists
@@ -149,7 +150,7 @@ class Batch:
                 with consumer.reconnect_on_error():
                     consumer._pubsub.subscribe(*wanted)
             except RedisErrors as error:
-                raise OperationalError(redact(str(error))) from error
+                raise OperationalError(hide_secrets(str(error))) from error
 
     @contextmanager
     def ending(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from kombu.exceptions import OperationalError
 from kombu.utils.uuid import uuid
 
 from redis_queue.basics.lazy_property import LazyProperty
-from redis_queue.basics.logs import logger_of
+from redis_queue.basics.logs import hide_secrets, logger_of
 from redis_queue.basics.times import MAX_DELAY, from_ms
 from redis_queue.celery.admission.policy import FlowPolicy, UniquePolicy
 from redis_queue.celery.entries import with_retries
@@ -40,7 +40,7 @@ from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.delay.entries import when
 from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError, quoted
 from redis_queue.store.ids import check_id, is_id
-from redis_queue.store.redis_errors import FULL, RedisErrors, may_have_arrived, redact, translate
+from redis_queue.store.redis_errors import FULL, RedisErrors, may_have_arrived, translate
 
 logger = logger_of(__name__)
 
@@ -130,7 +130,7 @@ class Capture:
             try:
                 app.backend.on_task_call(None, call.id)
             except RedisErrors as error:
-                raise OperationalError(redact(str(error))) from error
+                raise OperationalError(hide_secrets(str(error))) from error
         if not self._put_like(send, first, call):
             return None
         result = (options.get("result_cls") or app.AsyncResult)(call.id)
@@ -315,7 +315,7 @@ class Capture:
         connection = producer.connection
         if connection is None or self._own_broker.is_that_of(connection):
             return True
-        broker = redact(connection.as_uri())
+        broker = hide_secrets(connection.as_uri())
         if send.kept is not None:
             raise InvalidValueError(f"a schedule for {broker}: only tasks for the app's own broker can be stored")
         if broker not in self._warned:

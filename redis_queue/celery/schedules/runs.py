@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from celery import Celery
 
-from redis_queue.basics.logs import logger_of
+from redis_queue.basics.logs import hide_secrets, logger_of
 from redis_queue.basics.times import from_ms, monotonic
 from redis_queue.celery.entries import MessageWriter
 from redis_queue.celery.message.apply_async import ApplyAsync
@@ -28,7 +28,7 @@ from redis_queue.monitor.monitor import Workers
 from redis_queue.schedules.definition import Definition
 from redis_queue.schedules.state import NONE, Event, State, Step, dues_of, following, plan, resumed, text_of
 from redis_queue.schedules.store import Change, ScheduleStore, Stored
-from redis_queue.store.redis_errors import is_outage, redact
+from redis_queue.store.redis_errors import is_outage
 
 logger = logger_of(__name__)
 
@@ -154,7 +154,7 @@ class Runs:
         except Exception as error:  # it must not keep other schedules from being sent
             if isinstance(error, StoreError) and is_outage(error):
                 raise
-            text = redact(text_of(error))
+            text = hide_secrets(text_of(error))
             logger.error("schedule %s is not sent: %s", stored.name, text, extra={"action": "schedule_failed"})
             late = max(0, now - state.due)
             look = now + min(max(late, RETRY[0]), RETRY[1])

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import redis
 
-from redis_queue.basics.logs import logger_of
+from redis_queue.basics.logs import hide_secrets, logger_of
 from redis_queue.basics.times import monotonic
 from redis_queue.basics.waits import Backoff
 from redis_queue.celery.admission.admission import Admission, AdmissionKeys, processes_of
@@ -24,7 +24,7 @@ from redis_queue.celery.store_consumer.channel import ERRORS, store_mixins
 from redis_queue.celery.store_consumer.connection import CLOSING, DrainThread, HubGuard, store_connection
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.keys import FlowKeys
-from redis_queue.store.redis_errors import RedisErrors, UnlessRefused, redact
+from redis_queue.store.redis_errors import RedisErrors, UnlessRefused
 
 logger = logger_of(__name__)
 
@@ -104,7 +104,7 @@ class StoreConsumer:
             except ERRORS as error:
                 logger.warning(
                     "cannot return messages of flows, which come again when their leases end: %s",
-                    redact(str(error)),
+                    hide_secrets(str(error)),
                     extra={"action": "flow_return_failed"},
                 )
 
@@ -171,7 +171,7 @@ class StoreConsumer:
         self._connection = connection
         self.sync()
         self._loop = self._run(connection)
-        logger.info("tasks of flows come from %s", redact(store.url), extra={"action": "flow_store_connected"})
+        logger.info("tasks of flows come from %s", hide_secrets(store.url), extra={"action": "flow_store_connected"})
 
     def _is_here(self, client: redis.Redis, *, in_use: bool) -> bool:
         """Return whether the worker fetches from the store: then its own channel takes messages of flows."""
@@ -220,7 +220,11 @@ class StoreConsumer:
             self._pauses.reset()
             # Without flows of its own, the worker only wants to know whether other apps have some.
             log = logger.warning if uses_admission(self._consumer.app) else logger.info
-            log("cannot take tasks of flows, trying again: %s", redact(str(error)), extra={"action": "flow_store_lost"})
+            log(
+                "cannot take tasks of flows, trying again: %s",
+                hide_secrets(str(error)),
+                extra={"action": "flow_store_lost"},
+            )
         self._lost_at = now
         if self._share is not None:
             self._share.end()

@@ -129,7 +129,7 @@ def _runs(row: ScheduleRow, most: int) -> str:
 
 
 def _definition(row: ScheduleRow) -> str:
-    fields = definition_fields(row.schedule.definition)
+    fields = definition_fields(row.schedule.definition, with_body=False)
     return "\n".join(f"{label}: {text}" for label, text in fields.items() if text)
 
 

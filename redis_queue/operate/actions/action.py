@@ -14,7 +14,6 @@ from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueEr
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import MAX_SUBJECTS, Audit, AuditLine, Subject
 from redis_queue.operate.listing import SearchReport
-from redis_queue.store.redis_errors import redact
 
 MAX_QUEUE_NAMES: Final = 3
 """Maximum number of queues that a line of the audit names."""
@@ -28,7 +27,8 @@ class Argument:
     """An argument of an action: a field of its form and an *option* of its command, by default ``--name``.
 
     *read* returns its value and raises InvalidValueError. If it is required, *missing* is what to tell without it.
-    *text* shows the value in the audit.
+    *text* shows the value in a preview, and in the audit; but the audit, which more people read, only names one that
+    *is_private*.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Argument:
     option: str = ""
     is_flag: bool = False
     is_positional: bool = False
+    is_private: bool = False
     most: int = 300
     """Maximum characters."""
     choices: Sequence[str] = ()
@@ -221,9 +222,17 @@ class Action:
     phrase: Callable[[Mapping[str, Any]], str] = lambda _: ""
 
     def given(self, choice: Choice) -> list[str]:
-        """Return the given arguments as people read them."""
+        """Return the given arguments as people read them in a preview."""
+        return [argument.text(value) for argument, value in self._given(choice)]
+
+    def detail(self, choice: Choice) -> str:
+        """Return the given arguments for the audit."""
+        given = self._given(choice)
+        return ", ".join(argument.name if argument.is_private else argument.text(value) for argument, value in given)
+
+    def _given(self, choice: Choice) -> list[tuple[Argument, Any]]:
         given = ((argument, choice.arguments.get(argument.name)) for argument in self.arguments)
-        return [argument.text(value) for argument, value in given if value not in (None, False)]
+        return [(argument, value) for argument, value in given if value not in (None, False)]
 
     @property
     def help(self) -> str:
@@ -246,7 +255,7 @@ def perform(  # noqa: PLR0917 - each is another thing
             if not go_on():
                 break
     except BaseException as error:
-        failed = "" if total.refused(error) else redact(f"{type(error).__name__}: {error}")
+        failed = "" if total.refused(error) else f"{type(error).__name__}: {error}"
         raise
     finally:
         if total.count or total.skipped or failed:

@@ -221,7 +221,7 @@ def json_argument(name: str, noun: Literal["array", "object"], text: str) -> Arg
             raise InvalidValueError(f"{name}={short}: must be a JSON {noun}")
         return value
 
-    return Argument(name, text, read, f"{name} {{}}".format, metavar="JSON", most=MAX_ARGUMENTS)
+    return Argument(name, text, read, f"{name} {{}}".format, metavar="JSON", most=MAX_ARGUMENTS, is_private=True)
 
 
 ARGS: Final = json_argument("args", "array", "Other arguments for all of them: a JSON array.")

@@ -27,7 +27,7 @@ class One:
     def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
         """Return what *action* would do to it; its arguments are the detail, unless the plan has another one."""
         found: Plan = action.function(access, choice)
-        return replace(found, detail=found.detail or ", ".join(action.given(choice)))
+        return replace(found, detail=found.detail or action.detail(choice))
 
 
 def one_step(

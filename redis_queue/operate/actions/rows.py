@@ -100,7 +100,7 @@ class Rows(ABC, Generic[T]):
             tries=len(items),
             run=lambda: self.run(action, access, choice, items, report.faults),
             queues=self.queues(choice, items, subjects),
-            detail=", ".join(action.given(choice)),
+            detail=action.detail(choice),
             subjects=subjects,
             nothing="" if items or not more else nothing,
             more=more,

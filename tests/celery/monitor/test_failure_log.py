@@ -14,8 +14,9 @@ from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.monitor.activity import exception_name
 from redis_queue.celery.monitor.failure_log import FailureLog
 from redis_queue.celery.settings import KeepFailures
-from redis_queue.monitor.failure_rows import MAX_FAILURE_TEXT, MAX_MESSAGE, MAX_TRACEBACK
+from redis_queue.monitor.failure_rows import MAX_MESSAGE, MAX_TRACEBACK
 from redis_queue.monitor.failures import MAX_AT_ONCE
+from redis_queue.monitor.rows import MAX_RAW
 
 
 class EvilError(Exception):
@@ -120,7 +121,7 @@ def test_huge_values_are_cut_when_they_are_noted(log: FailureLog) -> None:
     body = message(body=b"x" * (MAX_MESSAGE + 1), headers={"id": "id1", "task": huge, "argsrepr": huge})
     log.note(request(body, kwargsrepr=huge), failed(ValueError(huge), huge), None)
     ((found,), _) = log.take()
-    assert max(map(len, (found.message, found.args, found.kwargs))) <= MAX_FAILURE_TEXT
+    assert max(map(len, (found.message, found.args, found.kwargs))) <= MAX_RAW
     assert (len(found.task), found.body) == (255, None)
     assert len(found.traceback.encode()) <= MAX_TRACEBACK
     assert "\x1b" not in found.message + found.traceback

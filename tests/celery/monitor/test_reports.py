@@ -176,7 +176,7 @@ def test_runs_failures_and_workers_name_the_release_of_the_app(setting: str | No
 @pytest.mark.parametrize(
     ("settings", "args", "kwargs"),
     [
-        ({}, "('ORD-55555',)", "{'token': •••}"),
+        ({}, "('ORD-55555',)", "{'token': ***}"),
         ({"redis_queue_keep_arguments": False}, "", ""),
         ({"redis_queue_keep_failures": False}, "", ""),
     ],

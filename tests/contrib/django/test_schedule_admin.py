@@ -91,7 +91,9 @@ def test_anonymous_users_must_log_in_and_staff_need_a_permission(browser: Any, s
 
 
 def test_users_with_view_permission_see_all_and_change_nothing(browser: Any, schedules: Schedules) -> None:
-    schedules.put("nightly", "30 2 * * *", "shop.remind", args=("<b>",), timezone="Europe/Berlin")
+    secret: dict[str, Any] = {"args": ("<b>", "hunter2"), "kwargs": {"a": "hunter2"}}
+    secret["headers"] = {"tenant": "hunter2"}
+    schedules.put("nightly", "30 2 * * *", "shop.remind", timezone="Europe/Berlin", **secret)
     login(browser, "view")
     page = text(browser.get(LIST))
     for shown in ("nightly", "shop.remind", "30 2 * * *", "Europe/Berlin"):
@@ -100,6 +102,7 @@ def test_users_with_view_permission_see_all_and_change_nothing(browser: Any, sch
     page = text(browser.get(f"{LIST}nightly/change/"))
     assert "30 2 * * *" in page
     assert "<b>" not in page
+    assert "hunter2" not in page
     assert "_save" not in page
     before = schedules.find("nightly")
     for path in ("add/", "nightly/change/", "nightly/delete/"):

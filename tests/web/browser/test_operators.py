@@ -110,7 +110,7 @@ def test_find_the_task_of_an_order(page: Page) -> None:
     expect(page.get_by_text("delayed", exact=True)).to_be_visible()
     expect(page.get_by_role("listitem").filter(has_text="due 20")).to_contain_text(re.compile("in 1 h (29|30) min"))
     page.get_by_role("link", name="Show arguments").click()
-    expect(page.get_by_text("(1042,) {'customer': 7042, 'token': •••}")).to_be_visible()
+    expect(page.get_by_text("(1042,) {'customer': 7042, 'token': ***}")).to_be_visible()
 
 
 def test_follow_a_canvas(page: Page) -> None:
