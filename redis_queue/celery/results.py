@@ -190,13 +190,13 @@ def _time(found: Any) -> datetime | None:
         return None
 
 
-def mark_revoked(app: Celery, id: str, entry: Entry | None) -> None:
+def mark_revoked(app: Celery, id: str, source: Entry | Envelope | None) -> None:
     """Set the state of a task to REVOKED, as a worker does with a revoked task; its chord is told.
 
     Best effort: an error of the result backend is logged.
     """
     try:
-        app.backend.mark_as_revoked(id, "revoked", request=_request(entry), store_result=True)
+        app.backend.mark_as_revoked(id, "revoked", request=_request(source), store_result=True)
     except Exception as error:  # noqa: BLE001 - every backend has errors of its own
         logger.warning("cannot mark %s as revoked: %s", id, error, extra={"action": "state_unknown", "task_id": id})
 
@@ -213,10 +213,10 @@ def clear_revoked(app: Celery, id: str) -> None:
         logger.warning("cannot clear the state of %s: %s", id, error, extra={"action": "state_unknown", "task_id": id})
 
 
-def _request(entry: Entry | None) -> Any:
+def _request(source: Entry | Envelope | None) -> Any:
     """Return the request that a result backend needs to tell the chord; None without a chord."""
     try:
-        message = None if entry is None else content_of(entry)
+        message = content_of(source) if isinstance(source, Entry) else source
     except InvalidValueError:
         return None
     if not isinstance(message, Envelope):

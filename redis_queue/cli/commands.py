@@ -28,6 +28,7 @@ MODULES: Final = {
     "workers": "workers",
     "running": "workers",
     "terminate": "workers",
+    "stop": "task",
     "worker": "workers",
     "history": "history",
     "tasks": "task",

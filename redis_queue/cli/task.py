@@ -11,9 +11,12 @@ from redis_queue.basics.options import Conditions
 from redis_queue.basics.times import span_text
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
+from redis_queue.cli.actions import id_arguments, rows_command
 from redis_queue.cli.listing import Column, conditions, show_rows
 from redis_queue.cli.output import harmless, report, show_fields, show_json, show_table, wants_json
 from redis_queue.operate.access import Access
+from redis_queue.operate.actions.registry import ACTIONS
+from redis_queue.operate.actions.tasks import STATES as STOPPED
 from redis_queue.operate.canvas import Canvas, canvas
 from redis_queue.operate.task_life import TaskLife, phases, task_life
 from redis_queue.operate.task_rows import TaskRow
@@ -70,8 +73,13 @@ def tasks(access: Access, *, only: Conditions, states: tuple[str, ...], limit: i
             click.echo(harmless(look.text))
 
 
+_state: Final = click.option("--state", type=click.Choice(STOPPED), help="Only tasks in this state.")
+
+stop: Final = rows_command(ACTIONS["tasks", "stop"], id_arguments, conditions("tasks"), _state)
+
+
 def _row(row: TaskRow, *, with_body: bool) -> dict[str, Any]:
-    hidden = {"is_task", "stamps", *(() if with_body else ("args", "kwargs"))}
+    hidden = {"is_task", "stamps", "reference", *(() if with_body else ("args", "kwargs"))}
     return {name: value for name, value in dataclasses.asdict(row).items() if name not in hidden}
 
 

@@ -49,6 +49,8 @@ class SearchReport:
     def __init__(self) -> None:
         self.looked = 0
         self.faults = Faults()
+        #: What else was not searched.
+        self.notes: list[str] = []
         self._names: set[str] = set()
 
     def add(self, task: str) -> None:

@@ -27,6 +27,7 @@ from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.operate.chain import MAX_LOOKS, Stop, message_of, next_of, stop_before
 from redis_queue.operate.items import Messages, task_of
 from redis_queue.operate.queue_row import BROKEN
+from redis_queue.operate.task_rows import FetchedList
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.ids import check_id, retry_id
 
@@ -37,6 +38,11 @@ MAX_RECORD: Final = 1024 * 1024
 
 MAX_DELAY_QUEUES: Final = 10
 MAX_CELERY_QUEUES: Final = 20
+
+MAX_FETCHED: Final = 10_000
+"""Maximum number of messages in flight that are read."""
+
+NOT_FETCHED: Final = f"not among the first {MAX_FETCHED:,} messages that workers have"
 
 SEARCH_SECONDS: Final = 1.0
 """After this time, no further Celery queue is searched."""
@@ -89,8 +95,9 @@ class Source:
 class TaskLife:
     """All that is known of the task *id*. *state* is "unknown" if no source knows it.
 
-    *stored* is its entry in a DelayQueue, *runs* the last run first. *message* is None if no source has it. *stop* is
-    the failed task because of which this one was never sent. *events* are in order, unknown times first.
+    *stored* is its entry in a DelayQueue. *waiting* is its message in a queue; if it *is_fetched*, a worker has it and
+    has not started it. *runs* has the last run first. *message* is None if no source has it. *stop* is the failed task
+    because of which this one was never sent. *events* are in order, unknown times first.
     """
 
     id: str
@@ -99,6 +106,7 @@ class TaskLife:
     running: RunningTask | None = None
     stored: tuple[DelayQueue, Item, TaskEntry] | None = None
     waiting: tuple[str, WaitingMessage] | None = None
+    is_fetched: bool = False
     failure: Failure | None = None
     result: ResultRecord | None = None
     actions: Sequence[AuditLine] = ()
@@ -215,7 +223,7 @@ class TaskLife:
             if item.state != "dead" or last is None or item.at is None or last.ended_at <= item.at:
                 yield WORDS[item.state]
         if self.waiting is not None:
-            yield "waiting"
+            yield "fetched" if self.is_fetched else "waiting"
         if last is not None:
             yield last.outcome
         if self.failure is not None or self.stop is not None:
@@ -256,7 +264,9 @@ class TaskLife:
             what = {"delayed": "due", "in_flight": "its lease ends", "dead": "became a dead letter", "ready": "ready"}
             yield LifeEvent(item.at, what[item.state], item.reason)
         if self.waiting is not None:
-            yield LifeEvent(self.waiting[1].since, "waits", f"in {self.waiting[0]} for {self.waiting[1].waits_for}")
+            place, message = self.waiting
+            where = f"in a worker, which fetched it from {place}" if self.is_fetched else f"in {place}"
+            yield LifeEvent(message.since, "waits", where if self.is_fetched else f"{where} for {message.waits_for}")
 
     def _of_records(self) -> Iterator[LifeEvent]:
         for action in self.actions:
@@ -284,12 +294,15 @@ def task_life(access: Access, id_: str) -> TaskLife:
     life.failure = life.look_at("failures", lambda: monitor.failures.get(id_), "none is kept")
     life.actions = life.look_at("audit", lambda: _actions(access, id_), NO_AUDIT) or ()
     if access.app is None:
-        for name in ("result backend", "Celery queues"):
+        for name in ("result backend", "Celery queues", "messages in flight"):
             life.sources.append(Source(name, known=False, note="needs the Celery app"))
     else:
         life.result = life.look_at("result backend", lambda: _result(access, id_), "it keeps no result")
         if life.running is None and not (life.runs and life.runs[0].outcome != "retried"):
             life.waiting = _waiting(access, life)
+            if life.waiting is None:
+                life.waiting = life.look_at("messages in flight", lambda: _fetched(access, life), NOT_FETCHED)
+                life.is_fetched = life.waiting is not None
     life.message = message_of(life.stored and life.stored[1], life.waiting and life.waiting[1], life.failure)
     if life.state == "unknown" or (life.state == "failed" and life.failure is None and not life.runs):
         ended_at = None if life.result is None else life.result.done_at
@@ -345,6 +358,11 @@ def _waiting(access: Access, life: TaskLife) -> tuple[str, WaitingMessage] | Non
     return None
 
 
+def _fetched(access: Access, life: TaskLife) -> tuple[str, WaitingMessage] | None:
+    page = FetchedList(access, Conditions(id_prefix=life.id)).page(None, 1, most=MAX_FETCHED)
+    return next(((row.queue, row.message) for row in page.items if row.id == life.id), None)
+
+
 def _queues(access: Access) -> list[str]:
     rows = access.celery_queues.overview(limit=MAX_CELERY_QUEUES).rows if access.celery_queues else []
     return [row.name for row in rows if row.ready]
@@ -394,7 +412,7 @@ def _of_run(run: Run) -> Iterator[Phase]:
 def _of_now(life: TaskLife) -> Iterator[Phase]:
     if life.state == "running" and life.running is not None:
         yield from _between([("ran", life.running.since), ("ran", life.at)], lasts=True)
-    elif life.state == "waiting" and life.waiting is not None:
+    elif life.state in ("waiting", "fetched") and life.waiting is not None:
         yield from _between([("waited", life.waiting[1].since), ("waited", life.at)], lasts=True)
     elif life.state == "delayed" and life.stored is not None:
         yield from _between([("delayed", life.stored[1].put_at), ("delayed", life.at)], lasts=True)

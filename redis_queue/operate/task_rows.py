@@ -7,21 +7,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kombu.exceptions import OperationalError
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.options import Conditions
 from redis_queue.celery.message.task_entry import TaskEntry
+from redis_queue.celery.queues.contents import InFlightMessages
 from redis_queue.celery.queues.message import WaitingMessage
-from redis_queue.celery.queues.open import on_redis, opener
+from redis_queue.celery.queues.open import in_flight, on_redis, opener
 from redis_queue.errors import ConfigurationError, InvalidValueError, StoreError, StoreUnavailableError
 from redis_queue.model import Unread
 from redis_queue.monitor.model import Failure, Run, RunningTask
 from redis_queue.operate.access import Access
 from redis_queue.operate.items import MAX_QUEUES, MAX_READ, Entries, Letter, Messages, Waiting
-from redis_queue.operate.listing import Chunk, Listing
+from redis_queue.operate.listing import LOOK_BYTES, Chunk, Listing
 from redis_queue.operate.queue_row import BROKEN, QueueRow, fault_text
 from redis_queue.store.ids import is_id
 
@@ -34,7 +35,8 @@ class TaskRow:
     """A task in one place: its *state* there.
 
     *at* is when it was sent, is due, started, died or ended, None if that is unknown; *seconds* are those of its run.
-    *error* is why it failed or died. *unread*: its message is too large to be read here.
+    *error* is why it failed or died. *unread*: its message is too large to be read here. *reference*: which message of
+    its queue a waiting task has.
     """
 
     state: str
@@ -51,6 +53,7 @@ class TaskRow:
     stamps: Mapping[str, Any] = field(default_factory=dict)
     unread: bool = False
     is_task: bool = True
+    reference: str = ""
 
     @classmethod
     def of(cls, state: str, source: Any, at: datetime | None, **more: Any) -> TaskRow:
@@ -74,10 +77,43 @@ def row_of_running(found: tuple[RunningTask, datetime]) -> TaskRow:
     return TaskRow.of("running", task, task.since, seconds=max(0.0, (now - task.since).total_seconds()))
 
 
+class Fetched(NamedTuple):
+    """A message of *queue* that a worker has, and its *running* task as its worker reports it; None if it does not.
+
+    It *is_listed* if the running task meets the conditions by itself, and so is in the list of those.
+    """
+
+    queue: str
+    message: WaitingMessage
+    running: RunningTask | None = None
+    is_listed: bool = False
+
+    @property
+    def id(self) -> str:
+        """The id of the task."""
+        return self.message.id
+
+    @property
+    def task(self) -> str:
+        """The name of the task."""
+        return self.message.task
+
+
+def row_of_fetched(found: Fetched) -> TaskRow:
+    """Return a message that a worker has as a row: of a running task if it tells more than the report of its worker."""
+    message, running, is_unread = found.message, found.running, not found.message.element.head
+    is_task = (is_unread or found.task != "") and not found.is_listed
+    known = {"queue": found.queue, "unread": is_unread, "is_task": is_task}
+    if running is None:
+        return TaskRow.of("fetched", message, message.since, **known)
+    return TaskRow.of("running", message, running.since, worker=running.worker, **known)
+
+
 def row_of_message(found: tuple[str, WaitingMessage]) -> TaskRow:
     """Return a waiting message as a row."""
     queue, message = found
-    return TaskRow.of("waiting", message, message.since, queue=queue, is_task=message.task != "")
+    reference, is_task = message.element.reference, message.task != ""
+    return TaskRow.of("waiting", message, message.since, queue=queue, reference=reference, is_task=is_task)
 
 
 def row_of_entry(found: tuple[str, Waiting]) -> TaskRow:
@@ -117,6 +153,8 @@ class RunningList(Listing[tuple[RunningTask, datetime], int]):
     def __init__(self, access: Access, conditions: Conditions) -> None:
         super().__init__(conditions)
         self._access = access
+        #: Which are not found; "" for none.
+        self.note = "those acknowledged early have no stamp" if conditions.has("stamp") else ""
 
     @LazyProperty
     def _tasks(self) -> list[RunningTask]:
@@ -130,6 +168,58 @@ class RunningList(Listing[tuple[RunningTask, datetime], int]):
         start, now = cursor or 0, self._access.inspector.now()
         items = [((task, now), at) for at, task in enumerate(self._tasks[start : start + size], start + 1)]
         return Chunk(items, start + size if start + size < len(self._tasks) else None)
+
+
+class FetchedList(Listing[Fetched, tuple[int, int]]):
+    """The messages that workers have: fetched, running, or about to be settled.
+
+    Raises ConfigurationError without an app, OperationalError and StoreError.
+    """
+
+    def __init__(self, access: Access, conditions: Conditions) -> None:
+        super().__init__(conditions)
+        if access.app is None:
+            raise ConfigurationError("needs the Celery app: redis-queue -A APP")
+        self._access = access
+        self._places: Sequence[InFlightMessages] = ()
+        self._size = 0
+        #: Which messages are not among these; "" for none.
+        self.note = "" if on_redis(access.app) else "only those of flows: the broker is not Redis"
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Open the records for as long as items are read."""
+        with in_flight(self._access.app) as self._places:
+            self._size = sum(place.size() for place in self._places)
+            yield
+
+    def total(self) -> int:
+        """Return the number of messages that workers had when they were read last."""
+        return self._size
+
+    @LazyProperty
+    def _running(self) -> dict[str, RunningTask]:
+        return {task.id: task for task in self._access.monitor.workers.running(limit=MAX_READ)}
+
+    def read(
+        self,
+        cursor: tuple[int, int] | None,
+        size: int,
+        budget: int | None,  # noqa: ARG002 - ids are in the messages
+    ) -> Chunk[Fetched, tuple[int, int]]:
+        """Read messages; one that is larger than :data:`LOOK_BYTES` is without its contents."""
+        number, offset = cursor or (0, 0)
+        if number >= len(self._places):
+            return Chunk((), None)
+        items: list[tuple[Fetched, tuple[int, int]]] = []
+        spent = 0
+        for at, (queue, element) in enumerate(self._places[number].read(offset, size, LOOK_BYTES), offset + 1):
+            message = WaitingMessage.of(element)
+            running = self._running.get(message.id)
+            is_listed = running is not None and self.conditions.match(row_of_running((running, running.since)))
+            items.append((Fetched(queue, message, running, is_listed), (number, at)))
+            spent += element.size
+        return Chunk(items, items[-1][1] if items else (number + 1, 0), spent)
 
 
 class RunList(Listing[tuple[Run, bool], str]):

@@ -19,12 +19,14 @@ from redis_queue.operate.items import FailureList, Letters, point
 from redis_queue.operate.listing import MAX_LOOKED_AT, MAX_LOOKED_AT_TO_ACT, Chunk, Listing, SearchReport
 from redis_queue.operate.queue_row import BROKEN, fault_text
 from redis_queue.operate.task_rows import (
+    FetchedList,
     RunList,
     RunningList,
     TaskRow,
     delayed,
     row_of_entry,
     row_of_failure,
+    row_of_fetched,
     row_of_letter,
     row_of_message,
     row_of_run,
@@ -56,7 +58,9 @@ class _Place(NamedTuple):
 
 
 PLACES: Final = (
-    _Place("running", ("running",), ("release", "stamp"), int, RunningList, row_of_running),
+    _Place("running", ("running",), ("release",), int, RunningList, row_of_running),
+    # The report of a running task has no stamps, and a short text of its arguments; its message has both.
+    _Place("in flight", ("fetched", "running"), ("worker", "release"), (int, int), FetchedList, row_of_fetched),
     _Place("failed", ("failed",), ("stamp",), str, FailureList, row_of_failure),
     _Place(
         "dead letters",
@@ -119,7 +123,7 @@ class TaskSearch:
     """The tasks in *states*, by default in any, that meet *conditions*, from all places that keep tasks.
 
     The times of the conditions, counted back from now, limit :attr:`TaskRow.at`; tasks without a known time do not
-    meet them. Tasks that a worker has fetched and not started, or runs for less than a second, are in no place.
+    meet them. A task that has run for less than a second is still *fetched*, if its worker acknowledges late.
     """
 
     def __init__(self, access: Access, conditions: Conditions, states: Sequence[str] = ()) -> None:

@@ -18,7 +18,7 @@ from redis_queue.operate.actions.registry import action_of
 from redis_queue.operate.actions.rows import Rows
 from redis_queue.store.chunks import MANY
 from redis_queue.store.keys import is_name
-from redis_queue.web import entries, failures, queues, request_args
+from redis_queue.web import entries, failures, queues, request_args, search
 from redis_queue.web.context import context, page
 from redis_queue.web.guard import require
 
@@ -72,6 +72,7 @@ FORMS: Final = {
     "schedule": Form(_back_to_schedule),
     "unique": Form(lambda _: url_for("flows.unique")),
     "worker": Form(lambda _: url_for("workers.show")),
+    "tasks": Form(lambda scope: url_for("search.tasks", **scope), search.CONDITIONS),
 }
 """The forms, by the names of targets."""
 

@@ -14,9 +14,11 @@ from redis_queue.monitor.model import GroupRow, Series, WorkerRow
 from redis_queue.monitor.report import OTHER
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions import entries, failures, workers
+from redis_queue.operate.actions import tasks as stopping
 from redis_queue.operate.canvas import canvas
 from redis_queue.operate.queue_row import BROKEN
 from redis_queue.operate.task_life import Doing, TaskLife, phases, task_life
+from redis_queue.operate.task_rows import TaskRow
 from redis_queue.operate.tasks import STATES, TaskSearch
 from redis_queue.store.ids import is_id
 from redis_queue.store.keys import is_name
@@ -159,7 +161,15 @@ def tasks() -> str:
     listing = TaskSearch(access, request_args.conditions(CONDITIONS), [state] if state else [])
     fields = ("state", *CONDITIONS)
     found = request_args.searched(listing, fields, after, "no task waits or runs, and no run is kept")
-    return page("tasks.html", states=STATES, searches=listing.searches, kept=access.monitor.failures.kept(), **found)
+    return page(
+        "tasks.html",
+        states=STATES,
+        stoppable=stopping.STATES,
+        reference_of=stopping.reference,
+        searches=listing.searches,
+        kept=access.monitor.failures.kept(),
+        **found,
+    )
 
 
 @pages.get("/task", endpoint="task")
@@ -179,6 +189,7 @@ def show_task() -> str | tuple[str, int]:
             "running": workers.reference(life.running) if life.running else "",
             "stored": entries.reference(life.stored[0], life.stored[1].id) if life.stored else "",
             "failure": failures.reference(life.failure) if life.failure else "",
+            "stop": stopping.reference(TaskRow("fetched", life.id, "", None, life.queue)) if life.is_fetched else "",
         },
         schedule=_schedule(life),
         waits=life.failure is not None and not failures.is_dispatched(access),

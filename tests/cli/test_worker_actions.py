@@ -5,24 +5,28 @@ from __future__ import annotations
 import json
 from datetime import datetime, timezone
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import redis
 from celery import Celery
 from click.testing import Result
 
+from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.cli import celery as celery_cli
 from redis_queue.monitor.model import RunningTask, WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import MonitorKeys
-from tests.support.celery.observed_names import GATE
+from tests.support.celery.observed_names import GATE, SEEN
 from tests.support.celery.observing import Observed
 from tests.support.cli.commands import Run, answer, runner
 from tests.support.clock import Clock
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.timeout(180)
+
+LATER: dict[str, Any] = {"countdown": 3600}
 
 
 def run_in(app: Celery, *arguments: str) -> Result:
@@ -61,6 +65,48 @@ def test_they_preview_and_act(observed: Observed) -> None:
         ("resize", "one@test", 1, "from 2 to 3"),
         ("terminate", "one@test", 1, ""),
     ]
+
+
+def test_tasks_that_match_are_stopped_wherever_they_are(observed: Observed) -> None:
+    app, client = observed.app, observed.client
+    stamps = {"stamps": {"tenant": "acme"}, "stamped_headers": ["tenant"]}
+    ids: dict[str, str] = {}
+    with observed.worker("--concurrency", "1", pool="prefork"):
+        for state, options in (("running", {}), ("fetched", {}), ("waiting", {"queue": "slow"}), ("delayed", LATER)):
+            ids[state] = observed.send(GATE, state, headers=stamps, **options)
+            if state == "running":
+                wait_until(lambda: observed.workers.find_running(ids["running"]), timeout=60, description="the report")
+        ids["other"] = observed.send(GATE, "other")
+        search = ("--task", GATE, "--stamp", "tenant=acme")
+
+        def states() -> dict[str, str]:
+            rows = answer(run_in(app, "tasks", *search, "--json"))["tasks"]
+            return {row["id"]: row["state"] for row in rows}
+
+        expected = {id_: state for state, id_ in ids.items() if state != "other"}
+        wait_until(lambda: states() == expected, timeout=20, description="each task in its state")
+        life = answer(run_in(app, "task", ids["fetched"], "--json"))
+        assert (life["state"], life["queue"], life["phases"][-1]["doing"]) == ("fetched", "celery", "waited")
+
+        seen = run_in(app, "stop", *search, "--dry-run")
+        assert seen.stdout.splitlines()[-1] == "4 to be stopped"
+        assert {line.split()[0]: line.split()[1] for line in seen.stderr.splitlines() if line.split()[0] in ids} == (
+            {"delayed": "1", "waiting": "1", "fetched": "1", "running": "1"}
+        )
+        refused = run_in(app, "stop", *search)
+        assert (refused.exit_code, "add --yes" in refused.stderr) == (2, True)
+        assert states() == expected
+
+        assert answer(run_in(app, "stop", *search, "--yes", "--json")) == {"stopped": 4}
+        wait_until(lambda: b"other" in client.lrange(SEEN, 0, -1), timeout=30, description="the task that goes on")
+        client.rpush("other", "go")
+        tally = observed.wait_for(GATE, 3)
+        # One was terminated, and one discarded when its turn came; the others have gone before a worker saw them.
+        assert (tally.executed, tally.revoked) == (1, 2)
+        assert client.lrange(SEEN, 0, -1) == [b"running", b"other"]
+        assert [client.llen("slow"), len(StoredTasks.of(app).queue)] == [0, 0]
+    line = Audit(client, "redis_queue").last()[0]
+    assert (line.verb, line.count, line.detail) == ("stop", 4, "1 delayed, 1 waiting, 1 fetched, 1 running")
 
 
 @pytest.fixture

@@ -57,6 +57,7 @@ def test_an_unknown_task_tells_where_it_was_looked_for(access: Access) -> None:
         "audit",
         "result backend",
         "Celery queues",
+        "messages in flight",
         "steps after failures",
     ]
     assert "20,000" in unknown(life)["runs"]

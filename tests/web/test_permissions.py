@@ -91,6 +91,7 @@ OFFERS = [
     Offer("schedule-backfill", OFTEN, changes={"start": "-10m"}, count=10),
     Offer("unique-release", "/unique"),
     Offer("terminate", "/running", "runs", count=0),
+    Offer("stop", "/tasks?queue=mail", "this"),
     Offer("shutdown", "/workers", count=0),
     Offer("resize", "/workers", changes={"size": "3"}, count=0),
     Offer("clear", "/workers"),

@@ -59,6 +59,13 @@ class World:
         rows = [RunningTask(id_, task, "ship", "one@host", at - timedelta(minutes=1), f"('{order}',)") for id_ in ids]
         self.reports.write(row, rows)
 
+    def fetch(self, id_: str, order: str = ORDER, task: str = "shop.ship") -> None:
+        """Send a task, and take its message as a worker does."""
+        self.wait(id_, order, task)
+        message = self.client.lpop("ship").decode()
+        self.client.hset("unacked", id_, f'[{message}, "", "ship"]')
+        self.client.zadd("unacked_index", {id_: now().timestamp()})
+
     def fail(self, id_: str, order: str = ORDER, task: str = "shop.ship", **fields: Any) -> None:
         known = {"failed_at": now(), "exception": "ValueError", "message": "broken", "args": f"('{order}',)"}
         failure = Failure(id_, task, "ship", "one@host", **{**known, **fields})
@@ -98,6 +105,7 @@ def command(app: Celery, *arguments: str) -> Any:
 
 PUT: dict[str, Callable[[World], None]] = {
     "running": lambda world: world.run("found"),
+    "fetched": lambda world: world.fetch("found"),
     "waiting": lambda world: world.wait("found"),
     "delayed": lambda world: world.delay("found"),
     "failed": lambda world: world.fail("found"),
@@ -220,10 +228,11 @@ def test_pages_show_each_task_once(limit: int, world: World, app: Celery) -> Non
     for number in range(9):
         for name in ("delay", "fail", "die", "end"):
             getattr(world, name)(f"{name}-{number}")
+        world.fetch(f"fetch-{number}")
         world.wait(f"wait-{number}", queue="mail" if number % 2 else "ship", priority=number)
     shown = pages(app, limit)
     rows = [(row.state, row.id) for page in shown for row in page.rows]
-    assert len(rows) == len(set(rows)) == 54
+    assert len(rows) == len(set(rows)) == 63
     assert all(len(page.rows) <= limit for page in shown)
     # The first page has something of each place.
     assert {row.state for row in shown[0].rows} == ({"running"} if limit == 1 else set(PUT))
@@ -403,8 +412,66 @@ def test_hostile_rows_are_shown_or_left_out(world: World, app: Celery, browser: 
 def test_without_an_app_messages_are_not_searched(world: World, client: redis.Redis) -> None:
     fill(world)
     page = Browser(dashboard(client)).get("/tasks")
-    assert "Waiting: not searched: needs the Celery app" in page.text
+    assert "waiting: not searched: needs the celery app" in page.text.lower()
+    assert "in flight: not searched: needs the celery app" in page.text.lower()
     assert "other-0" in page.text
+
+
+def test_messages_in_flight_are_read_within_a_bound(world: World, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redis_queue.operate.task_rows.LOOK_BYTES", 8000)
+    for number in range(30):
+        world.fetch(f"fetch-{number}")
+    world.client.hset("unacked", mapping={"fetch-3": "x" * 9000, "fetch-4": "not JSON", "fetch-5": "[]"})
+    world.client.zadd("unacked_index", {"settled": now().timestamp()})
+    assert sorted(found(app, task_part="ship")) == sorted(
+        ("fetched", f"fetch-{number}") for number in range(30) if number not in (3, 4, 5)
+    )
+    (page,) = pages(app, 100, ("fetched",), text=ORDER)
+    assert [look.text for look in page.looks if look.text] == ["in flight: 1 are too large to search"]
+
+
+def test_a_running_task_is_found_by_what_only_its_message_tells(world: World, app: Celery) -> None:
+    world.fetch("both")
+    world.run("both", order="ORD-1")
+    assert found(app) == [("running", "both")]
+    assert found(app, text=ORDER) == [("running", "both")]
+    assert found(app, text="ORD-1'") == [("running", "both")]
+
+
+@pytest.mark.parametrize("chosen", ["ticked", "matching", "state"])
+def test_tasks_are_stopped_on_their_page(chosen: str, world: World, app: Celery) -> None:
+    browser = Browser(dashboard(app, secret_key=KEY, allow_write=True))
+    fill(world)
+    for put in (world.delay, world.wait, world.fetch):
+        put(f"stop-{put.__name__}")
+    world.fail("failed")
+    form = browser.get(f"/tasks?text={ORDER}{'&state=waiting' if chosen == 'state' else ''}").form("/preview")
+    ticks = [value for name, value in form.boxes if name == "row"]
+    # A task that has ended cannot be stopped.
+    assert len(ticks) == (1 if chosen == "state" else 3)
+    choice: dict[str, Any] = {"row": ticks} if chosen == "ticked" else {"matching": "1"}
+    asked = browser.send(form, ("verb", "stop"), **choice)
+    assert ("Waiting 1 0" in asked.text, "Delayed 1 0" in asked.text) == (True, chosen != "state")
+    done = browser.send(asked.confirmation)
+    assert f"{len(ticks)} stopped." in done.text
+    left = {id_ for _, id_ in found(app, ("delayed", "waiting"))}
+    gone = {"stop-wait"} if chosen == "state" else {"stop-wait", "stop-delay"}
+    assert {"other-0", "other-1", "stop-wait", "stop-delay"} - left == gone
+    revoked = {id_.decode() for id_ in world.client.zrange("{redis_queue:delay:scheduled:0}:discarded", 0, -1)}
+    assert revoked >= ({"stop-wait"} if chosen == "state" else {"stop-wait", "stop-fetch"})
+
+
+@pytest.mark.parametrize(
+    "row",
+    ["x", "failed:ship:a::", "running:ship:a::one@host", "running:ship:a:7:", "waiting:ship::1.a:", "delayed:::::"],
+)
+def test_a_bad_row_stops_nothing(row: str, world: World, app: Celery) -> None:
+    browser = Browser(dashboard(app, secret_key=KEY, allow_write=True))
+    world.delay("other")
+    form = browser.get("/tasks").form("/preview")
+    assert browser.send(form, ("verb", "stop"), row=row).status == 400
+    assert browser.send(form, ("verb", "stop"), matching="1").status == 400
+    assert found(app) == [("delayed", "other")]
 
 
 def test_an_entry_that_came_due_leads_to_its_task(world: World, browser: Browser) -> None:

@@ -1,8 +1,9 @@
-"""QueueContents: the messages of one queue on a Redis broker, and of its flows: read, delete, move."""
+"""The messages of one queue on a Redis broker, and of its flows: read, delete, move; and those in flight."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ from typing import Any, Final
 from redis_queue.admission.backlog import Backlog
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.celery.kombu.connection import client_of
-from redis_queue.celery.kombu.keys import ListNames
+from redis_queue.celery.kombu.keys import InFlightKeys, ListNames
 from redis_queue.celery.queues.message import Element, queue_of, with_route
+from redis_queue.celery.queues.names import QueueNames
 from redis_queue.errors import InvalidValueError
 from redis_queue.store.chunks import CHUNK, MAX_CALL_BYTES, by_size, check_limit, check_offset, rows_of
+from redis_queue.store.codec import read_document
 from redis_queue.store.ids import id_bytes
 from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.scripts import Scripts
@@ -205,3 +208,42 @@ class QueueContents:
         if not data or not data.startswith(element.head) or not data.endswith(element.tail):
             raise InvalidValueError("it has changed")
         return (with_route(data, target),)
+
+
+class InFlightMessages:
+    """The messages that workers have taken and not settled, by the records at *keys*; *names* finds their queues.
+
+    All methods raise StoreError.
+    """
+
+    def __init__(self, scripts: Scripts, keys: InFlightKeys, names: QueueNames) -> None:
+        self._scripts, self._keys, self._names = scripts, keys, names
+
+    def size(self) -> int:
+        """Return how many messages are in flight."""
+        return int(self._scripts.command("ZCARD", self._keys.index))
+
+    def read(self, offset: int, limit: int, budget: int) -> list[tuple[str, Element]]:
+        """Return up to *limit* messages, each with its queue, without the *offset* first ones.
+
+        It stops before the message that would make more than *budget* bytes. If that is the first one, its contents are
+        left out.
+        """
+        tags = self._scripts.command("ZRANGE", self._keys.index, offset, offset + limit - 1)
+        calls = [self._scripts.read_call("HSTRLEN", self._keys.unacked, tag) for tag in tags]
+        sizes = [int(size()) for size in self._scripts.each(calls)]
+        fitting = sum(1 for total in itertools.accumulate(sizes) if total <= budget)
+        if tags and not fitting:
+            return [("", Element(0, offset, sizes[0], b""))]
+        calls = [self._scripts.read_call("HGET", self._keys.unacked, tag) for tag in tags[:fitting]]
+        records = [record() for record in self._scripts.each(calls)]
+        return [self._element(offset + number, record or b"") for number, record in enumerate(records)]
+
+    def _element(self, number: int, record: bytes) -> tuple[str, Element]:
+        try:
+            message, exchange, routing_key = read_document(record)
+        except (ValueError, TypeError):
+            # Settled meanwhile, or of another program.
+            return "", Element(0, number, len(record), b"{}")
+        queue = self._names.of({"exchange": exchange, "routing_key": routing_key})
+        return queue, Element(0, number, len(record), json.dumps(message).encode())

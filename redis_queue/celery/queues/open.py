@@ -10,13 +10,17 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from kombu.transport.redis import Channel as RedisChannel
 
-from redis_queue.celery.kombu.connection import add_timeouts
+from redis_queue.celery.kombu.connection import add_timeouts, client_of
+from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.queues.amqp import AmqpQueues, Management
-from redis_queue.celery.queues.contents import QueueContents
+from redis_queue.celery.queues.contents import InFlightMessages, QueueContents
 from redis_queue.celery.queues.depth import BacklogQueues, BrokerQueues, purge_backlog, readable_backlog
+from redis_queue.celery.queues.names import QueueNames
 from redis_queue.celery.queues.redis import RedisQueues
 from redis_queue.celery.settings import CelerySettings
+from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError
+from redis_queue.store.scripts import Scripts
 
 CONNECT_TIMEOUT: Final = 2.0
 """Seconds to wait for each reply of the broker."""
@@ -58,6 +62,21 @@ def opener(app: Celery) -> Iterator[Callable[[str], QueueContents]]:
             return QueueContents(connection.default_channel if redis_broker else None, queue, backlog)
 
         yield open_queue
+
+
+@contextmanager
+def in_flight(app: Celery) -> Iterator[list[InFlightMessages]]:
+    """Yield the messages that workers have: those of the broker, if it is Redis, and those of flows of other brokers.
+
+    Raises OperationalError if the broker is away, and ConfigurationError.
+    """
+    names, store = QueueNames(app), Store.of(app)
+    with connected(app) as connection:
+        found = [InFlightMessages(Scripts(store.client), InFlightKeys.under(store.flow_keys.taken), names)]
+        if _is_redis(connection):
+            channel = connection.default_channel
+            found.insert(0, InFlightMessages(Scripts(client_of(channel)), InFlightKeys.of(channel), names))
+        yield found
 
 
 def purge(app: Celery, queue: str, limit: int) -> Iterator[int]:

@@ -7,7 +7,7 @@ from typing import Final
 
 from redis_queue.basics.options import did_you_mean
 from redis_queue.errors import ConfigurationError, InvalidValueError
-from redis_queue.operate.actions import entries, failures, flows, messages, queues, schedules, workers
+from redis_queue.operate.actions import entries, failures, flows, messages, queues, schedules, tasks, workers
 from redis_queue.operate.actions.action import Action
 
 PERMISSIONS: Final = {
@@ -34,6 +34,7 @@ PERMISSIONS: Final = {
     "schedule-backfill": "send runs of a schedule that were due in the past",
     "unique-release": "free the key of a unique task",
     "terminate": "terminate running tasks",
+    "stop": "stop tasks that match, wherever they are: cancel, delete, revoke and terminate them",
     "shutdown": "shut down workers",
     "resize": "change the number of processes of workers",
     "clear": "remove lost workers from the list",
@@ -43,7 +44,7 @@ PERMISSIONS: Final = {
 
 ACTIONS: Final[dict[tuple[str, str], Action]] = {
     (action.target.name, action.verb): action
-    for module in (entries, failures, messages, queues, flows, schedules, workers)
+    for module in (entries, failures, messages, queues, flows, schedules, workers, tasks)
     for action in module.ACTIONS
 }
 """Every action, by the name of its target and its verb."""

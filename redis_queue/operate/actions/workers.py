@@ -69,7 +69,10 @@ class RunningRows(Rows[RunningTask]):
         known = {task.id: task for task in reversed(access.monitor.workers.running(MANY))}
         for id_ in choice.ids or ():
             if id_ not in known:
-                raise InvalidNameError(f"id={id_!r}: no worker reports that it runs; workers report it after a second")
+                raise InvalidNameError(
+                    f"id={id_!r}: no worker reports that it runs; workers report it after a second. "
+                    "A task that has not started: redis-queue stop"
+                )
         return Selection([known[id_] for id_ in choice.ids or ()])
 
     def read(self, access: Access, choice: Choice) -> list[RunningTask]:
