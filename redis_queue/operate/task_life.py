@@ -239,15 +239,15 @@ class TaskLife:
         return next((found for place in places if (found := getattr(place, name, ""))), "")
 
     def _of_runs(self) -> Iterator[LifeEvent]:
-        for run in reversed(self.runs):
+        for run, before in _in_order(self.runs):
             attempt = f"retry {run.retries}" if run.retries else ""
-            if run.sent_at is not None:
+            if run.sent_at is not None and before is None:
                 what = "sent" if run.due_at is None else "stored"
                 yield LifeEvent(run.sent_at, what, f"for {run.queue}" if run.queue else "")
-            if run.due_at is not None:
+            if run.due_at is not None and before is None:
                 yield LifeEvent(run.due_at, "due", ", ".join(filter(None, (attempt, DISPATCHED))))
             if run.fetched_at is not None:
-                yield LifeEvent(run.fetched_at, "fetched", f"by {run.worker}")
+                yield LifeEvent(run.fetched_at, "fetched", f"by {run.worker}{', again' if before else ''}")
             if run.started_at is not None:
                 yield LifeEvent(run.started_at, "started", ", ".join(filter(None, (f"on {run.worker}", attempt))))
             yield LifeEvent(
@@ -394,14 +394,30 @@ def phases(life: TaskLife) -> list[Phase]:
 
     Times come from several clocks: a phase that ended before it began is left out, too.
     """
-    found = [phase for run in reversed(life.runs) for phase in _of_run(run)]
+    found = [phase for run, before in _in_order(life.runs) for phase in _of_run(run, before)]
     return [*found, *_of_now(life)][-MAX_PHASES:]
 
 
-def _of_run(run: Run) -> Iterator[Phase]:
+def _in_order(runs: Sequence[Run]) -> Iterator[tuple[Run, Run | None]]:
+    """Yield each run, the first one first, with the one before it if both are of one message, which came back."""
+    before: Run | None = None
+    for run in reversed(runs):
+        is_same = before is not None and run.sent_at is not None and _sent(run) == _sent(before)
+        yield run, before if is_same else None
+        before = run
+
+
+def _sent(run: Run) -> tuple[datetime | None, datetime | None, int]:
+    return run.sent_at, run.due_at, run.retries
+
+
+def _of_run(run: Run, before: Run | None) -> Iterator[Phase]:
     sent = run.sent_at if run.due_at is None else run.due_at
+    # A message that came back has waited since the run before it ended.
+    if before is not None:
+        sent = before.ended_at
     steps: Sequence[tuple[Doing, datetime | None]] = (
-        ("delayed", None if run.due_at is None else run.sent_at),
+        ("delayed", None if run.due_at is None or before is not None else run.sent_at),
         ("waited", sent),
         ("prefetched", run.fetched_at),
         ("ran", run.started_at),

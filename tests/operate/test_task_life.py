@@ -102,6 +102,25 @@ def test_its_time_is_split_into_phases(access: Access, reports: Reports) -> None
     assert [phase.text for phase in phases(task_life(access, "a"))] == [*expected, "ran 500 ms so far"]
 
 
+@pytest.mark.parametrize("due", [None, when(-30)])
+def test_a_message_that_came_back_was_sent_once(access: Access, reports: Reports, due: Any) -> None:
+    first = replace(RUN, outcome="retried", due_at=due, sent_at=when(-40), fetched_at=when(-29.7), retries=0)
+    first = replace(first, started_at=when(-29), ended_at=when(-25))
+    second = replace(first, fetched_at=when(-20), started_at=when(-19), ended_at=when(-18))
+    last = replace(second, outcome="succeeded", fetched_at=when(-10), started_at=when(-10), ended_at=when(-4))
+    for run in (first, second, last):
+        reports.write(ended=[run])
+    life = task_life(access, "a")
+    sent = ["stored for mail", "due dispatched between then and the fetch"] if due else ["sent for mail"]
+    again = ["fetched by one@host, again", "started on one@host"]
+    ends = ["retried", *again, "retried", *again, "succeeded"]
+    assert happened(life) == [*sent, "fetched by one@host", "started on one@host", *ends]
+    waited = ["delayed 10 s", "waited 300 ms"] if due else ["waited 10.3 s"]
+    texts = [phase.text for phase in phases(life)]
+    later = ["waited 5 s", "prefetched 1 s", "ran 1 s", "waited 8 s", "prefetched 0 ms", "ran 6 s"]
+    assert texts == [*waited, "prefetched 700 ms", "ran 4 s", *later]
+
+
 @pytest.mark.parametrize(("since", "state"), [(-5, "running"), (-20, "failed")])
 def test_a_running_task_is_newer_than_its_last_run(access: Access, reports: Reports, since: int, state: str) -> None:
     task = RunningTask("a", "shop.mail", "mail", "one@host", when(since), deliveries=2)
