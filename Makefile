@@ -48,6 +48,7 @@ $(VENV)/.ready: $(LOCKED)/dev.txt $(INSTALL)
 	@touch $@
 
 $(VENV)/.demo: $(LOCKED)/demo.txt $(INSTALL)
+	@echo "installing what the demo needs into $(VENV), which takes about a minute"
 	scripts/environment $(VENV) demo
 	@touch $@
 

@@ -9,6 +9,9 @@ from statistics import median
 LEVELS = (0, 100_000)
 """Far-future entries stored while lateness is measured, in addition to the largest level."""
 
+IDLE = 2.2
+"""Most round trips per second of an idle worker above a stock one: a report and a look each second, seldom a sweep."""
+
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
@@ -147,8 +150,10 @@ class Results:
                 at_most=5,
                 key="worker_rss_growth_100k_mb",
             ),
-            Figure("idle commands/s above stock, none pending", empty, 2, at_most=2, note=note),
-            Figure("idle commands/s above stock, 1,000,000 pending", large, 2, at_most=2, key="idle_commands_per_s_1m"),
+            Figure("idle round trips/s above stock, none pending", empty, 2, at_most=IDLE, note=note),
+            Figure(
+                "round trips/s above stock, 1,000,000 pending", large, 2, at_most=IDLE, key="idle_commands_per_s_1m"
+            ),
             Figure("bytes per pending task", size, 0, at_most=1383, key="bytes_per_entry"),
             Figure("bytes per undelayed task in Celery's list", undelayed, 0, key="bytes_per_undelayed"),
         ]

@@ -1,4 +1,4 @@
-"""The cost of an idle worker: its memory, and the commands that it sends."""
+"""The cost of an idle worker: its memory, and its round trips to Redis."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from benchmarks.delay.workers import worker
 SETTLE = 3.0
 
 
-def commands_per_second(site: Site, place: Place) -> float:
-    """Return the commands per second that one idle worker sends to Redis."""
+def requests_per_second(site: Site, place: Place) -> float:
+    """Return the round trips per second from one idle worker to Redis; a script is one, whatever it calls."""
     with worker(place, site.folder):
         time.sleep(SETTLE)
-        before, started = site.commands(), time.monotonic()
+        before, started = site.requests(), time.monotonic()
         time.sleep(site.scale.idle_seconds)
-        return (site.commands() - before) / (time.monotonic() - started)
+        return (site.requests() - before) / (time.monotonic() - started)
 
 
 def memory_growth(site: Site, place: Place, entries: int) -> float:

@@ -19,16 +19,16 @@ def run(site: Site, rounds: int, tell: Tell) -> Results:
     rates, moves = _throughput(site, rounds, tell)
     bursts = _bursts(site, rounds, tell)
     site.client().flushall()
-    idle: dict[int | None, float] = {None: idling.commands_per_second(site, site.stock())}
-    idle[0] = idling.commands_per_second(site, _holding(site, 0))
+    idle: dict[int | None, float] = {None: idling.requests_per_second(site, site.stock())}
+    idle[0] = idling.requests_per_second(site, _holding(site, 0))
     memory_growth = idling.memory_growth(site, _holding(site, LEVELS[-1]), LEVELS[-1])
-    tell(f"idle: stock {idle[None]:.2f} commands/s, delayed {idle[0]:.2f}; memory +{memory_growth:.2f} MB")
+    tell(f"idle: stock {idle[None]:.2f} round trips/s, delayed {idle[0]:.2f}; memory +{memory_growth:.2f} MB")
     if largest:
         app = make_app(_holding(site, largest))
         fill(app, largest, tell=lambda stored: tell(f"stored {stored:,}") if stored % 250_000 == 0 else None)
         app.close()
-        idle[largest] = idling.commands_per_second(site, _holding(site, largest))
-        tell(f"idle: {idle[largest]:.2f} commands/s with {largest:,} stored")
+        idle[largest] = idling.requests_per_second(site, _holding(site, largest))
+        tell(f"idle: {idle[largest]:.2f} round trips/s with {largest:,} stored")
     native, delayed = _lateness(site, rounds, tell)
     return Results(
         rates, moves, bursts, native, delayed, memory_growth, idle, sizes, moved=site.scale.moved, largest=largest

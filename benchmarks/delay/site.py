@@ -54,9 +54,9 @@ class Site:
         """Return the bytes that Redis uses."""
         return int(self.client().info("memory")["used_memory"])
 
-    def commands(self) -> int:
-        """Return the number of commands that Redis has processed."""
-        return int(self.client().info("stats")["total_commands_processed"])
+    def requests(self) -> int:
+        """Return how often Redis has read from a client: its round trips, without the commands within scripts."""
+        return int(self.client().info("stats")["total_reads_processed"])
 
 
 Tell = Callable[[str], None]

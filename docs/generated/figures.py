@@ -77,7 +77,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
             "burst_ratio": "4,000 due at once, until all are executed, no leases: rate, ratio to as many undelayed",
             "burst_atomic_fetch_ratio": "the same with leases",
             "worker_rss_growth_100k_mb": "memory of a worker: growth for 100,000 waiting tasks, MB",
-            "idle_commands_per_s_1m": "commands of an idle worker, more than stock, per second, 1,000,000 waiting",
+            "idle_commands_per_s_1m": "round trips of an idle worker, more than stock, per second, 1,000,000 waiting",
             "bytes_per_entry": "Redis bytes for each waiting task, 200-byte argument",
             "bytes_per_undelayed": "Redis bytes for each task in Celery's list",
         },

@@ -58,6 +58,11 @@ def did_you_mean(
     return otherwise or f"known are {', '.join(map(show, names[:MAX_NAMES]))}"
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return ``1 entry`` or ``2,000 entries``; without *plural*, it is the noun with an s."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
 def some_of(names: Sequence[str], most: int, noun: str = "") -> str:
     """Return the first *most* names in one line, and how many more there are: ``a, b and 7 more``, *noun* after it."""
     more = len(names) - most

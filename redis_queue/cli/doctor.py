@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.basics.options import counted
 from redis_queue.basics.times import span_text
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
@@ -109,9 +110,9 @@ def _show(findings: list[Finding], *, everything: bool) -> None:
     if shown:
         _table(sorted(shown, key=lambda finding: ORDER[finding.severity]))
     if not everything:
-        click.echo(f"{sum(finding.silent for finding in findings):,} checks ok: --all shows them")
+        click.echo(f"{counted(sum(finding.silent for finding in findings), 'check')} ok: --all shows them")
     errors, warnings = (sum(finding.severity == kind for finding in findings) for kind in ("error", "warning"))
-    click.echo(f"{errors:,} errors, {warnings:,} warnings")
+    click.echo(f"{counted(errors, 'error')}, {counted(warnings, 'warning')}")
 
 
 _STYLES: Final = {"error": "bold red", "warning": "yellow", "ok": "green"}

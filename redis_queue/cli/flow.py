@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from redis_queue.admission.owners import MAX_LISTED
-from redis_queue.basics.options import Conditions
+from redis_queue.basics.options import Conditions, counted
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, with_access
 from redis_queue.cli.actions import id_arguments, one_command, rows_command
@@ -54,12 +54,15 @@ def flow() -> None:
 def list_(access: Access) -> None:
     """List all flows, and all paused queues: limits, rates, what runs and what waits.
 
-    The state is "changed" if the limits differ from those in the code.
+    The state is "changed" if the limits differ from those in the code; it counts keys that are paused or have limits of
+    their own: redis-queue flow keys NAME --changed.
 
     Example: redis-queue flow list
     """
     found = access.flows.list()
-    rows = [flows.as_row(state) for state in found]
+    keyed = [state.name for state in found if state.kind]
+    changed = dict(zip(keyed, access.flows.of_keys.changes(keyed), strict=True))
+    rows = [{**flows.as_row(state), "changed_keys": changed.get(state.name, 0)} for state in found]
     limits = {head: limit for head, limit in LIMITS.items() if any(limit(row) is not None for row in rows)}
     columns: dict[str, Column] = {"flow": "name", **limits, "running": "running", "waiting": "waiting", "state": _state}
     show_rows(access, {"flows": rows}, columns, below=("burst", "burst/key", "state"), nothing="no flows", more=False)
@@ -167,7 +170,10 @@ def _document(access: Access, *, name: str, key: str | None) -> Row:
 
 
 def _state(row: Row) -> str | None:
-    return ", ".join(word for word in ("paused", "changed") if row[word]) or None
+    words = [word for word in ("paused", "changed") if row[word]]
+    if count := row.get("changed_keys"):
+        words.append(f"{counted(count, 'key')} changed")
+    return ", ".join(words) or None
 
 
 _task: Final = click.argument("task")

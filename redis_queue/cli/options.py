@@ -11,7 +11,7 @@ import click
 
 from redis_queue.basics.times import When, read_time
 from redis_queue.cli.access import with_access
-from redis_queue.cli.output import AS_JSON, UTC
+from redis_queue.cli.output import AS_JSON, UTC, with_zone
 from redis_queue.errors import InvalidDelayError
 
 MAX_ROWS: Final = 10_000
@@ -20,11 +20,12 @@ HIGHEST_PORT: Final = 65535
 
 
 def _kept(name: str, entry: str, text: str, *names: str) -> Callable[[Any], Any]:
+    # Before the others, whose times it gives a zone.
 
     def keep(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         ctx.meta[entry] = value
 
-    return click.option(name, *names, is_flag=True, expose_value=False, callback=keep, help=text)
+    return click.option(name, *names, is_flag=True, is_eager=True, expose_value=False, callback=keep, help=text)
 
 
 def json_flag(text: str) -> Callable[[Any], Any]:
@@ -110,6 +111,6 @@ delay_queue: Final = click.option(
 def when(value: str) -> When:
     """Parse the value of an option for a time."""
     try:
-        return read_time(value)
+        return read_time(with_zone(value))
     except InvalidDelayError as error:
         raise click.BadParameter(str(error)) from None

@@ -245,6 +245,9 @@ def text_of(value: Any) -> str:
     return _cell(value, named=True)
 
 
+_MOMENT: Final = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?: ([A-Z]{1,6}))?", re.ASCII)
+
+
 def in_zone(at: datetime) -> datetime:
     """Return *at* in the time zone of the output."""
     ctx = click.get_current_context(silent=True)
@@ -255,6 +258,22 @@ def in_zone(at: datetime) -> datetime:
     except (OverflowError, OSError, ValueError):
         # At the end of the calendar; on some systems earlier.
         return at.astimezone(timezone.utc)
+
+
+def with_zone(text: str) -> str:
+    """Return a time as :func:`moment` writes it, with or without the name of its zone, as an ISO time with its offset.
+
+    So a time that was copied from a table can be given to a command. Other text stays as it is.
+    """
+    found = _MOMENT.fullmatch(text.strip())
+    if found is None:
+        return text
+    try:
+        naive = datetime.fromisoformat(found[1])
+        at = naive.replace(tzinfo=timezone.utc) if in_zone(naive).tzname() == "UTC" else naive.astimezone()
+    except (ValueError, OverflowError, OSError):
+        return text
+    return at.isoformat() if found[2] in (None, zone_name(at)) else text
 
 
 def moment(at: datetime | None) -> str:
@@ -280,6 +299,8 @@ def _cell(value: Any, *, named: bool) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.3f}".rstrip("0").rstrip(".")
     return NOTHING if value is None else harmless(value)
 
 

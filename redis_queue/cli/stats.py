@@ -20,7 +20,7 @@ from redis_queue.operate.queue_row import CeleryQueueRow, Count, Overview, Queue
 SIZES: Final[tuple[Count, ...]] = ("ready", "delayed", "in_flight", "dead", "quarantined")
 OTHERS: Final = "choose another Redis with --url or REDIS_QUEUE_URL, another prefix with --prefix or REDIS_QUEUE_PREFIX"
 
-TOTALS: Final[tuple[Count, ...]] = ("put", "acked", "redelivered")
+TOTALS: Final[tuple[Count, ...]] = ("put", "dispatched", "acked", "redelivered")
 
 FOR_PLACE: Final = "for a place"
 """Head of the column of ready messages that wait for a place in a flow."""

@@ -42,7 +42,12 @@ COLUMNS: Final[dict[str, Column]] = {
 
 @click.command(cls=StoreCommand)
 @click.option(
-    "--state", "states", type=click.Choice(STATES), multiple=True, help="Only tasks in this state; can be repeated."
+    "--state",
+    "states",
+    type=click.Choice(STATES),
+    multiple=True,
+    metavar="STATE",
+    help=f"Only tasks in this state: {', '.join(STATES)}. Can be repeated.",
 )
 @options.limit()
 @options.body

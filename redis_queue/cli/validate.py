@@ -80,10 +80,27 @@ def _of_celery(ctx: click.Context, given: dict[str, Any], show: Any) -> Report:
     return validate_app(app, plan, lambda done: show(done, plan.messages))
 
 
+WORDS: Final = {
+    "lost": "put, and never acked",
+    "doubled": "acked twice, or came again after their ack",
+    "unknown": "came, and nobody had put them",
+    "early": "came before they were due",
+    "out_of_order": "came before a message that was put earlier",
+    "lost_on_purpose": "dropped without an ack, because of --lose-every",
+    "handled_again": "came again before their ack, as promised",
+    "late_acks_refused": "after their lease had ended",
+    "redelivered_within_s": "after the kill, the slowest",
+    "late_p50_s": "from when delayed tasks were due until they started, with the time in which workers were dead",
+    "late_max_s": "the latest of them",
+    "left_over": "still stored at the end",
+}
+"""What the figures of a report count."""
+
+
 def _table(report: Report) -> str:
     rows = report.as_dict()
     verdict = "passed: nothing lost, nothing doubled" if rows.pop("passed") else "FAILED"
-    lines = [f"{name.replace('_', ' '):20}{value:>12,}" for name, value in rows.items()]
+    lines = [f"{name.replace('_', ' '):20}{value:>12,}  {WORDS.get(name, '')}".rstrip() for name, value in rows.items()]
     return "\n".join([*lines, "", verdict])
 
 

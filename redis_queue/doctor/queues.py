@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from redis_queue.basics.options import counted
 from redis_queue.basics.times import span_text
 from redis_queue.doctor.finding import Check, Finding, error, warning
 from redis_queue.doctor.survey import SAMPLE, STEP, ShardView
@@ -172,7 +173,9 @@ def dispatch(shard: ShardView) -> Iterator[Finding]:
 def dead_letters(shard: ShardView) -> Iterator[Finding]:
     """There are no dead letters."""
     if count := count_records(shard).dead:
-        yield warning(f"{shard.label}: {count:,} dead letters", "inspect their reasons, then redrive or purge them")
+        yield warning(
+            f"{shard.label}: {counted(count, 'dead letter')}", "inspect their reasons, then redrive or purge them"
+        )
 
 
 def quarantine(shard: ShardView) -> Iterator[Finding]:

@@ -55,7 +55,7 @@ def write_failure(failure: Failure) -> tuple[str, str, bytes, bytes]:
     row = {
         "kind": failure.kind,
         "attempts": failure.attempts,
-        "seconds": failure.seconds,
+        "seconds": None if failure.seconds is None else round(failure.seconds, 3),
         "size": len(body),
         **{name: text for name, text in names.items() if text},
         **{name: text for name in _TEXTS if (text := private_text(getattr(failure, name), MAX_FAILURE_TEXT))},

@@ -89,7 +89,8 @@ class Inspector:
             return f"not counted: {known.shards:,} shards are too many for this list; open the page of the queue"
         now = self.catalog.clock()
         stats = [self._scripts.bind("delay/stats", keys).batch_call(now=now) for keys in shards]
-        return stats + [self._scripts.read_call("HMGET", keys.meta, *TOTALS) for keys in shards]
+        totals = [self._scripts.read_call("HMGET", keys.meta, *TOTALS) for keys in shards]
+        return [*stats, *totals, self._scripts.read_call("HGET", shards[0].lateness, "sent")]
 
     def _row(self, known: RegistryRow, looks: Sequence[BatchCall], replies: Iterator[Callable[[], Any]]) -> QueueRow:
         mine = list(itertools.islice(replies, len(looks)))

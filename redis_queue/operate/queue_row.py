@@ -20,7 +20,9 @@ from redis_queue.store.keys import Kind
 SIZES: Final = ("ready", "delayed", "in_flight", "dead", "quarantined")
 TOTALS: Final = ("put", "acked", "redelivered", "put_back")
 
-Count = Literal["ready", "delayed", "in_flight", "dead", "quarantined", "put", "acked", "redelivered", "put_back"]
+Count = Literal[
+    "ready", "delayed", "in_flight", "dead", "quarantined", "put", "acked", "redelivered", "put_back", "dispatched"
+]
 
 BROKEN: Final = (WrongTypeError, SchemaError, ValueError, OverflowError)
 """Errors raised for a queue whose keys another tool has overwritten; ConfigurationError is a ValueError."""
@@ -45,8 +47,9 @@ class QueueRow:
     """Counts of one queue: current sizes, and all-time totals, which none of Celery's queues has.
 
     For a DelayQueue, *ready* counts the entries that are due and *delayed* the others. *oldest_at* is when the oldest
-    ready message was put, or when the longest overdue entry was due. *put_back* counts expired leases. *error* says
-    why a queue cannot be counted.
+    ready message was put, or when the longest overdue entry was due. *put_back* counts expired leases. Of a
+    DelayQueue, *dispatched* counts the entries that dispatchers have sent, *acked* those that were claimed and acked.
+    *error* says why a queue cannot be counted.
     """
 
     kind: Kind | Literal["celery"]
@@ -64,6 +67,7 @@ class QueueRow:
     next_due: datetime | None = None
     error: str = ""
     put_back: int = 0
+    dispatched: int = 0
 
     @classmethod
     def of_queue(cls, name: str, reply: Any) -> QueueRow:
@@ -74,7 +78,10 @@ class QueueRow:
 
     @classmethod
     def of_delay(cls, name: str, replies: Sequence[Any]) -> QueueRow:
-        """Return the row of a DelayQueue: *replies* are the counts of its shards, then their :data:`TOTALS`."""
+        """Return the row of a DelayQueue: *replies* are the counts of its shards, then their :data:`TOTALS`,
+        and at last the number that was dispatched.
+        """
+        *replies, dispatched = replies
         shards = len(replies) // 2
         stats = sum_stats(replies[:shards])
         columns = zip(*replies[shards:], strict=True)
@@ -90,6 +97,7 @@ class QueueRow:
             quarantined=stats.quarantined,
             oldest_at=stats.next_due if stats.due else None,
             next_due=stats.next_due,
+            dispatched=int(dispatched or 0),
             **counts,
         )
 

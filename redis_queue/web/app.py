@@ -18,6 +18,7 @@ from kombu.exceptions import OperationalError
 from werkzeug.exceptions import BadRequest, HTTPException, InternalServerError
 
 from redis_queue.basics.logs import hide_secrets, logger_of
+from redis_queue.basics.options import counted
 from redis_queue.basics.times import from_ms, span_text
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.operate.access import Access, AppAccess, access_to
@@ -192,6 +193,7 @@ def dashboard(
         app.add_template_filter(getattr(charts, name), name)
     app.jinja_env.globals["rate_minutes"] = RATE_MINUTES
     app.add_template_global(may)
+    app.add_template_global(counted)
     app.add_template_global(reference)
     app.add_template_global(is_id)
     app.add_template_global(addresses(), "asset")

@@ -72,6 +72,7 @@ ACTIONS = {
     "celery-queue delete",
     "celery-queue purge",
     "terminate",
+    "stop",
     "worker shutdown",
     "worker resize",
     "worker clear",

@@ -106,3 +106,31 @@ def test_a_confirmation_shows_the_selected_entries(redis_url: str, orders: Redis
     assert "died (UTC)" in shown.printed
     assert "orders" in shown.printed
     assert orders.stats().dead == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "due"),
+    [
+        ((), "2030-01-01 01:00:30", "2030-01-01T00:00:30"),
+        ((), "2030-01-01 01:00:30 CET", "2030-01-01T00:00:30"),
+        ((), "2030-07-01 01:00:30 CEST", "2030-06-30T23:00:30"),
+        (("--utc",), "2030-01-01 01:00:30", "2030-01-01T01:00:30"),
+        ((), "2030-01-01 01:00:30 UTC", "2030-01-01T01:00:30"),
+    ],
+)
+def test_a_time_is_accepted_as_tables_show_it(
+    options: tuple[str, ...], text: str, due: str, run: Run, tasks: DelayQueue
+) -> None:
+    done = run("scheduled", "reschedule", "data", "--to", text, *options)
+    assert (done.exit_code, done.stdout) == (0, "1 rescheduled\n"), done.stderr
+    entry = tasks.get("data")
+    assert entry is not None
+    assert entry.due_at.astimezone(timezone.utc).isoformat() == f"{due}+00:00"
+    seen = run("scheduled", "list", "--due-before", text, *options)
+    assert "data" not in seen.stdout
+
+
+@pytest.mark.parametrize("text", ["2030-01-01 01:00:30 PST", "2030-13-01 01:00:30", "2030-07-01 01:00:30 CET"])
+def test_a_time_of_another_zone_is_refused(text: str, run: Run) -> None:
+    done = run("scheduled", "reschedule", "data", "--to", text)
+    assert (done.exit_code, "must" in done.stderr) == (2, True)

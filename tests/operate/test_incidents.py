@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -26,6 +26,7 @@ from redis_queue.cli.celery import group
 from redis_queue.cli.output import FAILED
 from redis_queue.doctor.finding import Finding
 from redis_queue.errors import StoreUnavailableError
+from redis_queue.model import DeadLetter
 from redis_queue.monitor.model import ReleaseRow, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import OTHER
 from redis_queue.operate.access import AppAccess, access_to
@@ -33,6 +34,7 @@ from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.operate.incidents import queues
 from redis_queue.operate.incidents.registry import MAX_CAUSE, MAX_OF_KIND, RULES, current, incidents
 from redis_queue.operate.incidents.situation import MAX_QUEUES, MINUTES, Incident, Situation, look
+from redis_queue.operate.items import Letter
 from redis_queue.operate.liveness import WorkerState, state_of
 from redis_queue.operate.metrics import Collector
 from redis_queue.operate.queue_row import CeleryQueueRow, QueueRow
@@ -54,6 +56,14 @@ USUAL = {SERIES: Tally(100, duration=Histogram.of([200.0] * 100))}
 
 def ago(seconds: float) -> datetime:
     return NOW - timedelta(seconds=seconds)
+
+
+CALL = {"task": "shop.mail", "args": [], "kwargs": {}, "options": {"queue": "mail"}}
+
+
+def letter(body: Any) -> Letter:
+    """Return a dead letter that died a minute ago."""
+    return Letter(cast("Any", None), DeadLetter("id", body, {}, ago(60), 3, "its worker died 3 times", 100))
 
 
 def worker(name: str = "web@a", *, busy: int = 2, age: float = 1.0, **fields: Any) -> WorkerState:
@@ -242,8 +252,17 @@ CASES: dict[str, tuple[Situation, list[str]]] = {
         ["warning: retry storms: shop.hang was retried 90 times in the last 15 min, and only 10 of its tasks ended"],
     ),
     "dead letters": (
-        Situation(NOW, queues=[QueueRow("queue", "orders", dead=3)], dead={("queue", "orders"): (ago(7200), ago(60))}),
+        Situation(
+            NOW, queues=[QueueRow("queue", "orders", dead=3)], dead={("queue", "orders"): (ago(7200), letter({}))}
+        ),
         ["warning: dead letters: queue orders: 3 dead letters; the last one died 1 min ago"],
+    ),
+    "a dead letter of a task": (
+        Situation(NOW, queues=[QueueRow("delay", "tasks", dead=1)], dead={("delay", "tasks"): (ago(60), letter(CALL))}),
+        [
+            "warning: dead letters: delay tasks: 1 dead letter; the last one, shop.mail of queue mail, died 1 min ago: "
+            "its worker died 3 times"
+        ],
     ),
     "a pause": (
         Situation(

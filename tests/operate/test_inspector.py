@@ -44,7 +44,16 @@ class TestRows:
             "queue", "orders", ready=2, delayed=1, in_flight=1, dead=1, put=5, oldest_at=first, next_due=in_a_minute
         )
         assert delay == QueueRow(
-            "delay", "orders", ready=1, delayed=1, in_flight=1, dead=1, put=4, oldest_at=first, next_due=first
+            "delay",
+            "orders",
+            ready=1,
+            delayed=1,
+            in_flight=1,
+            dead=1,
+            put=4,
+            oldest_at=first,
+            next_due=first,
+            dispatched=1,
         )
 
     def test_show_that_a_queue_is_paused(self, inspector: Inspector, stage: Stage) -> None:

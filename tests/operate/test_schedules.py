@@ -215,7 +215,7 @@ class TestIncidents:
         late, long = found(access, "missed schedules")
         truth = [schedules.find(name).skipped for name in ("late", "long")]
         assert (late.subject, late.hits) == ("late", truth[0]["late"])
-        assert f"{truth[0]['late']:,} runs were skipped within the last hour (too late)" in late.cause
+        assert f"{truth[0]['late']:,} runs skipped within the last hour (too late)" in late.cause
         assert (long.subject, long.hits) == ("long", truth[1]["overlap"] + truth[1]["late"])
         assert "(the run before had not ended)" in long.cause
         for name in ("late", "long"):

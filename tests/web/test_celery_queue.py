@@ -200,7 +200,7 @@ class TestActing:
         assert "Ready 9 Waiting for a place 3 In flight 0" in writer.get(PAGE).text
         page = preview(writer, "purge")
         assert "Delete 9 messages of mail?" in page.text
-        assert "9 messages are deleted, also those that wait for a place in a flow" in page.text
+        assert "9 messages will be deleted, also those that wait for a place in a flow" in page.text
         app.send_task("shop.limited", queue="mail")
         assert "9 deleted." in writer.send(page.confirmation).text
         assert audit(mail) == ("purge", "mail", 9, "", [])

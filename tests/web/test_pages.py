@@ -178,7 +178,8 @@ class TestForecast:
         counted = [int(text) for text in re.findall(r"due_before[^>]*>([\d,]+)</a>", page.source)]
         assert len(counted) == len(cells) > 1
         for link, count in zip(cells, counted, strict=True):
-            assert f"{count:,} waiting entries." in reader.get(link).text
+            noun = "waiting entry" if count == 1 else "waiting entries"
+            assert f"{count:,} {noun}." in reader.get(link).text
 
     def test_counts_by_task(self, reader: Browser) -> None:
         page = reader.get("/forecast")

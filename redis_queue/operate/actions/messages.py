@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 from kombu.exceptions import OperationalError
 
 from redis_queue.admission.flows import OF_QUEUE
-from redis_queue.basics.options import Conditions
+from redis_queue.basics.options import Conditions, counted
 from redis_queue.celery.message.destinations import Destinations
 from redis_queue.celery.queues.message import WaitingMessage
 from redis_queue.celery.queues.open import on_redis
@@ -150,8 +150,8 @@ def purge(access: Access, choice: Choice) -> Plan:
         raise ConfigurationError(f"{name}: this broker does not count its messages")
     count = row.ready if choice.confirmed is None else choice.confirmed
     text = (
-        f"{count:,} messages are deleted, also those that wait for a place in a flow: their tasks never run. "
-        "Messages in flight stay with their workers."
+        f"{counted(count, 'message')} will be deleted, also those that wait for a place in a flow: their tasks never "
+        "run. Messages in flight stay with their workers."
     )
     if not on_redis(access.app):
         text += " On this broker, messages that arrive meanwhile are deleted as well."

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Final, Generic, TypeVar
 from urllib.parse import quote
 
+from redis_queue.basics.options import counted
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.action import Action, Choice, Plan, Result
 from redis_queue.operate.audit import Subject
@@ -73,7 +74,7 @@ class Rows(ABC, Generic[T]):
 
     def counted(self, count: int) -> str:
         """Return ``1 entry`` or ``2 entries``."""
-        return f"{count:,} {self.noun if count == 1 else self.plural}"
+        return counted(count, self.noun, self.plural)
 
     def plan(self, action: Action, access: Access, choice: Choice) -> Plan:
         """Return what *action* would do to the items of *choice*."""

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any, Final, get_args
 
-from redis_queue.basics.options import did_you_mean
+from redis_queue.basics.options import counted, did_you_mean
 from redis_queue.basics.times import duration_ms, exact_span_text, from_ms, point_ms, read_span, read_time, span_text
 from redis_queue.celery.schedules.calendar import check_timezone
 from redis_queue.celery.schedules.rules import (
@@ -173,12 +173,12 @@ def backfill(access: Access, choice: Choice) -> Plan:
     ends = [_time(from_ms(due)) for due in (*dues[:1], *dues[-1:])]
     first = ", the first one due at {}, the last one at {}".format(*ends) if ends else ""
     return Plan(
-        f"Send {len(dues):,} runs of {name}",
+        f"Send {counted(len(dues), 'run')} of {name}",
         len(dues),
         each,
         [name],
         f"from {_time(start)} to {_time(end)}",
-        text=f"{len(dues):,} runs of {schedule.task} are sent at once{first}.",
+        text=f"{counted(len(dues), 'run')} of {schedule.task} will be sent at once{first}.",
         nothing="" if dues else "No run was due in this time that was not sent",
         gone="sent meanwhile",
         # A span from now would mean another time when it is confirmed.

@@ -9,10 +9,11 @@ from typing import Final
 
 from redis_queue.admission.flows import OF_QUEUE
 from redis_queue.admission.rules import FlowState, KeyState
-from redis_queue.basics.options import MAX_NAMES, nearest, some_of
+from redis_queue.basics.options import MAX_NAMES, counted, nearest, some_of
 from redis_queue.basics.times import span_text
 from redis_queue.monitor.report import OTHER
 from redis_queue.operate.incidents.situation import LONG, Incident, Situation, grouped, page_of, tasks_text, waits_text
+from redis_queue.operate.items import Letter
 from redis_queue.operate.liveness import HEALTHY, WorkerState
 from redis_queue.operate.queue_row import CeleryQueueRow
 
@@ -185,16 +186,25 @@ def dead_letters(now: Situation) -> Iterator[Incident]:
     for row in now.queues:
         if row.dead and not row.error:
             first, last = now.dead.get((row.kind, row.name), (None, None))
-            lately = "" if last is None else f"; the last one died {span_text(now.age(last), parts=1)} ago"
+            lately = "" if last is None else _of_letter(now, last)
             yield Incident(
                 row.name,
                 "warning",
-                f"{row.kind} {row.name}: {row.dead:,} dead letters{lately}",
+                f"{row.kind} {row.name}: {counted(row.dead, 'dead letter')}{lately}",
                 "inspect their reasons, then redrive or delete them: redis-queue dead list",
                 page_of("dead", name=row.name),
                 first,
                 row.dead,
             )
+
+
+def _of_letter(now: Situation, last: Letter) -> str:
+    """Return what the last dead letter tells: of a task its name, its queue and the cause."""
+    ago = f"{span_text(now.age(last.letter.died_at), parts=1)} ago"
+    if not last.task:
+        return f"; the last one died {ago}"
+    cause = f": {last.reason}" if last.reason else ""
+    return f"; the last one, {last.task} of queue {last.called.queue or '-'}, died {ago}{cause}"
 
 
 def _read_queues(now: Situation) -> Iterator[tuple[CeleryQueueRow, list[WorkerState]]]:

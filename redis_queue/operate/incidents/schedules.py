@@ -8,7 +8,7 @@ from datetime import timedelta
 from shlex import quote
 from typing import Final
 
-from redis_queue.basics.options import some_of
+from redis_queue.basics.options import counted, some_of
 from redis_queue.basics.times import from_ms, span_text, to_ms
 from redis_queue.operate.incidents.queues import similar
 from redis_queue.operate.incidents.situation import Incident, Situation, grouped, page_of
@@ -34,7 +34,9 @@ def missed_schedules(now: Situation) -> Iterator[Incident]:
         late, skips = row.overdue(now.at), _skips(now, row)
         if _error(row) is not None or not (late > OVERDUE or skips):
             continue
-        told = [f"{count:,} runs were skipped within the last hour ({text})" for text, count in _counts(skips).items()]
+        told = [
+            f"{counted(count, 'run')} skipped within the last hour ({text})" for text, count in _counts(skips).items()
+        ]
         if late > OVERDUE:
             waits = row.schedule.definition is not None and row.schedule.definition.overlap == "queue"
             blocks = f", and waits for the run {row.schedule.running}" if waits and row.schedule.running else ""

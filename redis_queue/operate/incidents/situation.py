@@ -24,7 +24,7 @@ from redis_queue.monitor.report import OTHER
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit, AuditLine
 from redis_queue.operate.inspector import FEW_SHARDS
-from redis_queue.operate.items import MAX_READ
+from redis_queue.operate.items import MAX_READ, Letter
 from redis_queue.operate.liveness import WorkerState, with_tasks, worker_states
 from redis_queue.operate.queue_row import BROKEN, CeleryQueueRow, QueueRow, fault_text
 from redis_queue.operate.schedules import ScheduleRow
@@ -50,6 +50,9 @@ LONG: Final = 60.0
 STOPPING: Final = ("flow-pause", "flow-set")
 """Verbs of the actions that stop a flow: by a pause, by a limit of 0."""
 
+MAX_LETTER: Final = 64 * 1024
+"""Maximum bytes of a dead letter that is read to tell its task."""
+
 MAX_LOOKS: Final = 20
 """Maximum number of lost workers, of queues with dead letters, and of those with late entries, that are looked into."""
 
@@ -63,7 +66,7 @@ class Situation:
     *ended* are the counts of each series in each of the last :data:`MINUTES` minutes, *usual* the runs of the last day
     of those series that run for long now. *backlog* counts the tasks of each flow that wait for a place, *flows* are
     all flows, *stopped_keys* the keys that start nothing, with their flows, *pauses* the last action on each flow that
-    starts nothing. *dead* tells when the first and the last dead letter of a queue died, *dispatchers* how many
+    starts nothing. *dead* tells when the first dead letter of a queue died, and the last one, *dispatchers* how many
     dispatchers the DelayQueue of tasks, and one with late entries, has (None: it never had one). *schedules* are those
     that may be wrong, *schedule_dispatchers* counts the dispatchers that send them, *refused_schedules* tells of each
     app which of its schedules are not stored, and why. *pressure* is what the doctor finds on the servers.
@@ -83,7 +86,7 @@ class Situation:
     flows: Sequence[FlowState] = ()
     stopped_keys: Sequence[tuple[str, KeyState]] = ()
     pauses: Mapping[str, AuditLine] = field(default_factory=dict)
-    dead: Mapping[tuple[str, str], tuple[datetime, datetime]] = field(default_factory=dict)
+    dead: Mapping[tuple[str, str], tuple[datetime, Letter]] = field(default_factory=dict)
     dispatchers: Mapping[str, int | None] = field(default_factory=dict)
     schedules: Sequence[ScheduleRow] = ()
     schedule_dispatchers: int | None = None
@@ -224,13 +227,14 @@ def _pauses(access: Access, found: Situation) -> dict[str, AuditLine]:
     return {line.queue: line for line in reversed(stopping)}
 
 
-def _dead(access: Access, found: Situation) -> Iterator[tuple[tuple[str, str], tuple[datetime, datetime]]]:
+def _dead(access: Access, found: Situation) -> Iterator[tuple[tuple[str, str], tuple[datetime, Letter]]]:
     for row in _most([row for row in found.queues if row.dead], "dead"):
         queue = access.queue(row.kind, row.name)
         # A letter may be gone by now.
-        first, last = (queue.dead_letters(offset=offset, limit=1, max_bytes=0) for offset in (0, row.dead - 1))
+        first = queue.dead_letters(limit=1, max_bytes=0)
+        last = queue.dead_letters(offset=row.dead - 1, limit=1, max_bytes=MAX_LETTER)
         if first and last:
-            yield (row.kind, row.name), (first[0].died_at, last[0].died_at)
+            yield (row.kind, row.name), (first[0].died_at, Letter(queue, last[0]))
 
 
 def _dispatchers(access: Access, found: Situation) -> Iterator[tuple[str, int | None]]:

@@ -1,18 +1,26 @@
 """The life of tasks that real workers ran, and the tree of their canvases."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from celery.result import AsyncResult
 
+from redis_queue.basics.options import Conditions
+from redis_queue.cli import celery as celery_cli
 from redis_queue.operate.access import Access, AppAccess
 from redis_queue.operate.canvas import Canvas, canvas
+from redis_queue.operate.items import Letters
 from redis_queue.operate.task_life import TaskLife, task_life
-from tests.support.celery.observed_names import AGAIN, CANVAS, FAIL, GATE, OK, SEEN
+from tests.support.celery.observed_names import AGAIN, CANVAS, CRASH, FAIL, GATE, OK, SEEN
 from tests.support.celery.observing import Observed, observed_on_one_redis
+from tests.support.cli.commands import runner
 from tests.support.paths import ROOT
 from tests.support.wait import wait_until
 
@@ -42,6 +50,33 @@ def test_one_task_from_its_delay_to_its_end(observed: Observed, access: Access, 
     # Each attempt tells why it ended.
     ends = [event.detail for event in life.events if event.what in ("retried", "failed")]
     assert ends == ["KeyError: 'gone'"] * 3
+
+
+def test_figures_are_those_of_what_happened(observed: Observed) -> None:
+    for _ in range(5):
+        observed.send(OK, countdown=0.1)
+    crashed = observed.send(CRASH)
+    failed = observed.send(FAIL)
+    with observed.worker(pool="prefork"):
+        observed.wait_for(OK, 5)
+        observed.wait_for(CRASH, 2)
+        wait_until(lambda: Letters(AppAccess(observed.app), None, Conditions()).first(1)[0], description="the letter")
+
+    def command(*arguments: str) -> Any:
+        result = runner().invoke(celery_cli.group, [*arguments, "--json"], obj=SimpleNamespace(app=observed.app))
+        return json.loads(result.stdout)
+
+    counts = command("stats")
+    assert [counts[name] for name in ("put", "dispatched", "acked", "dead")] == [5, 5, 0, 1]
+    causes = [row["cause"] for row in command("incidents")["incidents"] if row["kind"] == "dead letters"]
+    assert len(causes) == 1
+    told = (
+        rf"delay scheduled: 1 dead letter; the last one, {CRASH} of queue celery, died .* ago: its worker died 2 times"
+    )
+    assert re.match(told, causes[0])
+    life = command("task", crashed)
+    assert [event["what"] for event in life["events"]].count("sent") == 1
+    assert command("failures", "show", failed)["seconds"] < 1
 
 
 def test_a_running_task(observed: Observed, access: Access) -> None:

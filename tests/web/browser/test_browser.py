@@ -190,7 +190,8 @@ class TestActions:
         cell = page.locator("td a").first
         count = cell.text_content()
         cell.click()
-        expect(page.get_by_text(f"{count} waiting entries.")).to_be_visible()
+        noun = "waiting entry" if count == "1" else "waiting entries"
+        expect(page.get_by_text(f"{count} {noun}.")).to_be_visible()
 
 
 def test_the_search_suggests_names(new_tab: NewTab) -> None:
