@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Final
 
-from celery import Celery, Signature, group, signals
+from celery import Celery, Signature, group
 from celery.backends.redis import ResultConsumer
 from kombu.exceptions import KombuError, OperationalError
 
 from redis_queue.basics.logs import hide_secrets
+from redis_queue.basics.times import monotonic
 from redis_queue.celery.entries import with_retries
 from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.message.envelope import Due, Envelope
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS: Final = 1 << 20
 """Characters of messages for the broker that are sent in one round trip, at most by one message more."""
+
+MAX_READING: Final = 0.01
+"""Seconds after which no more signatures are read before those that were read are sent."""
 
 Entry = tuple[Envelope, Due]
 _Row = tuple[str, str, str]
@@ -59,13 +63,15 @@ class Batch:
         self.sent: list[str] = []
         self._unknown: list[str] = []
         #: The call before and what sends others like it, if there may be others.
-        self.last: tuple[Call, Callable[[Call], Any]] | None = None
+        self.last: tuple[Call, Callable[[Call, Batch], Any]] | None = None
         self._like: Like | None = None
         self._error: Exception | None = None
         self._lists: BrokerLists | None = None
         self._rows: list[_Row] = []
         self._size = 0
         self._channels: list[str] = []
+        #: Ids of the tasks to whose results it subscribes when it is sent.
+        self.awaited: set[str] = set()
         self._subscriber: Any = None
 
     def __len__(self) -> int:
@@ -94,7 +100,7 @@ class Batch:
         call = None if like is None or args or kwargs or chord else like.call(task)
         if like is not None and call is not None:
             taken = self.check()
-            result = like.send(call)
+            result = like.send(call, self)
             if result is not None:
                 self._like = like
                 self.count(taken, call.id)
@@ -137,10 +143,12 @@ class Batch:
         finally:
             del pubsub.subscribe
         self._subscriber = consumer
+        self.awaited.add(task_id)
 
     def _subscribe(self) -> None:
         """Subscribe to the results of what is sent next. Raises OperationalError."""
         consumer, channels, self._channels = self._subscriber, self._channels, []
+        self.awaited = set()
         # Celery 5.5 has no lock: each thread has its own consumer.
         with getattr(consumer, "_locked", nullcontext)():
             wanted = [channel for channel in channels if channel in consumer.subscribed_to]
@@ -208,9 +216,9 @@ class Batch:
             raise translate(first) from first
 
     def _send_entries(self) -> None:
-        entries, self.entries = self.entries, []
-        if not entries:
+        if not self.entries:
             return
+        entries, self.entries = self.entries, []
         self._unknown = [envelope.id for envelope, _ in entries]
         try:
             # Each replaces the entry of its id.
@@ -223,8 +231,22 @@ class Batch:
         self._unknown = []
 
 
-def subscribe_in_batches(app: Celery, batch_of: Callable[[], Batch | None]) -> None:
-    """Subscribe to results of *app* in Redis when a batch is sent, in one command; *batch_of* returns that of a thread.
+def read_ahead(items: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yield *items* in lists of up to 500. None is read after 10 ms: what was read before must not wait for it."""
+    chunk: list[Any] = []
+    until = monotonic() + MAX_READING
+    for item in items:
+        chunk.append(item)
+        if len(chunk) >= CHUNK or monotonic() >= until:
+            yield chunk
+            chunk = []
+            until = monotonic() + MAX_READING
+    if chunk:
+        yield chunk
+
+
+def subscribe_in_batches(app: Celery, batch_of: Callable[[str], Batch | None]) -> None:
+    """Subscribe to results of *app* in Redis when a batch is sent, in one command; *batch_of* returns that of a task.
 
     Celery sends one SUBSCRIBE for each result, which takes longer than to send the task.
     """
@@ -233,7 +255,7 @@ def subscribe_in_batches(app: Celery, batch_of: Callable[[], Batch | None]) -> N
         return
 
     def consume(subscribe: Callable[[str], Any], task_id: str) -> None:
-        batch = batch_of()
+        batch = batch_of(task_id)
         if batch is None or consumer._pubsub is None:
             subscribe(task_id)
         else:
@@ -243,9 +265,10 @@ def subscribe_in_batches(app: Celery, batch_of: Callable[[], Batch | None]) -> N
 
 
 def batch_groups() -> None:
-    """Let a group of an app with DurableTasks send its messages in batches; chunks and headers of chords are groups.
+    """Let a group of an app with DurableTasks send its messages in batches; headers of chords are groups.
 
-    Not if a receiver or an event tells of each message that it was sent.
+    Not if code of the user takes part in reading or sending them, as that of a generator, a receiver or a task's own
+    ``apply_async``: it may wait for a message that waits in the batch.
     """
     original = group._apply_tasks
     if hasattr(original, "__wrapped__"):
@@ -255,8 +278,13 @@ def batch_groups() -> None:
     def apply_tasks(self: Any, tasks: Any, producer: Any = None, app: Any = None, *args: Any, **options: Any) -> Any:
         app = app or self.app
         durable = extension_of(app)
-        if durable is None or not durable.delays or _tells_of_each(app):
+        if durable is None or not durable.delays:
             return original(self, tasks, producer, app, *args, **options)
+        sends = durable.sends
+        if not durable.capture.may_batch([self]):
+            if sends.batch is not None:
+                sends.batch.send()
+            return sends.alone(lambda: list(original(self, tasks, producer, app, *args, **options)))
         with durable.batch() as batch:
             members = ((_Member(batch, task) if type(task) is Signature else task, *rest) for task, *rest in tasks)
             return list(original(self, members, producer, app, *args, **options))
@@ -275,8 +303,3 @@ class _Member:
 
     def __len__(self) -> int:
         return 1
-
-
-def _tells_of_each(app: Any) -> bool:
-    heard = signals.after_task_publish.receivers or signals.task_sent.receivers
-    return bool(heard or app.conf.task_send_sent_event)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, cached_property, partial
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import redis
 from celery.app.amqp import AMQP
@@ -23,7 +23,7 @@ from redis_queue.celery.entries import with_retries
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.message.headers import SENT, Attempt, FlowHeader, sent_now, without_copied_headers
 from redis_queue.celery.message.producer import InterceptingProducer
-from redis_queue.celery.publish.kinds import CAPTURED, WRAPPED, Call, Kinds
+from redis_queue.celery.publish.kinds import CAPTURED, POSITIONAL, WRAPPED, Call, Kinds, runs_no_user_code
 from redis_queue.celery.publish.lists import BrokerLists, Seen, current
 from redis_queue.celery.publish.send import (
     LostKeyError,
@@ -33,6 +33,7 @@ from redis_queue.celery.publish.send import (
     Sends,
     SentMessage,
     check_eta,
+    is_retry_of,
     seconds_of,
 )
 from redis_queue.celery.publish.unique_calls import UniqueCalls
@@ -41,6 +42,10 @@ from redis_queue.delay.entries import when
 from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError, quoted
 from redis_queue.store.ids import check_id, is_id
 from redis_queue.store.redis_errors import FULL, RedisErrors, may_have_arrived, translate
+
+if TYPE_CHECKING:
+    from redis_queue.admission.rules import Unique
+    from redis_queue.celery.publish.batch import Batch
 
 logger = logger_of(__name__)
 
@@ -72,40 +77,70 @@ class Capture:
 
     def wrap_calls(self) -> None:
         """Let ``app.send_task``, through which Celery sends every task, keep the keys of unique tasks."""
-        plain, calls = self._app.send_task, self._unique_calls
+        self._plain = self._app.send_task
 
-        @functools.wraps(plain)
-        def send(*args: Any, **options: Any) -> Any:
-            call = self._kinds.call(args, options)
-            if call is None:
-                return plain(*args, **options)
-            if self._kinds.is_new(call):
-                with self.sends.watch() as seen:
-                    result = plain(*args, **options)
-                self._kinds.learn(call, seen)
-                return result
-            first = self._kinds.first(call)
-            found = None if first is None else self._send_like(first, call)
-            if found is not None:
-                if first is not None and self.sends.batch is not None:
-                    self.sends.batch.last = call, partial(self._made, first)
-                return found
-            # With the same id: Redis may have got the message before its connection broke.
-            return plain(*args, **({**options, "task_id": call.id} if call.id else options))
-
-        @functools.wraps(plain)
+        @functools.wraps(self._plain)
         def send_task(*args: Any, **options: Any) -> Any:
             batch = self.sends.batch
             taken = 0 if batch is None else batch.check()
             unique = self._uniques.of_task(str(args[0] if args else options.get("name")))
-            result = send(*args, **options) if unique is None else calls.send(unique, send, args, options)
+            if unique is None:
+                result = self.sends.alone(self._send, batch, *args, **options)
+            else:
+                result = self.sends.alone(self._send_unique, unique, batch, args, options)
             if batch is not None:
                 batch.count(taken, str(result.id))
             return result
 
         cast("Any", self._app).send_task = send_task
 
-    def _send_like(self, first: Seen, call: Call) -> Any:
+    def _send_unique(self, unique: Unique, batch: Batch | None, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if batch is not None:
+            # It may wait for its key.
+            batch.send()
+        return self._unique_calls.send(unique, partial(self._send, batch), args, options)
+
+    def _send(self, batch: Batch | None, /, *args: Any, **options: Any) -> Any:
+        """Make and send the message of ``send_task(*args, **options)``, or put it into *batch*; return its result."""
+        kinds = self._kinds
+        call = kinds.call(args, options)
+        if call is None:
+            return self._send_by_celery(batch, args, options)
+        if kinds.is_new(call):
+            with self.sends.watch() as seen:
+                result = self._send_by_celery(batch, args, options)
+            kinds.learn(call, seen)
+            return result
+        first = kinds.first(call)
+        found = None if first is None else self._send_like(first, call, batch)
+        if found is None:
+            # With the same id: Redis may have got the message before its connection broke.
+            return self._send_by_celery(batch, args, {**options, "task_id": call.id} if call.id else options)
+        if first is not None and batch is not None:
+            batch.last = call, partial(self.sends.alone, self._made, first)
+        return found
+
+    def _send_by_celery(self, batch: Batch | None, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+        # The message of a unique task is open: it is sent at once, or would own its key without being sent.
+        if batch is None or self.sends.opened is not None:
+            return self._plain(*args, **options)
+        if len(args) > len(POSITIONAL) or not self._kinds.are_quiet():
+            # Receivers and routers may take their time, or wait for what was sent before.
+            batch.send()
+            return self._plain(*args, **options)
+        id_ = options.get("task_id") or uuid()
+        with self.sends.open(Send(id_, is_retry_of(self._app, id_), batch=batch)):
+            return self._plain(*args, **{**options, "task_id": id_})
+
+    def may_batch(self, signatures: Sequence[Any]) -> bool:
+        """Return whether code of the user takes no part in reading and sending *signatures*.
+
+        Such code may take long, or wait for a message of an earlier one, which must have been sent by then.
+        """
+        known: set[Any] = set()
+        return self._kinds.are_quiet() and all(runs_no_user_code(signature, known) for signature in signatures)
+
+    def _send_like(self, first: Seen, call: Call, batch: Batch | None) -> Any:
         """Send a call like the *first* one of its kind; return its result, or None if Celery is to send it."""
         app, options = self._app, call.options
         producer = options.get("producer")
@@ -117,18 +152,19 @@ class Capture:
         if parent:
             call.root_id = call.root_id or parent.request.root_id or parent.request.id
             call.parent_id = call.parent_id or parent.request.id
-        return self._made(first, call)
+        return self._made(first, call, batch)
 
-    def _made(self, first: Seen, call: Call) -> Any:
+    def _made(self, first: Seen, call: Call, batch: Batch | None) -> Any:
         """Put a call where the *first* of its kind went, and return its result; None if it may have to go elsewhere."""
         app, options = self._app, call.options
         send = self.sends.of(app, call.id)
         if type(call.id) is not str or send.is_retry or send.key is not None:
             return None
+        send.batch = batch
         ignored = first.headers["ignore_result"]
         if not ignored:
             try:
-                app.backend.on_task_call(None, call.id)
+                self.sends.subscribe(batch, app.backend.on_task_call, None, call.id)
             except RedisErrors as error:
                 raise OperationalError(hide_secrets(str(error))) from error
         if not self._put_like(send, first, call):
@@ -246,7 +282,7 @@ class Capture:
             if "id" in message.headers:
                 message.headers[SENT] = sent_now()
             try:
-                with self._taking(producer):
+                with self._taking(producer, send):
                     return publish(producer, name, message, **options)
             except (OperationalError, redis.exceptions.OutOfMemoryError, AttributeError) as error:
                 _raise_unless_full(error, producer, retry=send.is_retry)
@@ -257,13 +293,12 @@ class Capture:
         return send_task_message
 
     @contextmanager
-    def _taking(self, producer: Any) -> Iterator[None]:
-        """Let this app take what *producer* puts into lists in the `with` block."""
-        batch = self.sends.batch
-        if BrokerLists.of(producer) is None and batch is not None:
+    def _taking(self, producer: Any, send: Send) -> Iterator[None]:
+        """Let this app take what *producer*, which sends the message of *send*, puts into lists in the `with` block."""
+        if BrokerLists.of(producer) is None and send.batch is not None:
             # It must not overtake those that wait: it has no channel yet, or none to Redis.
-            batch.send()
-        before, current.take = current.take, self.sends.take
+            send.batch.send()
+        before, current.take = current.take, partial(self.sends.take, send)
         try:
             yield
         finally:
@@ -295,6 +330,9 @@ class Capture:
         self, send: Send, header: FlowHeader, queue: str, envelope: Envelope, sending: Mapping[str, Any]
     ) -> bool:
         """Put a message for *queue* into the store, where it waits for admission."""
+        if send.batch is not None:
+            # Each message of a flow takes a round trip.
+            send.batch.send()
         self._watch(send, envelope, sending)
         sent_as = _with_header(envelope, send)
         send.progress = Progress.BEGUN

@@ -17,11 +17,12 @@ from json.encoder import encode_basestring_ascii
 from types import FunctionType, MethodType
 from typing import Any, Final
 
-from celery import Celery, Signature, signals
+from celery import Celery, Signature, chain, group, signals
 from celery.app.amqp import AMQP
 from celery.app.routes import MapRoute, Router
 from celery.backends.base import Backend
 from celery.backends.redis import RedisBackend
+from celery.exceptions import NotRegistered
 from celery.utils.nodenames import anon_nodename
 from celery.utils.saferepr import saferepr
 from kombu.messaging import Producer
@@ -68,7 +69,8 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 
 _NO_FOLLOWERS: Final = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
-_POSITIONAL: Final = ("name", "args", "kwargs")
+POSITIONAL: Final = ("name", "args", "kwargs")
+"""Names of the arguments of ``send_task`` that a call of a kind may have without them."""
 
 WRAPPED: Final = ("create_task_message", "send_task_message")
 """Methods of an AMQP object that the extension wraps."""
@@ -141,7 +143,7 @@ class Kinds:
         self._known: dict[Any, Seen | None] = {}
         self._checked: tuple[Any, ...] = ()
         self._changes: dict[str, Any] = {}
-        self._is_plain = False
+        self._is_quiet = self._is_plain = False
         self._levels: dict[str, Any] = {}
 
     def forget(self) -> None:
@@ -150,7 +152,7 @@ class Kinds:
 
     def call(self, args: tuple[Any, ...], options: Mapping[str, Any]) -> Call | None:
         """Return the call ``send_task(*args, **options)`` if it has a kind."""
-        given = {**dict(zip(_POSITIONAL, args, strict=False)), **options}
+        given = {**dict(zip(POSITIONAL, args, strict=False)), **options}
         name, countdown, producer = given.get("name"), given.get("countdown"), given.get("producer")
         if len(given) != len(args) + len(options) or type(name) is not str:
             return None
@@ -244,22 +246,27 @@ class Kinds:
         reply_to = call.options.get("reply_to") or self._app.thread_oid
         return {**known, "correlation_id": call.id, "reply_to": reply_to}
 
-    def _is_certain(self, name: str, task: Any) -> bool:
-        """Return whether Celery treats all calls of *task* alike that have the same options."""
+    def are_quiet(self) -> bool:
+        """Return whether no code of the user sees or changes a message while it is sent."""
         app = self._app
         functions, changes = self._functions(), app.conf.changes
         current = (*functions, app.conf, *app.amqp.router.routes)
         if current != self._checked or changes != self._changes:
             self.forget()
             self._checked, self._changes = current, dict(changes)
-            self._is_plain = _is_plain(app) and all(map(_is_own, functions))
+            self._is_quiet = _is_quiet(app) and all(map(_is_own, functions))
+            self._is_plain = app.conf.task_serializer == "json" and not app.conf.task_inherit_parent_priority
             # Celery 5.5 has no such setting.
             levels = getattr(app.conf, "task_repr_maxlevels", None)
             self._levels = {} if levels is None else {"maxlevels": levels}
-        if not self._is_plain or any(signal.receivers for signal in _OBSERVED):
+        return self._is_quiet and not any(signal.receivers for signal in _OBSERVED)
+
+    def _is_certain(self, name: str, task: Any) -> bool:
+        """Return whether Celery treats all calls of *task* alike that have the same options."""
+        if not self.are_quiet() or not self._is_plain:
             return False
         # Celery takes the options of a task of the app that is called by its name.
-        return task is not None or name not in app._tasks
+        return task is not None or name not in self._app._tasks
 
     def _functions(self) -> tuple[Any, ...]:
         """Return the functions that make and send a message."""
@@ -285,7 +292,7 @@ class Like:
     They are made without Celery's work for each if their signatures differ in arguments and _OWN_OPTIONS alone.
     """
 
-    def __init__(self, task: Signature, call: Call, send: Callable[[Call], Any]) -> None:
+    def __init__(self, task: Signature, call: Call, send: Callable[[Call, Any], Any]) -> None:
         self.send = send
         self._task = task
         self._call = call
@@ -324,10 +331,36 @@ def _are_alike(options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
 
 def _is_plain_task(task: Any) -> bool:
     """Return whether ``apply_async`` passes on the arguments and options of a signature of *task* as they are."""
-    if task is None or getattr(task, "_dump_pydantic_arguments", None) is not None:
-        return False
+    return task is not None and getattr(task, "_dump_pydantic_arguments", None) is None and _has_own_calls(task)
+
+
+def _has_own_calls(task: Any) -> bool:
     functions = (Signature.apply_async, task.apply_async, task.shadow_name, task._get_exec_options, task.app.send_task)
     return all(map(_is_own, functions))
+
+
+# A call of chain makes one of its base.
+_CANVAS: Final = (group, chain, chain.__base__)
+
+
+def runs_no_user_code(signature: Any, known: set[Any]) -> bool:
+    """Return whether nothing but Celery's own code reads and sends *signature*, which may hold others.
+
+    *known*: tasks that are known to be sent so.
+    """
+    if type(signature) in _CANVAS:
+        tasks = signature.tasks
+        # Not a generator, nor the list that Celery makes of one while it reads it.
+        return type(tasks) in (list, tuple) and all(runs_no_user_code(task, known) for task in tasks)
+    if type(signature) is not Signature:
+        return False
+    try:
+        task = signature.type
+    except NotRegistered:
+        return _is_own(Signature.apply_async)
+    if task not in known and _has_own_calls(task):
+        known.add(task)
+    return task in known
 
 
 _OBSERVED: Final = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
@@ -359,12 +392,11 @@ def _plain_repr(item: Any) -> str:
 _PLAIN: Final = (int, float, bool, type(None))
 
 
-def _is_plain(app: Celery) -> bool:
-    """Return whether settings, routes and backend treat all calls of a kind the same."""
+def _is_quiet(app: Celery) -> bool:
+    """Return whether settings, routes and backend are Celery's own."""
     amqp, conf = app.amqp, app.conf
     return bool(
-        not (conf.task_send_sent_event or conf.task_always_eager or conf.task_inherit_parent_priority)
-        and conf.task_serializer == "json"
+        not (conf.task_send_sent_event or conf.task_always_eager)
         and type(amqp.router) is Router
         and all(type(route) is MapRoute for route in amqp.router.routes)
         and all(getattr(type(amqp), name) is getattr(AMQP, name) for name in WRAPPED)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from celery import Celery
 from celery.app.amqp import task_message
@@ -24,6 +24,8 @@ from redis_queue.errors import InvalidDelayError
 if TYPE_CHECKING:
     from redis_queue.celery.publish.batch import Batch
     from redis_queue.celery.publish.lists import Seen
+
+T = TypeVar("T")
 
 _OPTIONS: Final = ("global_keyprefix", "master_name")
 """Transport options that select other queues on the same server."""
@@ -100,8 +102,10 @@ class Sends(threading.local):
 
     #: The next message of a unique task, or of one that is kept.
     opened: Send | None = None
-    #: The messages that this thread sends together.
+    #: What takes the calls that this thread makes.
     batch: Batch | None = None
+    #: What takes the call to whose result Celery subscribes.
+    subscribing: Batch | None = None
     #: What became of the messages that Celery makes, if somebody watches.
     seen: list[Seen] | None = None
 
@@ -110,6 +114,30 @@ class Sends(threading.local):
         """Add the messages of the `with` block to *batch*."""
         with self._set(opened=None, batch=batch):
             yield
+
+    def alone(self, work: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Return ``work(*args, **options)``; what it sends is sent at once, for it may wait for that."""
+        batch, self.batch = self.batch, None
+        try:
+            return work(*args, **options)
+        finally:
+            self.batch = batch
+
+    def subscribe(self, batch: Batch | None, work: Callable[..., Any], *args: Any) -> None:
+        """Call *work*, with which Celery subscribes to the result of a call in *batch*."""
+        self.subscribing = batch
+        try:
+            work(*args)
+        finally:
+            self.subscribing = None
+
+    def batch_of_result(self, task_id: Any) -> Batch | None:
+        """Return the batch that takes, or has taken, the call *task_id*, to whose result Celery subscribes."""
+        if self.opened is not None and self.opened.task_id == task_id:
+            return self.opened.batch
+        # Celery unsubscribes when the result of the call goes, and a group subscribes again by its own.
+        has_taken = self.batch is not None and task_id in self.batch.awaited
+        return self.batch if has_taken else self.subscribing
 
     @contextmanager
     def keep(self, task_id: str) -> Iterator[list[tuple[Envelope, Due]]]:
@@ -130,22 +158,19 @@ class Sends(threading.local):
 
     @contextmanager
     def open(self, send: Send) -> Iterator[None]:
-        """Use *send* for the message that the `with` block sends under its id.
-
-        It is sent at once: until it is, it would own its key without being sent.
-        """
+        """Use *send* for the message that the `with` block sends under its id."""
         with self._set(opened=send, batch=None):
             yield
 
-    def take(self, seen: Seen) -> bool:
-        """Note what becomes of a message for a list of the broker; return whether it is sent later."""
+    def take(self, send: Send, seen: Seen) -> bool:
+        """Note what becomes of a message for a list of the broker; return whether it is sent later, as *send* is."""
         if self.seen is not None:
             self.seen.append(seen)
-        if self.batch is None or seen.lists is None:
+        task_id = seen.message["properties"].get("correlation_id")
+        # User code may send others meanwhile.
+        if send.batch is None or seen.lists is None or task_id != send.task_id:
             return False
-        self.batch.push(
-            seen.lists, seen.key, dumps(seen.message), str(seen.message["properties"].get("correlation_id"))
-        )
+        send.batch.push(seen.lists, seen.key, dumps(seen.message), str(task_id))
         return True
 
     def of(self, app: Celery, task_id: Any) -> Send:
@@ -153,7 +178,7 @@ class Sends(threading.local):
         found = self.opened
         if found is not None and found.task_id == task_id:
             return found
-        return Send(task_id, is_retry_of(app, task_id), batch=self.batch)
+        return Send(task_id, is_retry_of(app, task_id))
 
     @contextmanager
     def _set(self, **values: Any) -> Iterator[None]:

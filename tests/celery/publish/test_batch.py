@@ -3,11 +3,11 @@
 import base64
 import json
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
-from celery import Celery, group, signals
+from celery import Celery, Task, group, signals
 from celery.exceptions import SoftTimeLimitExceeded
 from kombu import pools
 from kombu.exceptions import OperationalError
@@ -293,6 +293,130 @@ def test_a_group_with_a_receiver_is_sent_one_by_one(app: Celery, server: RedisSe
     finally:
         signals.after_task_publish.disconnect(listen)
     assert lengths == [1, 2, 3, 4, 5]
+
+
+class UserCode:
+    """Code of a user that sends a message, and notes which ones have been sent by then."""
+
+    def __init__(self, app: Celery, server: RedisServer, key: str) -> None:
+        self.app = app
+        self.server = server
+        self.key = key
+        self.runs = False
+        self.seen: list[list[Any]] = []
+
+    def run(self, *_: Any, **__: Any) -> None:
+        if self.runs:
+            return
+        self.runs = True
+        self.app.tasks["shop.add"].delay(f"inner {len(self.seen)}")
+        self.seen.append(arguments(self.server, self.key))
+        self.runs = False
+
+    def in_generator(self) -> Iterator[Any]:
+        for number in range(5):
+            self.run()
+            yield self.app.tasks["shop.add"].s(number)
+
+
+def do_nothing(*_: Any) -> None:
+    """Be a task."""
+
+
+def signatures(app: Celery, name: str = "shop.add") -> list[Any]:
+    return [app.tasks[name].s(number) for number in range(5)]
+
+
+def with_generator(code: UserCode) -> list[Any]:
+    return [group(code.in_generator(), app=code.app)]
+
+
+def with_generator_inside(code: UserCode) -> list[Any]:
+    add = code.app.tasks["shop.add"]
+    return [group([add.s("first"), group(code.in_generator(), app=code.app), add.s("last")], app=code.app)]
+
+
+def with_receiver(code: UserCode) -> list[Any]:
+    signals.before_task_publish.connect(code.run)
+    return [group(signatures(code.app), app=code.app)]
+
+
+def with_router(code: UserCode) -> list[Any]:
+    code.app.conf.task_routes = [code.run]
+    vars(code.app.amqp).pop("router", None)
+    code.app.amqp.flush_routes()
+    return [group(signatures(code.app), app=code.app)]
+
+
+def with_own_call(code: UserCode) -> list[Any]:
+    class Own(Task):  # type: ignore[misc]
+        def apply_async(self, *args: Any, **options: Any) -> Any:
+            code.run()
+            return super().apply_async(*args, **options)
+
+    code.app.task(name="shop.own", base=Own, shared=False)(do_nothing)
+    return [group(signatures(code.app, "shop.own"), app=code.app)]
+
+
+CODE = [(with_generator, False), (with_generator_inside, False), (with_own_call, False)]
+CODE += [(make, is_in_a_block) for make in (with_receiver, with_router) for is_in_a_block in (False, True)]
+
+
+def sent_by_then(code: UserCode, calls: list[Any]) -> list[list[Any]]:
+    try:
+        for call in calls:
+            call.apply_async()
+    finally:
+        signals.before_task_publish.disconnect(code.run)
+    return [*code.seen, arguments(code.server, code.key)]
+
+
+@pytest.mark.parametrize(("make", "is_in_a_block"), CODE)
+def test_user_code_finds_sent_what_celery_has_sent_by_then(
+    app: Celery, server: RedisServer, make: Callable[[UserCode], list[Any]], is_in_a_block: bool
+) -> None:
+    stock = Celery("stock", broker=app.conf.broker_url, set_as_current=False)
+    stock.conf.update(dict(app.conf.changes), task_default_queue="stock")
+    stock.task(name="shop.add", shared=False)(do_nothing)
+    found = []
+    for one, key in [(stock, "stock"), (app, "shop")]:
+        code = UserCode(one, server, key)
+        is_batched = is_in_a_block and one is app
+        with DurableTasks.of(app).batch() if is_batched else nullcontext():
+            found.append(sent_by_then(code, make(code)))
+        close_results(one)
+    assert found[0] == found[1]
+    assert any("inner 0" in seen for seen in found[1])
+    stock.close()
+
+
+def test_send_many_reads_nothing_while_messages_wait_for_long(
+    app: Celery, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redis_queue.celery.publish.batch.MAX_READING", 0)
+    code = UserCode(app, server, "shop")
+    DurableTasks.of(app).send_many(code.in_generator())
+    assert code.seen[2] == ["inner 0", 0, "inner 1", 1, "inner 2"]
+
+
+def test_send_many_calls_a_task_that_has_its_own_way_one_by_one(app: Celery, server: RedisServer) -> None:
+    code = UserCode(app, server, "shop")
+    with_own_call(code)
+    DurableTasks.of(app).send_many([app.tasks["shop.add"].s("first"), *signatures(app, "shop.own")])
+    assert code.seen[1] == ["first", "inner 0", 0, "inner 1"]
+
+
+def test_what_an_argument_sends_is_not_in_the_batch(app: Celery, server: RedisServer) -> None:
+    code = UserCode(app, server, "shop")
+
+    class Argument:
+        def __json__(self) -> str:
+            code.run()
+            return "own"
+
+    in_a_group(app, [app.tasks["shop.add"].s(Argument()) for _ in range(3)])
+    assert [seen[-1] for seen in code.seen] == [f"inner {number}" for number in range(len(code.seen))]
+    assert arguments(server)[-3:] == ["own"] * 3
 
 
 @pytest.mark.parametrize("retry", [None, True, False])

@@ -871,7 +871,7 @@ class TestSendMany:
         add(app, 0, 0).apply_async(countdown=HOUR)
         client.config_resetstat()
 
-        results = delayed.send_many((add(app, n, n) for n in range(1200)), countdown=HOUR)
+        results = delayed.send_many([add(app, n, n) for n in range(1200)], countdown=HOUR)
 
         calls: Any = client.info("commandstats")
         assert calls["cmdstat_evalsha"]["calls"] == 3

@@ -338,7 +338,7 @@ def test_calls_of_thousands_of_kinds_are_those_of_celery(shop: Shop) -> None:
     for number in range(1001):
         shop.app.send_task(ELSEWHERE, (number,), queue="made-up", priority=number)
     messages_in(shop.databases[1], [])
-    assert len(shop.delayed._capture._kinds._known) <= 1000
+    assert len(shop.delayed.capture._kinds._known) <= 1000
     for _ in range(3):
         shop.compare(lambda app: app.send_task(ELSEWHERE, (1,), queue="made-up", priority=1000))
 
