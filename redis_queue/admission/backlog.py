@@ -144,7 +144,7 @@ class Backlog:
         *found*: see lua/admission/remove.lua. Moved ones keep their flows, keys and order, and are behind the others.
         """
         step, queue, task, of_task, of_queue = group.split(b"\0")
-        named = {"step": step, "task": task, "of_task": of_task, "of_queue": of_queue}
+        named: dict[str, Any] = {"step": step, "task": task, "of_task": of_task, "of_queue": of_queue}
         to = queue if target is None else id_bytes(target)
         call = self._calls.prepare("admission/remove", now=self._clock(), source=group, queue=to, **named, more=found)
         flags: bytes = call()

@@ -42,6 +42,8 @@ class DirectLink:
 
     def __init__(self, client: redis.Redis) -> None:
         self._pool = client.connection_pool
+        #: How often a connection failed.
+        self.failures = 0
         self._free: list[Any] = []
         self._pid = os.getpid()
 
@@ -107,6 +109,7 @@ class DirectLink:
 
     def close(self, *connections: Any) -> None:
         """Close *connections* and all free ones; in a call on an event loop, those of this loop."""
+        self.failures += len(connections)
         for connection in connections:
             connection.disconnect()
         idle = self._idle()

@@ -22,7 +22,7 @@ from redis_queue.errors import RedisQueueError, SchemaError, StoreError, StoreUn
 from redis_queue.store.chunks import chunks
 from redis_queue.store.connection import Client
 from redis_queue.store.ids import id_bytes
-from redis_queue.store.keys import FlowKeys, Keys, LockKeys, MonitorKeys
+from redis_queue.store.keys import BrokerKeys, FlowKeys, Keys, LockKeys, MonitorKeys
 from redis_queue.store.links import Argument, Command, Link, link
 from redis_queue.store.redis_errors import RedisErrors, may_have_arrived, translate
 from redis_queue.store.script_files import READS, Script, all_scripts, load
@@ -31,6 +31,9 @@ CALL_ATTEMPTS: Final = 3
 
 SILENT_ATTEMPTS: Final = 2
 """Attempts if Redis does not answer: each one lasts as long as the timeouts of the client."""
+
+MAX_BOUND: Final = 100
+"""Maximum number of scripts, each with other keys, that are bound to the slot of a thread."""
 
 Clock = Callable[[], int]
 """Return milliseconds since the epoch; 0 stands for the clock of the server, all else is for tests."""
@@ -46,8 +49,8 @@ class BatchCall(NamedTuple):
 class Scripts:
     """Bind scripts to one server and send plain commands to it."""
 
-    def __init__(self, client: Client) -> None:
-        self._link = link(client)
+    def __init__(self, client: Client, server: Link | None = None) -> None:
+        self._link = server or link(client)
 
     def bind(self, name: str, keys: object, **named: bytes) -> BoundScript:
         """Return script *name* with its keys: each from *named* if it is there, else an attribute of *keys*.
@@ -198,7 +201,10 @@ class NumberedCalls:
     """
 
     def __init__(
-        self, scripts: Scripts, keys: FlowKeys | Keys | LockKeys | MonitorKeys, callers: dict[int, Any] | None = None
+        self,
+        scripts: Scripts,
+        keys: BrokerKeys | FlowKeys | Keys | LockKeys | MonitorKeys,
+        callers: dict[int, Any] | None = None,
     ) -> None:
         self._scripts = scripts
         self._keys = keys
@@ -209,11 +215,13 @@ class NumberedCalls:
         caller = self._caller
         if caller.pid != os.getpid():
             caller.reset()
-        script = caller.scripts.get(name)
-        if script is None or keys:
-            script = caller.scripts[name] = self._scripts.bind(
-                name, self._keys, slot=self._keys.slot(caller.name), **keys
-            )
+        place: tuple[str | bytes, ...] = (name, *keys.values())
+        script = caller.scripts.get(place)
+        if script is None:
+            if len(caller.scripts) >= MAX_BOUND:
+                caller.scripts.clear()
+            script = self._scripts.bind(name, self._keys, slot=self._keys.slot(caller.name), **keys)
+            caller.scripts[place] = script
         return script
 
     def next_number(self) -> int:
@@ -225,15 +233,15 @@ class NumberedCalls:
 
         *others*: its keys, by name, that are not attributes of the keys of these calls.
         """
-        return self.script(name, **(others or {}))(sequence=self.next_number(), **arguments)
+        return self.prepare(name, others=others, **arguments)()
 
-    def prepare(self, name: str, **arguments: Any) -> Callable[[], Any]:
-        """Return a call of script *name* with the next number of this thread.
+    def prepare(self, name: str, *, others: Mapping[str, bytes] | None = None, **arguments: Any) -> Callable[[], Any]:
+        """Return a call of script *name* with the next number of this thread; *others* as in :meth:`call`.
 
         It has one effect however often it is made, and the same reply for a minute, but is refused after a later call
         of the thread.
         """
-        return functools.partial(self.script(name), sequence=self.next_number(), **arguments)
+        return functools.partial(self.script(name, **(others or {})), sequence=self.next_number(), **arguments)
 
     @property
     def _caller(self) -> _Caller:
@@ -251,7 +259,7 @@ class _Caller(threading.local):
     def reset(self) -> None:
         """Choose a new name, also in a forked child: it must not share the slot of its parent."""
         self.name, self.pid = os.urandom(8).hex(), os.getpid()
-        self.scripts: dict[str, BoundScript] = {}
+        self.scripts: dict[tuple[str | bytes, ...], BoundScript] = {}
         self.numbers = itertools.count(1)
 
 

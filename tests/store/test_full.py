@@ -30,6 +30,7 @@ REFUSED = {
     "queue/put": ["put", "put delayed"],
     "delay/push": ["push", "push over", "push keep"],
     "admission/send": ["send to a gate"],
+    "broker/push": ["broker/push"],
     "admission/acquire": ["own a key"],
     "monitor/failure_keep": ["keep a failure"],
     "monitor/failure_claim": ["claim a failure"],
@@ -191,6 +192,7 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
     ),
     "broker/expired": Call(lambda s: script(s, "broker/expired", now=0, timeout=1, limit=1), "broker/expired"),
     "broker/leave": Call(lambda s: script(s, "broker/leave", channel="channel"), "broker/leave"),
+    "broker/push": Call(lambda s: script(s, "broker/push", sequence=1, message="{}"), "broker/push"),
     "broker/repair": Call(lambda s: script(s, "broker/repair", now=0, repair=1, more=["lost"]), "broker/repair"),
     "broker/record": Call(
         lambda s: script(s, "broker/record", now=0, tag="new", record="[]", lease=1), "broker/record"

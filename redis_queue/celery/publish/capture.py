@@ -13,6 +13,7 @@ import redis
 from celery.app.amqp import AMQP
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
+from kombu.utils.json import dumps
 from kombu.utils.uuid import uuid
 
 from redis_queue.basics.lazy_property import LazyProperty
@@ -41,7 +42,7 @@ from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.delay.entries import when
 from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError, quoted
 from redis_queue.store.ids import check_id, is_id
-from redis_queue.store.redis_errors import FULL, RedisErrors, may_have_arrived, translate
+from redis_queue.store.redis_errors import FULL, RedisErrors, translate
 
 if TYPE_CHECKING:
     from redis_queue.admission.rules import Unique
@@ -207,20 +208,36 @@ class Capture:
             send.batch.push(lists, first.key, element, call.id)
             return True
         try:
-            lists.push(first.key, element)
-        except RedisErrors as error:
-            self._kinds.forget()
-            is_unknown = may_have_arrived(error)
-            if isinstance(error, redis.TimeoutError) or (is_unknown and not self._is_retried(call)):
-                raise OperationalError(str(translate(error, unknown=is_unknown))) from error
+            self._push_now(lists, first.key, element, call.options)
+        except redis.TimeoutError as error:
+            raise OperationalError(str(translate(error))) from error
+        except RedisErrors:
             # Celery sends it again, with its own policy for retries.
             return False
         return True
 
-    def _is_retried(self, call: Call) -> bool:
-        conf, retry = self._app.conf, call.options.get("retry")
-        policy = conf.task_publish_retry_policy or {}
-        return bool(conf.task_publish_retry if retry is None else retry) and policy.get("max_retries") != 0
+    def _push_now(self, lists: BrokerLists, key: str, element: str, options: Mapping[str, Any]) -> None:
+        """Put the message of a call with *options* into a list.
+
+        Raises OperationalError if it is unknown whether it arrived, else RedisErrors.
+        """
+        failures = lists.failures
+        try:
+            lists.push(key, element, partial(self._retries, options))
+        finally:
+            if lists.failures != failures:
+                self._kinds.forget()
+
+    def _retries(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return Celery's options for retries of a publish with *options*."""
+        conf, retry = self._app.conf, options.get("retry")
+        policy = {**(conf.task_publish_retry_policy or {}), **(options.get("retry_policy") or {})}
+        return {"retry": conf.task_publish_retry if retry is None else retry, "retry_policy": policy}
+
+    def _take(self, send: Send, options: Mapping[str, Any], seen: Seen) -> None:
+        """Put a message that Celery made, such as that of *send*, where it goes."""
+        if not self.sends.take(send, seen) and seen.lists is not None:
+            self._push_now(seen.lists, seen.key, dumps(seen.message), options)
 
     def wrap(self, amqp: AMQP) -> None:
         """Capture the delayed messages of *amqp* from now on; no-op if already wrapped."""
@@ -282,7 +299,7 @@ class Capture:
             if "id" in message.headers:
                 message.headers[SENT] = sent_now()
             try:
-                with self._taking(producer, send):
+                with self._taking(producer, send, given):
                     return publish(producer, name, message, **options)
             except (OperationalError, redis.exceptions.OutOfMemoryError, AttributeError) as error:
                 _raise_unless_full(error, producer, retry=send.is_retry)
@@ -293,12 +310,12 @@ class Capture:
         return send_task_message
 
     @contextmanager
-    def _taking(self, producer: Any, send: Send) -> Iterator[None]:
+    def _taking(self, producer: Any, send: Send, options: Mapping[str, Any]) -> Iterator[None]:
         """Let this app take what *producer*, which sends the message of *send*, puts into lists in the `with` block."""
         if BrokerLists.of(producer) is None and send.batch is not None:
             # It must not overtake those that wait: it has no channel yet, or none to Redis.
             send.batch.send()
-        before, current.take = current.take, partial(self.sends.take, send)
+        before, current.take = current.take, partial(self._take, send, options)
         try:
             yield
         finally:

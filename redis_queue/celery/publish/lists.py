@@ -7,12 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+import redis
+from kombu.exceptions import OperationalError
 from kombu.transport.redis import Channel, SentinelChannel
 from kombu.utils.json import dumps
 
+from redis_queue.celery.entries import with_retries
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.internals import around
+from redis_queue.errors import StoreError
+from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.links import DirectLink
+from redis_queue.store.redis_errors import UNKNOWN
+from redis_queue.store.scripts import NumberedCalls, Scripts
 
 if TYPE_CHECKING:
     from redis_queue.celery.message.envelope import Envelope
@@ -44,8 +51,8 @@ class Seen:
 class _Current(threading.local):
     """What a thread does with messages for lists: apps with one broker share kombu's connections to it."""
 
-    #: Return True if the message is sent later.
-    take: Callable[[Seen], bool] | None = None
+    #: Put the message where it goes; raise the errors of redis-py, at which kombu sends it again.
+    take: Callable[[Seen], Any] | None = None
 
 
 current: Final = _Current()
@@ -60,8 +67,11 @@ class BrokerLists:
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
-        self._link = DirectLink(client_of(channel))
+        client = client_of(channel)
+        self._link = DirectLink(client)
         self._prefix = channel.global_keyprefix or ""
+        self._calls = NumberedCalls(Scripts(client, self._link), BrokerKeys(self._prefix))
+        self._runs_scripts = True
         around(channel, "_put", self._put)
         around(channel, "close", self._close)
 
@@ -83,8 +93,29 @@ class BrokerLists:
         """Whether the channel is in use: else its queues may have to be declared again."""
         return self._channel.connection is not None and not self._channel.closed
 
-    def push(self, key: str, element: str) -> None:
-        """Put a message behind all others in the list *key*."""
+    @property
+    def failures(self) -> int:
+        """How often a connection failed: afterwards, queues may have to be declared again."""
+        return self._link.failures
+
+    def push(self, key: str, element: str, sending: Callable[[], Mapping[str, Any]]) -> None:
+        """Put a message behind all others in the list *key*, once even if the reply is lost.
+
+        *sending* returns Celery's options for retries. Raises OperationalError if it is unknown whether the message
+        arrived, else the errors of redis-py.
+        """
+        if self._runs_scripts:
+            call = self._calls.prepare("broker/push", others={"list": key.encode()}, message=element)
+            try:
+                _once(call, sending)
+            except StoreError as error:
+                if UNKNOWN in str(error) or error.__cause__ is None:
+                    raise OperationalError(str(error)) from error
+                if not _runs_no_scripts(error.__cause__):
+                    raise error.__cause__ from None
+                self._runs_scripts = False
+            else:
+                return
         self._link.send("LPUSH", key, element)
 
     def push_many(self, rows: Sequence[tuple[str, str]]) -> list[Exception | None]:
@@ -108,9 +139,27 @@ class BrokerLists:
             return
         priority = channel._get_message_priority(message, reverse=False)
         key = f"{self._prefix}{channel._q_for_pri(queue, priority)}"
-        if current.take is None or not current.take(Seen(message["headers"], lists=self, key=key, message=message)):
-            self.push(key, dumps(message))
+        if current.take is None:
+            self._link.send("LPUSH", key, dumps(message))
+        else:
+            current.take(Seen(message["headers"], lists=self, key=key, message=message))
 
     def _close(self, close: Any) -> None:
         self._link.close()
         close()
+
+
+def _once(call: Callable[[], Any], sending: Callable[[], Mapping[str, Any]]) -> None:
+    """Make a numbered *call*, and again for as long as Celery retries a publish if it may have arrived."""
+    try:
+        call()
+    except StoreError as error:
+        # The caller of a silent server has waited already.
+        if UNKNOWN not in str(error) or isinstance(error.__cause__, redis.TimeoutError):
+            raise
+        with_retries(call, sending())
+
+
+def _runs_no_scripts(error: BaseException) -> bool:
+    """Return whether the server knows no scripts, or lets this user run none."""
+    return isinstance(error, redis.exceptions.NoPermissionError) or "unknown command" in str(error)

@@ -419,23 +419,53 @@ def test_what_an_argument_sends_is_not_in_the_batch(app: Celery, server: RedisSe
     assert arguments(server)[-3:] == ["own"] * 3
 
 
-@pytest.mark.parametrize("retry", [None, True, False])
-@pytest.mark.parametrize("fault", [LOST_REQUEST, LOST_REPLY], ids=["request", "reply"])
-def test_a_single_message_is_sent_again_with_its_id(
-    app: Celery, server: RedisServer, proxied: FaultProxy, retry: bool | None, fault: Fault
+def of_a_kind(app: Celery) -> Any:
+    return app.tasks["shop.add"].apply_async((1,))
+
+
+def made_by_celery(app: Celery) -> Any:
+    return app.tasks["shop.add"].apply_async((1,), shadow="other")
+
+
+@pytest.mark.parametrize("call", [(of_a_kind, True), (of_a_kind, False), (made_by_celery, True)])
+@pytest.mark.parametrize("fault", [FaultProxy.cut_next_request, FaultProxy.drop_next_reply])
+def test_a_single_message_whose_reply_is_lost_arrives_once(
+    app: Celery, server: RedisServer, proxied: FaultProxy, fault: Any, call: tuple[Any, bool]
 ) -> None:
-    app.conf.task_publish_retry = True
-    task = app.tasks["shop.add"]
-    task.apply_async(("before",), retry=retry)
-    (proxied.cut_next_request if fault is LOST_REQUEST else proxied.drop_next_reply)(matching=b"LPUSH")
-    if retry is False:
-        with pytest.raises(OperationalError, match="unknown"):
-            task.apply_async((1,), retry=retry)
-    else:
-        result = task.apply_async((1,), retry=retry)
-        assert set(ids(server)[1:]) == {result.id}
+    send, app.conf.task_publish_retry = call
+    send(app)
+    fault(proxied, matching=b"EVALSHA")
+    result = send(app)
     assert proxied.pending_drops == 0
-    assert arguments(server) == [1] * ((retry is not False) + (fault is LOST_REPLY))
+    assert arguments(server) == [1, 1]
+    assert ids(server)[1:] == [result.id]
+
+
+@pytest.mark.parametrize("send", [of_a_kind, made_by_celery])
+def test_a_message_that_may_have_arrived_is_not_sent_by_another_call(
+    app: Celery, server: RedisServer, proxied: FaultProxy, send: Callable[[Celery], Any]
+) -> None:
+    app.conf.update(task_publish_retry=True, task_publish_retry_policy={"max_retries": 2, "interval_step": 0.01})
+    send(app)
+    proxied.drop_next_reply(1000, matching=b"EVALSHA")
+    with pytest.raises(OperationalError, match="unknown"):
+        send(app)
+    assert arguments(server) == [1, 1]
+
+
+@pytest.mark.parametrize("rights", ["-@scripting", "resetkeys ~shop* ~_kombu*"])
+@pytest.mark.parametrize("send", [of_a_kind, made_by_celery])
+def test_a_sender_that_may_run_no_script_sends(
+    app: Celery, server: RedisServer, rights: str, send: Callable[[Celery], Any]
+) -> None:
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "default", *rights.split())
+        try:
+            for _ in range(2):
+                send(app)
+        finally:
+            client.execute_command("ACL", "SETUSER", "default", "+@all", "allkeys")
+    assert arguments(server) == [1, 1]
 
 
 @pytest.mark.parametrize("what", ["restart", "flushall", "pool", "connections", "channel"])
