@@ -1,6 +1,6 @@
 # Every target creates its own virtual environment; no target needs root.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-release coverage test-oldest test-newest test-servers million chaos chaos-short explore simulate mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-flow bench-schedules bench-publish bench-peers figures test-django workflow-check release-check dist api bench-scaling campaign soak compose-check clean
+.PHONY: help setup demo test test-all test-guest test-release coverage test-oldest test-newest test-servers million chaos chaos-short explore simulate mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-flow bench-schedules bench-publish bench-peers figures test-django workflow-check release-check dist api bench-scaling campaign soak compose-check clean
 
 VENV := .venv
 OLDEST := .venv-oldest
@@ -67,8 +67,12 @@ test-all: setup ## run the rest: four servers, Cluster, Sentinel, oldest version
 	@mkdir -p build && : > $$REDIS_QUEUE_TEST_FLAKY
 	$(PYTEST) -m "($(GROUPS)) and not thorough and not release" $(ARGS)
 	$(MAKE) --no-print-directory test-servers test-oldest
+	$(MAKE) --no-print-directory test-guest ARGS="--quick -n 6 canvas"
 	@cat $$REDIS_QUEUE_TEST_FLAKY
 	@$(TEST_PARTS) report $(ALL_PARTS)
+
+test-guest: setup ## run the tests of Celery and kombu themselves, on stock and with DurableTasks; some: ARGS='--quick canvas'
+	$(BIN)/python -m tests.guest $(ARGS)
 
 test-release: setup ## run the tests that take long and that others nearly repeat: more pools, brokers and faults
 	@$(TEST_PARTS) install $(ALL_PARTS)
