@@ -139,7 +139,7 @@ def lacking(server: Server, need: Need, label: str) -> Iterator[Finding]:
     missing = missing_commands(server, need)
     if missing:
         yield warning(
-            f"{label}this Redis has no {', '.join(missing)}: {need.what} do not work",
+            f"{label}this Redis has no {', '.join(missing)}, needed by {need.what}",
             "ask your provider for these commands, or use another Redis",
         )
 

@@ -9,8 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+import celery
+import kombu
 import redis
 from kombu.exceptions import OperationalError
+from packaging.version import Version
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import hide_secrets
@@ -45,6 +48,9 @@ from redis_queue.store.scripts import Scripts
 SAMPLE: Final = 10_000
 """Maximum number of messages in flight that are read; a random sample of more."""
 
+MENDED: Final = Version("5.7")
+"""The first release of Celery and of kombu without the faults of :func:`_old_versions`."""
+
 NAMED: Final = 5
 """Maximum number of messages or names in a finding."""
 
@@ -73,6 +79,7 @@ def examine(access: Access, *, ask: bool) -> list[Finding]:
         *found,
         *run_all({"dispatchers": _dispatchers, "tasks": _unknown_tasks}, [context]),
         *run("lease settings", _lease_settings, [access.app]),
+        *run("versions", _old_versions, [access.app]),
         *run("flow places", flow_places, [access]),
     ]
 
@@ -110,6 +117,21 @@ def _lease_settings(app: Any) -> Iterator[Finding]:
         yield warning(*low)
     for name in disabled_settings(app) if has_leases(app) else ():
         yield warning(f"{name} is off: a task whose worker is killed is lost", f"leave {name} out, or set it to True")
+
+
+def _old_versions(app: Any) -> Iterator[Finding]:
+    """Celery and kombu have no known fault that concerns redelivered tasks or killed clients."""
+    if Version(celery.__version__) < MENDED:
+        yield warning(
+            f"Celery {celery.__version__}: a task of a chord that runs twice may be counted twice, and the body of "
+            "the chord starts too early",
+            f"upgrade Celery to {MENDED} or later",
+        )
+    if on_redis(app) and Version(kombu.__version__) < MENDED:
+        yield warning(
+            f"kombu {kombu.__version__}: reply queues of clients that were killed stay in the broker forever",
+            f"upgrade kombu to {MENDED} or later; delete old keys that end with .reply.celery.pidbox",
+        )
 
 
 def _unknown_tasks(context: CheckContext) -> Iterator[Finding]:

@@ -21,6 +21,9 @@ Argument = bytes | str | int | float
 
 Command = tuple[Argument, ...]
 
+MAX_IDLE: Final = 64
+"""Maximum number of connections kept for later calls: a burst of calls in many greenlets opens one for each."""
+
 
 class Link(Protocol):
     """Send commands and return raw replies: bytes are not decoded."""
@@ -64,7 +67,7 @@ class DirectLink:
             # A task is cancelled, or a thread interrupted: that says nothing of the other connections.
             connection.disconnect()
             raise
-        self._idle().append(connection)
+        self._keep(connection)
         return reply
 
     def send_many(self, commands: Sequence[Command]) -> list[Any]:
@@ -87,7 +90,14 @@ class DirectLink:
         if any(isinstance(reply, redis.ResponseError) and _may_be_elsewhere(reply) for reply in replies):
             self.close(connection)
         else:
-            self._idle().append(connection)
+            self._keep(connection)
+
+    def _keep(self, connection: Any) -> None:
+        idle = self._idle()
+        if len(idle) < MAX_IDLE:
+            idle.append(connection)
+        else:
+            connection.disconnect()
 
     def _take(self) -> Any:
         try:

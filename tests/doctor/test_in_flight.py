@@ -14,6 +14,7 @@ from celery import Celery
 from click.testing import CliRunner
 
 from redis_queue.basics.times import from_ms
+from redis_queue.celery import DurableTasks
 from redis_queue.cli import group
 from redis_queue.doctor import Finding
 from redis_queue.monitor.model import WorkerRow
@@ -238,3 +239,28 @@ class TestBareWorkers:
                 leasing.end_task("old")
                 leasing.end_task("new")
                 leasing.wait_until_settled()
+
+
+@pytest.mark.parametrize(
+    ("celery_version", "kombu_version", "said"),
+    [
+        ("5.6.2", "5.7.0", ["Celery 5.6.2: a task of a chord that runs twice"]),
+        ("5.7.0", "5.6.9", ["kombu 5.6.9: reply queues of clients that were killed"]),
+        ("5.7.0", "5.7.1", []),
+    ],
+)
+def test_versions_with_known_faults(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, celery_version: str, kombu_version: str, said: list[str]
+) -> None:
+    monkeypatch.setattr("celery.__version__", celery_version)
+    monkeypatch.setattr("kombu.__version__", kombu_version)
+    found = problems(AppAccess(app), "versions")
+    assert [finding.severity for finding in found] == ["warning"] * len(said)
+    assert all(finding.found.startswith(text) for finding, text in zip(found, said, strict=True))
+
+
+def test_a_broker_without_commands_of_atomic_fetch() -> None:
+    with RedisServer("--rename-command", "CLIENT", "") as server, app_on(server) as app:
+        DurableTasks(app)
+        (found,) = problems(AppAccess(app), "broker commands")
+        assert found.found == "the broker: this Redis has no CLIENT, needed by atomic fetch"

@@ -212,9 +212,9 @@ def test_commands_that_are_missing() -> None:
     with RedisServer(*options) as server, server.client() as client:
         found = [item for item in examine(client) if item.check == "commands"]
     assert [(item.severity, item.found) for item in found] == [
-        ("warning", "this Redis has no HSETNX: delayed tasks do not work"),
-        ("warning", "this Redis has no HSCAN, HSETNX: flows and unique tasks do not work"),
-        ("warning", "this Redis has no HSCAN: reports, history and failures do not work"),
+        ("warning", "this Redis has no HSETNX, needed by delayed tasks"),
+        ("warning", "this Redis has no HSCAN, HSETNX, needed by flows and unique tasks"),
+        ("warning", "this Redis has no HSCAN, needed by reports, history and failures"),
     ]
 
 

@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from redis_queue import RedisQueue, RedisQueueError, StoreUnavailableError
+from redis_queue.store import links
 from tests.support.cluster import SLOTS
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer
@@ -133,3 +134,22 @@ class TestClusterDown:
 def cluster_state(client: redis.Redis) -> str:
     """Return the state of the cluster according to its node."""
     return str(client.execute_command("CLUSTER INFO")["cluster_state"])
+
+
+def test_a_burst_of_calls_keeps_few_connections(
+    redis_server: RedisServer, client: redis.Redis, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "MAX_IDLE", 3)
+
+    def waiting() -> int:
+        return int(client.info("clients")["blocked_clients"])
+
+    before = client.info("clients")["connected_clients"]
+    with redis_server.client() as other:
+        link = links.DirectLink(other)
+        calls = [pool.submit(link.send, "BLPOP", "elements", 20) for _ in range(12)]
+        wait_until(lambda: waiting() == 12, description="a connection for each call")
+        client.rpush("elements", *range(12))
+        assert len([call.result() for call in calls]) == 12
+        wait_until(lambda: client.info("clients")["connected_clients"] == before + 3, description="the others to close")
+        link.close()
