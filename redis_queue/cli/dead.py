@@ -14,7 +14,7 @@ from redis_queue.cli.access import Group
 from redis_queue.cli.actions import id_arguments, purge_command, rows_command
 from redis_queue.cli.actions import purge as delete_all
 from redis_queue.cli.listing import Column, conditions, item_command, show_item, show_listing, show_rows
-from redis_queue.cli.output import localized
+from redis_queue.cli.output import localized, wants_json
 from redis_queue.model import Quarantined
 from redis_queue.operate.access import Access
 from redis_queue.operate.actions.registry import ACTIONS
@@ -92,7 +92,7 @@ def _fields(found: Letter, *, with_body: bool) -> dict[str, Any]:
         "kind": kind_of(found.queue),
         "died_at": letter.died_at,
         "deliveries": letter.deliveries,
-        "reason": letter.reason,
+        "reason": letter.reason if wants_json() else localized(letter.reason),
         "task": found.task or None,
     }
     return {**known, "headers": dict(letter.headers), "body": letter.body} if with_body else known

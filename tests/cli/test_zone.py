@@ -62,6 +62,16 @@ def test_a_table_across_a_clock_change_names_the_zone_of_each_time(run: Run, cli
     assert "2030-03-31 14:00:00 CEST " in lines[2]
 
 
+@pytest.mark.parametrize("line", ["dead list --name late", "dead show letter"])
+def test_times_in_reasons_are_local_as_well(line: str, run: Run, client: redis.Redis, clock: Clock) -> None:
+    late = DelayQueue("late", client, clock=clock)
+    late.push("x", id="letter")
+    late.nack(late.claim()[0], dead=True, reason="its worker died at 2030-01-01 00:00:00 UTC")
+    assert "died at 2030-01-01 01:00:00 CET" in run(*line.split()).stdout
+    for option in ("--utc", "--json"):
+        assert "died at 2030-01-01 00:00:00 UTC" in run(*line.split(), option).stdout
+
+
 def test_json_stays_in_utc(run: Run) -> None:
     (entry, *_) = json.loads(run("scheduled", "list", "--task", "remind", "--json").stdout)["entries"]
 
