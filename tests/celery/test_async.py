@@ -122,9 +122,8 @@ def test_an_exit_ends_an_async_task_as_any_other_task(
         await durable.asend("exits", [kind])
         assert await durable.aresult(await durable.asend("sleepless", [1]), timeout=40) == 2
 
-    with worker(fleet, pool) as running:
+    with worker(fleet, pool):
         asyncio.run(main())
-        assert running.finish() == 0
 
 
 @pytest.mark.parametrize("kind", ["await", "gather", "wait_for", "anyio", "TaskGroup", "timeout"])
@@ -250,8 +249,6 @@ def test_send_list_cancel_and_results(fleet: Fleet, durable: DurableTasks) -> No
 
 
 def test_a_thousand_sends_and_results_leave_the_loop_free(fleet: Fleet, durable: DurableTasks) -> None:
-    before = set(threading.enumerate())
-
     async def main() -> None:
         await durable.asend("sleepless", [0])
         async with free_loop():
@@ -260,8 +257,7 @@ def test_a_thousand_sends_and_results_leave_the_loop_free(fleet: Fleet, durable:
             )
             found = await asyncio.gather(*(durable.aresult(result, timeout=60) for result in sent))
         assert found == list(range(1, 1001))
-        new = set(threading.enumerate()) - before
-        own = [thread for thread in new if thread.name.startswith("redis-queue_")]
+        own = [thread for thread in threading.enumerate() if thread.name.startswith("redis-queue_")]
         assert 1 <= len(own) <= async_calls.THREADS.limit
 
     with worker(fleet):
