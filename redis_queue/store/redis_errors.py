@@ -151,7 +151,7 @@ _FORBIDDEN: Final = _Meaning(
 
 _MISSING: Final = _Meaning(
     (),
-    ("unknown command", "unknown subcommand", "Unknown subcommand", "Unknown Redis command", "Unknown Valkey command"),
+    ("unknown command", "unknown subcommand", "Unknown subcommand", "Unknown Redis command", "Unknown command"),
     StoreRefusedError,
     "this Redis lacks a command",
 )

@@ -12,8 +12,11 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 
-from redis_queue import RedisQueue, RedisQueueError, StoreUnavailableError
+from redis_queue import RedisQueue, RedisQueueError, StoreRefusedError, StoreUnavailableError
 from redis_queue.store import links
+from redis_queue.store.redis_errors import is_refused, lacks_command
+from redis_queue.store.scripts import Scripts
+from tests.support.binaries import KINDS
 from tests.support.cluster import SLOTS
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer
@@ -153,3 +156,19 @@ def test_a_burst_of_calls_keeps_few_connections(
         assert len([call.result() for call in calls]) == 12
         wait_until(lambda: client.info("clients")["connected_clients"] == before + 3, description="the others to close")
         link.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "command",
+    [("HSTRLEN", "key", "secret"), ("CLIENT", "SECRET"), ("EVAL", "return redis.call('HSTRLEN', 'key', '')", 0)],
+)
+def test_a_missing_command_is_no_outage_and_shows_no_arguments(kind: str, command: tuple[Any, ...]) -> None:
+    with RedisServer("--rename-command", "HSTRLEN", "", kind=kind) as server, server.client() as client:
+        with pytest.raises(redis.ResponseError) as raised:
+            client.execute_command(*command)
+        assert lacks_command(raised.value)
+        assert is_refused(raised.value)
+        with pytest.raises(StoreRefusedError, match="this Redis lacks a command") as ours:
+            Scripts(client).command(*command)
+        assert "secret" not in str(ours.value)
