@@ -94,7 +94,8 @@ class TestTaskThatKillsItsWorker:
         ],
     )
     def test_becomes_one_however_its_process_ends(self, one_redis: Leasing, how: str, start: str) -> None:
-        one_redis.settings["worker_pool_start_method"] = start
+        # Celery kills a process that is not up within 4 s, and a spawned one imports all that it needs.
+        one_redis.settings |= {"worker_pool_start_method": start, "worker_proc_alive_timeout": 60}
         one_redis.settings["task_acks_on_failure_or_timeout"] = False
         one_redis.settings["redis_queue_max_deliveries"] = 3
         with one_redis.worker("one", pool="prefork").ready():
@@ -193,7 +194,8 @@ class TestTaskWhoseWorkerIsStopped:
     )
     def test_is_not_counted(self, one_redis: Leasing, pool: str, how: str) -> None:
         if pool == "spawn":
-            pool, one_redis.settings["worker_pool_start_method"] = "prefork", "spawn"
+            pool = "prefork"
+            one_redis.settings |= {"worker_pool_start_method": "spawn", "worker_proc_alive_timeout": 60}
         if how == "soft":
             one_redis.settings["worker_soft_shutdown_timeout"] = 0.5
         id_ = one_redis.send(WAIT).id
@@ -290,7 +292,8 @@ def test_an_outage_of_the_store_is_one_line(one_redis: Leasing, caplog: pytest.L
     def run(count: int) -> None:
         """Run redelivered tasks, as far as the receivers of Celery's signals see it."""
         for number in range(count):
-            request = SimpleNamespace(delivery_info={"redelivered": True}, id=f"id{number}", headers={})
+            delivery = {"redelivered": True}
+            request = SimpleNamespace(delivery_info=delivery, id=f"id{number}", headers={}, hostname="one")
             started = SimpleNamespace(app=delayed.app, acks_late=True, request=request)
             signals.task_prerun.send(sender=task, task_id=request.id, task=started)
             signals.task_postrun.send(sender=task, task_id=request.id, task=started, state="SUCCESS")
