@@ -60,8 +60,8 @@ CHANGES = {
 }
 """For each command: a line, and the verb, queue, count, detail and subjects of its action."""
 
-ELSEWHERE = {"celery-queue move", "celery-queue delete", "celery-queue purge", "terminate", "worker shutdown"}
-ELSEWHERE |= {"worker resize", "worker clear", "doctor", "flow move", "flow delete"}
+ELSEWHERE = {"celery-queue move", "celery-queue delete", "celery-queue purge", "terminate", "stop"}
+ELSEWHERE |= {"worker shutdown", "worker resize", "worker clear", "doctor", "flow move", "flow delete"}
 ELSEWHERE |= {f"schedules {verb}" for verb in ("put", "pause", "resume", "run", "delete", "backfill", "import")}
 """They need a worker, a broker, an app or damage; their own tests look into the audit."""
 
