@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import celery
 import kombu
-from celery.worker.consumer import Consumer
+from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 from celery.worker.worker import WorkController
 from kombu.asynchronous import Hub
@@ -24,6 +24,9 @@ from kombu.transport import redis, virtual
 
 FETCH_IS_OFF: Final = "atomic fetch is off, so a worker that is killed may lose a message that it has just popped"
 """How a warning begins if a worker consumes without atomic fetch."""
+
+CONSUMER: Final = "celery.worker.consumer:Consumer"
+"""Imported when a worker starts: its module keeps what it imports, so what patches Celery must come before it."""
 
 METHODS: Final[dict[Any, tuple[str, ...]]] = {
     redis.Channel: (
@@ -64,7 +67,7 @@ METHODS: Final[dict[Any, tuple[str, ...]]] = {
     redis.Transport: ("_deliver message queue", "register_with_event_loop connection loop"),
     Connection: ("_ensure_connection errback",),
     Hub: ("call_later delay callback",),
-    Consumer: ("connect", "create_task_handler", "ensure_connected conn"),
+    CONSUMER: ("connect", "create_task_handler", "ensure_connected conn"),
     WorkController: ("_process_task req",),
     Request: ("acknowledge",),
 }
@@ -76,7 +79,7 @@ ATTRIBUTES: Final[dict[Any, tuple[str, ...]]] = {
     virtual.QoS: ("_delivered", "_dirty"),
     virtual.Channel: ("_active_queues", "_qos"),
     virtual.Transport: ("_avail_channels", "_callbacks", "channels", "cycle"),
-    Consumer: ("on_task_request", "controller", "hub"),
+    CONSUMER: ("on_task_request", "controller", "hub"),
 }
 """Attributes that the initialisers set."""
 
@@ -185,7 +188,8 @@ def versions() -> str:
 
 
 def _methods() -> Iterator[str]:
-    for owner, wanted in METHODS.items():
+    for key, wanted in METHODS.items():
+        owner = symbol_by_name(key)
         for line in wanted:
             name, *parameters = line.split()
             function = getattr(owner, name, None)
@@ -195,7 +199,8 @@ def _methods() -> Iterator[str]:
 
 
 def _attributes() -> Iterator[str]:
-    for owner, wanted in ATTRIBUTES.items():
+    for key, wanted in ATTRIBUTES.items():
+        owner = symbol_by_name(key)
         initialised = owner.__init__.__code__.co_names
         yield from (f"{owner.__name__}.{name}" for name in wanted if name not in initialised)
     for owner, wanted in CLASS_ATTRIBUTES.items():
