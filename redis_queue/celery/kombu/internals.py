@@ -1,26 +1,39 @@
-"""What atomic fetch uses of kombu and Celery beyond their public interfaces, and whether the installed ones have it.
+"""What fetching, sending and leases use of kombu and Celery beyond their public interfaces, and whether it is there.
 
-Everything that is private, or whose parameters matter, is listed here, and checked by its shape when a worker starts.
-With another kombu or Celery a worker consumes as without atomic fetch: never half. Steps of workers replace methods of
-their objects by :func:`around`.
+Everything that is private, or whose parameters matter, is listed here, and checked by its shape at the start. With
+another kombu or Celery, an app sends as Celery does, and a worker consumes as without atomic fetch: never half. A
+worker does not start without what its leases need. Steps of workers replace methods of their objects by
+:func:`around`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+from typing import Any, Final, NamedTuple
 
 import celery
 import kombu
+from celery import Celery, Task, group
+from celery.app.amqp import AMQP
+from celery.backends.redis import ResultConsumer
 from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 from celery.worker.worker import WorkController
 from kombu.asynchronous import Hub
 from kombu.connection import Connection
+from kombu.messaging import Producer
 from kombu.transport import redis, virtual
+
+from redis_queue.basics.logs import logger_of
+from redis_queue.errors import ConfigurationError
+
+logger = logger_of(__name__)
+
+KNOWN: Final = "'celery<5.8' 'kombu<5.8'"
+"""Requirements of versions that have all that is listed here."""
 
 FETCH_IS_OFF: Final = "atomic fetch is off, so a worker that is killed may lose a message that it has just popped"
 """How a warning begins if a worker consumes without atomic fetch."""
@@ -100,6 +113,41 @@ CLASS_ATTRIBUTES: Final[dict[Any, tuple[str, ...]]] = {
 }
 
 
+class Part(NamedTuple):
+    """What a part of redis_queue needs of each class: methods, attributes that its initialiser sets, its own ones."""
+
+    methods: Mapping[Any, tuple[str, ...]]
+    attributes: Mapping[Any, tuple[str, ...]]
+    class_attributes: Mapping[Any, tuple[str, ...]]
+
+
+FETCH: Final = Part(METHODS, ATTRIBUTES, CLASS_ATTRIBUTES)
+
+SENDING: Final = Part(
+    {
+        AMQP: ("_create_task_sender",),
+        Task: ("_get_exec_options",),
+        group: ("_apply_tasks tasks producer app",),
+        Producer: ("_publish",),
+        redis.Channel: ("_put queue message", "_q_for_pri queue pri", "_get_message_priority message reverse"),
+        ResultConsumer: ("_consume_from task_id", "reconnect_on_error"),
+    },
+    {Celery: ("_tasks",), ResultConsumer: ("subscribed_to",)},
+    {Connection: ("_default_channel",), ResultConsumer: ("_pubsub",)},
+)
+"""Of messages that are made without Celery, and of batches."""
+
+LEASES: Final = Part(
+    {
+        redis.Channel: ("_do_restore_message", "_get_message_priority"),
+        redis.QoS: ("restore_by_tag", "restore_visible"),
+        Connection: ("_ensure_connection",),
+    },
+    {virtual.QoS: ("_delivered",), virtual.Channel: ("_qos",)},
+    {},
+)
+
+
 def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
     """Replace the method *name* of one Celery or kombu object by *call*; its first argument is the original."""
     setattr(owner, name, partial(call, getattr(owner, name)))
@@ -177,9 +225,33 @@ def replace_killed_processes(pool: Any) -> None:
     processes.on_process_up, processes.on_process_down = on_process_up, lambda _: None
 
 
-def lacking() -> list[str]:
-    """Return what the installed kombu and Celery lack, each as ``class.name(parameters)``."""
-    return [*_methods(), *_attributes()]
+def lacking(part: Part = FETCH) -> list[str]:
+    """Return what the installed kombu and Celery lack for *part*, each as ``class.name(parameters)``."""
+    return [*_methods(part), *_attributes(part)]
+
+
+@cache
+def sends_fast() -> bool:
+    """Return whether they have what sending needs; if not, say so once, and let Celery make and send each message."""
+    found = lacking(SENDING)
+    if found:
+        logger.warning(
+            "messages are sent as by Celery alone, and one whose reply is lost may arrive twice: %s has no %s",
+            versions(),
+            ", ".join(found),
+            extra={"action": "sending_unsupported"},
+        )
+    return not found
+
+
+def check_leases() -> None:
+    """Raise ConfigurationError if they lack what leases need."""
+    found = lacking(LEASES)
+    if found:
+        raise ConfigurationError(
+            f"task leases: {versions()} has no {', '.join(found)}: install versions that redis_queue knows "
+            f"(pip install {KNOWN}), or turn leases off: DurableTasks(app, leases=False)"
+        )
 
 
 def versions() -> str:
@@ -187,8 +259,8 @@ def versions() -> str:
     return f"kombu {kombu.__version__}, Celery {celery.__version__}"
 
 
-def _methods() -> Iterator[str]:
-    for key, wanted in METHODS.items():
+def _methods(part: Part) -> Iterator[str]:
+    for key, wanted in part.methods.items():
         owner = symbol_by_name(key)
         for line in wanted:
             name, *parameters = line.split()
@@ -198,10 +270,10 @@ def _methods() -> Iterator[str]:
                 yield f"{owner.__name__}.{name}({', '.join(parameters)})"
 
 
-def _attributes() -> Iterator[str]:
-    for key, wanted in ATTRIBUTES.items():
+def _attributes(part: Part) -> Iterator[str]:
+    for key, wanted in part.attributes.items():
         owner = symbol_by_name(key)
         initialised = owner.__init__.__code__.co_names
         yield from (f"{owner.__name__}.{name}" for name in wanted if name not in initialised)
-    for owner, wanted in CLASS_ATTRIBUTES.items():
+    for owner, wanted in part.class_attributes.items():
         yield from (f"{owner.__name__}.{name}" for name in wanted if not hasattr(owner, name))

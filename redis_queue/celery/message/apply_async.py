@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
 from celery import Celery, Task
+from celery.app.task import extract_exec_options
 from celery.result import EagerResult
 
 from redis_queue.celery.settings import part_of
@@ -102,7 +103,7 @@ class ApplyAsync:
 def task_options(app: Celery, name: str) -> dict[str, Any]:
     """Return what a task of *app* was declared with: Celery before 5.7 leaves it out where a name is sent."""
     task = app.tasks.get(name)
-    options = task._get_exec_options() if task is not None else {}
+    options = extract_exec_options(task) if task is not None else {}
     return {option: value for option, value in options.items() if value is not None}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial, wraps
@@ -14,7 +15,7 @@ from kombu.exceptions import KombuError, OperationalError
 from redis_queue.basics.logs import hide_secrets
 from redis_queue.basics.times import monotonic
 from redis_queue.celery.entries import with_retries
-from redis_queue.celery.kombu.internals import around
+from redis_queue.celery.kombu.internals import around, sends_fast
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.publish.kinds import Call, Like
 from redis_queue.celery.settings import extension_of
@@ -233,14 +234,16 @@ class Batch:
 
 def read_ahead(items: Iterable[Any]) -> Iterator[list[Any]]:
     """Yield *items* in lists of up to 500. None is read after 10 ms: what was read before must not wait for it."""
+    # To read a list takes no code of the user.
+    longest = math.inf if type(items) in (list, tuple) else MAX_READING
     chunk: list[Any] = []
-    until = monotonic() + MAX_READING
+    until = monotonic() + longest
     for item in items:
         chunk.append(item)
         if len(chunk) >= CHUNK or monotonic() >= until:
             yield chunk
             chunk = []
-            until = monotonic() + MAX_READING
+            until = monotonic() + longest
     if chunk:
         yield chunk
 
@@ -250,7 +253,7 @@ def subscribe_in_batches(app: Celery, batch_of: Callable[[str], Batch | None]) -
 
     Celery sends one SUBSCRIBE for each result, which takes longer than to send the task.
     """
-    consumer = getattr(app.backend, "result_consumer", None) if app.conf.result_backend else None
+    consumer = getattr(app.backend, "result_consumer", None) if app.conf.result_backend and sends_fast() else None
     if not isinstance(consumer, ResultConsumer) or "_consume_from" in vars(consumer):
         return
 
@@ -270,9 +273,9 @@ def batch_groups() -> None:
     Not if code of the user takes part in reading or sending them, as that of a generator, a receiver or a task's own
     ``apply_async``: it may wait for a message that waits in the batch.
     """
-    original = group._apply_tasks
-    if hasattr(original, "__wrapped__"):
+    if not sends_fast() or hasattr(group._apply_tasks, "__wrapped__"):
         return
+    original = group._apply_tasks
 
     @wraps(original)
     def apply_tasks(self: Any, tasks: Any, producer: Any = None, app: Any = None, *args: Any, **options: Any) -> Any:

@@ -31,6 +31,7 @@ from kombu.transport import redis, virtual
 from kombu.utils.json import dumps as dump_element
 from kombu.utils.uuid import uuid
 
+from redis_queue.celery.kombu.internals import sends_fast
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import ETA, SENT, sent_now
 from redis_queue.celery.publish.lists import Seen
@@ -248,6 +249,8 @@ class Kinds:
 
     def are_quiet(self) -> bool:
         """Return whether no code of the user sees or changes a message while it is sent."""
+        if not sends_fast():
+            return False
         app = self._app
         functions, changes = self._functions(), app.conf.changes
         current = (*functions, app.conf, *app.amqp.router.routes)

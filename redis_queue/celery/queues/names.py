@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from celery import Celery
+from celery.app.task import extract_exec_options
 
 from redis_queue.celery.message.destinations import ForbiddenDestinationError, check_reserved
 from redis_queue.store.keys import MAX_NAME
@@ -59,7 +60,7 @@ def _is_readable(name: Any) -> bool:
 
 
 def _queue_of(router: Any, task: Any) -> Any:
-    options = {name: value for name, value in task._get_exec_options().items() if value is not None}
+    options = {name: value for name, value in extract_exec_options(task).items() if value is not None}
     queue = router.route(options, task.name, (), {}, task).get("queue")
     return getattr(queue, "name", queue)
 

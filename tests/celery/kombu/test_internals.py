@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import ast
 import logging
+import os
 import pickle
+import re
+import shutil
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from socket import socket, socketpair
 from types import SimpleNamespace
 from typing import Any
 
+import celery
+import kombu
 import pytest
 from celery import Celery
 from celery.concurrency import asynpool
@@ -25,6 +32,7 @@ from redis_queue.celery.kombu.internals import keep_partial_results
 from redis_queue.celery.leases import qos, step
 from redis_queue.celery.store_consumer import channel as store_channel
 from redis_queue.celery.store_consumer import consumer
+from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
 NEW_ENOUGH = hasattr(kombu_redis.MultiChannelPoller, "_pause_brpop")
@@ -74,6 +82,89 @@ def test_all_private_names_of_kombu_in_use_are_in_the_tables() -> None:
         names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         used |= names & private
     assert used <= {line.split()[0] for table in TABLES for lines in table.values() for line in lines}
+
+
+def names_of(part: internals.Part) -> list[str]:
+    return sorted({line.split()[0] for table in part for lines in table.values() for line in lines})
+
+
+@pytest.fixture
+def other_celery(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A folder with a Celery and a kombu that have another name for one of theirs."""
+    for package in (celery, kombu):
+        source = Path(package.__path__[0])
+        shutil.copytree(source, tmp_path / source.name)
+        for path in (tmp_path / source.name).rglob("*.py"):
+            text = path.read_text()
+            changed = re.sub(rf"\b{request.param}\b", f"{request.param}_of_another", text)
+            if changed != text:
+                path.write_text(changed)
+    return tmp_path
+
+
+APP = """
+import sys
+from celery import Celery, chord, group
+from redis_queue.celery import DurableTasks
+
+app = Celery("other", broker=sys.argv[1], backend=sys.argv[1], set_as_current=False)
+app.conf.update(redis_queue_url=sys.argv[1], redis_queue_task_lease=5)
+DurableTasks(app, leases=sys.argv[2] == "leases")
+
+@app.task(name="double", bind=True, shared=False)
+def double(self, number):
+    if self.request.retries < number % 2:
+        raise self.retry(countdown=0.1)
+    return 2 * number
+
+@app.task(name="total", shared=False)
+def total(numbers):
+    return sum(numbers)
+"""
+
+USE = f"""{APP}
+from celery.contrib.testing.worker import start_worker
+
+with start_worker(app, pool="solo", perform_ping_check=False):
+    several = [double.s(number) for number in range(6)]
+    results = [double.delay(number) for number in range(4)]
+    results += [double.apply_async((4,), countdown=0.2), chord(several, total.s()).apply_async()]
+    results += [group(several).apply_async(), *DurableTasks.of(app).send_many(several)]
+    found = [result.get(timeout=30) for result in results]
+assert found == [0, 2, 4, 6, 8, 30, [0, 2, 4, 6, 8, 10], 0, 2, 4, 6, 8, 10], found
+"""
+
+
+def run_with(other: Path, program: str, url: str, leases: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(other)}
+    command = [sys.executable, "-c", program, url, leases]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("other_celery", names_of(internals.SENDING), indirect=True)
+def test_with_another_celery_messages_are_sent_as_by_celery_and_it_is_said_once(
+    other_celery: Path, server: RedisServer, request: pytest.FixtureRequest
+) -> None:
+    done = run_with(other_celery, USE, f"redis+socket://{server.socket}", "delays")
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "sent as by Celery alone" in line]
+    assert len(lines) == 1
+    assert request.node.callspec.params["other_celery"] in lines[0]
+
+
+START = f"""{APP}
+app.worker_main(["worker", "--pool=solo", "--loglevel=INFO"])
+"""
+
+
+@pytest.mark.parametrize("other_celery", names_of(internals.LEASES), indirect=True)
+def test_with_another_celery_no_worker_starts_without_the_leases_it_promised(
+    other_celery: Path, server: RedisServer, request: pytest.FixtureRequest
+) -> None:
+    done = run_with(other_celery, START, f"redis+socket://{server.socket}", "leases")
+    assert done.returncode != 0
+    assert request.node.callspec.params["other_celery"] in done.stderr
+    assert "pip install 'celery<" in done.stderr
 
 
 RESULT = "x" * 20_000
