@@ -157,6 +157,8 @@ def sentry(make: Callable[[], Celery]) -> Any:
         def capture_envelope(self, envelope: Any) -> None:
             items.extend((item.type, item.payload.json) for item in envelope.items)
 
+    # A worker initialises Sentry after its app was made.
+    app = make()
     sentry_sdk.init(
         "http://key@localhost/1",
         transport=Memory,
@@ -164,7 +166,6 @@ def sentry(make: Callable[[], Celery]) -> Any:
         default_integrations=False,
         integrations=[CeleryIntegration(monitor_beat_tasks=True)],
     )
-    app = make()
     add_tasks(app)
     scheduler = Scheduler(app, lazy=True)
     scheduler.add(name="each minute", task="guest.add", schedule=60.0, args=(8,), options={"countdown": SOON})

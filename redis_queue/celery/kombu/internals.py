@@ -153,6 +153,17 @@ def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
     setattr(owner, name, partial(call, getattr(owner, name)))
 
 
+def method_of(owner: Any, name: str) -> Callable[[], Callable[..., Any]]:
+    """Return a function that returns the method *name* that *owner* has now, else that which its class has then.
+
+    So what patches the class later, as a tracer that is initialised by a worker, takes part.
+    """
+    own = vars(owner).get(name)
+    if own is not None:
+        return lambda: own
+    return lambda: getattr(type(owner), name).__get__(owner)
+
+
 def keep_partial_results(hub: Any, pool: Any) -> None:
     """Let a prefork *pool* read on, after a lost connection, the results that had arrived in part.
 

@@ -12,6 +12,7 @@ from celery import Celery, Task
 from celery.app.task import extract_exec_options
 from celery.result import EagerResult
 
+from redis_queue.celery.kombu.internals import method_of
 from redis_queue.celery.settings import part_of
 from redis_queue.errors import RedisQueueError
 
@@ -43,7 +44,7 @@ class ApplyAsync:
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._slot = _Slot()
-        self._plain = app.send_task
+        self._plain = method_of(app, "send_task")
         cast("Any", app).send_task = self._send_task
 
     @classmethod
@@ -91,10 +92,10 @@ class ApplyAsync:
     def _send_task(self, *args: Any, **options: Any) -> Any:
         slot = self._slot
         if not slot.id or slot.found is not None:
-            return self._plain(*args, **options)
+            return self._plain()(*args, **options)
         given = {**dict(zip(POSITIONAL, args, strict=False)), **options}
         if given.get("task_id") != slot.id and given["name"] != slot.task:
-            return self._plain(*args, **options)
+            return self._plain()(*args, **options)
         # Under another id it would be sent again if this process dies.
         slot.found = {**given, "task_id": slot.id}
         return (given.get("result_cls") or self._app.AsyncResult)(slot.id)

@@ -21,6 +21,7 @@ from redis_queue.basics.logs import hide_secrets, logger_of
 from redis_queue.basics.times import MAX_DELAY, from_ms
 from redis_queue.celery.admission.policy import FlowPolicy, UniquePolicy
 from redis_queue.celery.entries import with_retries
+from redis_queue.celery.kombu.internals import method_of
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.message.headers import SENT, Attempt, FlowHeader, sent_now, without_copied_headers
 from redis_queue.celery.message.producer import InterceptingProducer
@@ -78,9 +79,9 @@ class Capture:
 
     def wrap_calls(self) -> None:
         """Let ``app.send_task``, through which Celery sends every task, keep the keys of unique tasks."""
-        self._plain = self._app.send_task
+        self._plain = method_of(self._app, "send_task")
 
-        @functools.wraps(self._plain)
+        @functools.wraps(self._app.send_task)
         def send_task(*args: Any, **options: Any) -> Any:
             batch = self.sends.batch
             taken = 0 if batch is None else batch.check()
@@ -124,14 +125,14 @@ class Capture:
     def _send_by_celery(self, batch: Batch | None, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
         # The message of a unique task is open: it is sent at once, or would own its key without being sent.
         if batch is None or self.sends.opened is not None:
-            return self._plain(*args, **options)
+            return self._plain()(*args, **options)
         if len(args) > len(POSITIONAL) or not self._kinds.are_quiet():
             # Receivers and routers may take their time, or wait for what was sent before.
             batch.send()
-            return self._plain(*args, **options)
+            return self._plain()(*args, **options)
         id_ = options.get("task_id") or uuid()
         with self.sends.open(Send(id_, is_retry_of(self._app, id_), batch=batch)):
-            return self._plain(*args, **{**options, "task_id": id_})
+            return self._plain()(*args, **{**options, "task_id": id_})
 
     def may_batch(self, signatures: Sequence[Any]) -> bool:
         """Return whether code of the user takes no part in reading and sending *signatures*.

@@ -31,7 +31,7 @@ from kombu.transport import redis, virtual
 from kombu.utils.json import dumps as dump_element
 from kombu.utils.uuid import uuid
 
-from redis_queue.celery.kombu.internals import sends_fast
+from redis_queue.celery.kombu.internals import method_of, sends_fast
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import ETA, SENT, sent_now
 from redis_queue.celery.publish.lists import Seen
@@ -140,7 +140,7 @@ class Kinds:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self._send_task = app.send_task
+        self._send_task = method_of(app, "send_task")
         self._known: dict[Any, Seen | None] = {}
         self._checked: tuple[Any, ...] = ()
         self._changes: dict[str, Any] = {}
@@ -276,7 +276,7 @@ class Kinds:
         app, amqp = self._app, self._app.amqp
         wrapped = vars(amqp)
         return (
-            self._send_task,
+            self._send_task(),
             app.now,
             amqp.as_task_v2,
             amqp._create_task_sender,
