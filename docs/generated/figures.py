@@ -143,6 +143,8 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
             "beat_lateness_p99_ms": "stock beat, p99, ms",
             "fire_10k_s": "1,000 due in one second, until all are in their queue, s",
             "beat_fire_10k_s": "stock beat, s",
+            "fire_cpu_ms": "CPU time of the dispatcher for each of them, ms",
+            "beat_fire_cpu_ms": "stock beat, ms",
             "idle_commands": "commands of the leading dispatcher per second, nothing due",
             "idle_commands_extra": "the same: more for 1,000 schedules",
             "failover_s": "the leader is killed, until another one sends, s",
