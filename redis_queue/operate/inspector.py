@@ -95,10 +95,10 @@ class Inspector:
     def _row(self, known: RegistryRow, looks: Sequence[BatchCall], replies: Iterator[Callable[[], Any]]) -> QueueRow:
         mine = list(itertools.islice(replies, len(looks)))
         try:
-            read = [reply() for reply in mine]
             if known.kind == "queue":
-                return QueueRow.of_queue(known.name, read[0])
-            return QueueRow.of_delay(known.name, read)
+                return QueueRow.of_queue(known.name, mine[0]())
+            *counts, dispatched = mine
+            return QueueRow.of_delay(known.name, [reply() for reply in counts], _number(dispatched))
         except BROKEN as error:
             return QueueRow(known.kind, known.name, error=fault_text(error))
 
@@ -119,3 +119,11 @@ class Inspector:
     def _keys(self, kind: Kind, name: str, shards: int) -> list[Keys]:
         numbers = [None] if kind == "queue" else range(shards)
         return [Keys(self.catalog.prefix, kind, name, number) for number in numbers]
+
+
+def _number(reply: Callable[[], Any]) -> int:
+    """Return a count; 0 if it cannot be read, for the rest of its queue can."""
+    try:
+        return int(reply() or 0)
+    except BROKEN:
+        return 0

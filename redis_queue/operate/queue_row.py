@@ -77,11 +77,8 @@ class QueueRow:
         return cls("queue", name, paused=stats.paused, oldest_at=stats.oldest_ready_at, **counts)
 
     @classmethod
-    def of_delay(cls, name: str, replies: Sequence[Any]) -> QueueRow:
-        """Return the row of a DelayQueue: *replies* are the counts of its shards, then their :data:`TOTALS`,
-        and at last the number that was dispatched.
-        """
-        *replies, dispatched = replies
+    def of_delay(cls, name: str, replies: Sequence[Any], dispatched: int) -> QueueRow:
+        """Return the row of a DelayQueue: *replies* are the counts of its shards, then their :data:`TOTALS`."""
         shards = len(replies) // 2
         stats = sum_stats(replies[:shards])
         columns = zip(*replies[shards:], strict=True)
@@ -97,7 +94,7 @@ class QueueRow:
             quarantined=stats.quarantined,
             oldest_at=stats.next_due if stats.due else None,
             next_due=stats.next_due,
-            dispatched=int(dispatched or 0),
+            dispatched=dispatched,
             **counts,
         )
 

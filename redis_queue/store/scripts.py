@@ -215,7 +215,8 @@ class NumberedCalls:
         caller = self._caller
         if caller.pid != os.getpid():
             caller.reset()
-        place: tuple[str | bytes, ...] = (name, *keys.values())
+        # Others with the same callers may have other clients and keys.
+        place = (self, name, *keys.values())
         script = caller.scripts.get(place)
         if script is None:
             if len(caller.scripts) >= MAX_BOUND:
@@ -259,7 +260,7 @@ class _Caller(threading.local):
     def reset(self) -> None:
         """Choose a new name, also in a forked child: it must not share the slot of its parent."""
         self.name, self.pid = os.urandom(8).hex(), os.getpid()
-        self.scripts: dict[tuple[str | bytes, ...], BoundScript] = {}
+        self.scripts: dict[tuple[object, ...], BoundScript] = {}
         self.numbers = itertools.count(1)
 
 

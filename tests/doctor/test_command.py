@@ -69,7 +69,7 @@ def test_incomplete_checks_are_shown_without_problems(sound: RedisServer, capsys
 
     output = capsys.readouterr().out
     assert "read 10,000 fields" in output
-    assert "1 checks ok" in output
+    assert "1 check ok" in output
 
 
 def test_the_output_names_the_redis(sound: RedisServer) -> None:

@@ -63,8 +63,8 @@ def test_a_page_reads_few_queues(path: str, crowded: redis.Redis) -> None:
     browser = opened(crowded, path)
     before = processed(crowded)
     browser.get(path)
-    # Each queue takes about ten commands.
-    assert processed(crowded) - before < 4000 < NAMES
+    # Each queue takes eleven commands at most, those in its scripts among them.
+    assert processed(crowded) - before < 4500 < NAMES
 
 
 @pytest.mark.parametrize("limit", [5, 10])
