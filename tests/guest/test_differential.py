@@ -1,15 +1,22 @@
-"""The same calls, on stock and with DurableTasks, put the same messages into the broker and send the same signals."""
+"""The same calls, on stock and with DurableTasks, send the same messages and signals, and workers run the same."""
 
 from __future__ import annotations
 
 import base64
+import json
 import os
+import pickle
 import re
+import subprocess
+import sys
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from zlib import crc32
 
+import pytest
 import redis
 from celery import Celery, Task, chord, group, signals
 from hypothesis import HealthCheck, given, settings
@@ -19,10 +26,20 @@ from kombu.utils.json import loads
 
 from redis_queue.celery import DurableTasks
 from tests.support.celery.brokers import close_results
+from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 
 EXAMPLES = int(os.environ.get("REDIS_QUEUE_TEST_EXAMPLES", "200"))
 """Apps that are tried; more find more."""
+
+tried = settings(
+    max_examples=EXAMPLES,
+    # The same ones each time, unless more are wanted.
+    derandomize="REDIS_QUEUE_TEST_EXAMPLES" not in os.environ,
+    deadline=None,
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
 
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -107,7 +124,7 @@ def hearing(app: Celery, kinds: frozenset[str], heard: list[Any]) -> Iterator[No
     def after(sender: Any = None, headers: Any = None, **_: Any) -> None:
         heard.append(("after", sender, (headers or {}).get("id")))
 
-    receivers = [(signals.before_task_publish, before)] if kinds & {"before", "change"} else []
+    receivers: list[tuple[Any, Any]] = [(signals.before_task_publish, before)] if kinds & {"before", "change"} else []
     receivers += [(signals.after_task_publish, after)] if "after" in kinds else []
     for signal, receiver in receivers:
         signal.connect(receiver)
@@ -144,7 +161,7 @@ def run(  # noqa: PLR0917
     return numbered(messages), numbered(heard)
 
 
-def read(item: bytes) -> Any:
+def read(item: Any) -> Any:
     message = loads(item)
     # Of the client's queue for results and of the message in its list; other ids are the call's own.
     message["properties"].pop("delivery_tag")
@@ -162,12 +179,7 @@ def numbered(found: Any) -> Any:
     return ID.sub(lambda match: ids.setdefault(match[0], f"id {len(ids)}"), repr(found))
 
 
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    report_multiple_bugs=False,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@tried
 @given(
     conf=st.fixed_dictionaries({}, optional=SETTINGS),
     kinds=st.frozensets(st.sampled_from(["before", "change", "after"])),
@@ -178,4 +190,174 @@ def test_the_same_messages_and_signals(  # noqa: PLR0917
     redis_server: RedisServer, client: redis.Redis, conf: Any, kinds: Any, routes: bool, calls: Any
 ) -> None:
     stock, line = (run(redis_server, client, on, conf, kinds, routes, calls) for on in (False, True))
+    assert line == stock
+
+
+ARGS = st.lists(st.one_of(st.integers(), st.text(max_size=3), st.none()), max_size=2)
+RUN_OPTIONS = {**OPTIONS, "queue": st.sampled_from(["one", "two", "narrow", "all"])}
+# These are of the message only: a result that is ignored, or sent to another client, cannot be waited for.
+del RUN_OPTIONS["reply_to"], RUN_OPTIONS["ignore_result"]
+TASK = st.tuples(
+    st.sampled_from(["plain", "plain", "own", "fail", "again", "calls", "swap"]),
+    st.tuples(ARGS, st.booleans()),
+    st.fixed_dictionaries({}, optional=RUN_OPTIONS),
+)
+
+
+def larger(parts: Any) -> Any:
+    members = st.tuples(st.sampled_from(["list", "generator", "waiting"]), st.lists(parts, min_size=1, max_size=3))
+    return st.one_of(
+        st.tuples(st.just("group"), members, st.just({})),
+        st.tuples(st.just("chord"), st.tuples(members, TASK), st.just({})),
+        st.tuples(st.just("chain"), st.lists(parts, min_size=2, max_size=3), st.just({})),
+    )
+
+
+CALL_OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "countdown": st.sampled_from([0, 0.03]),
+        "eta": st.just(True),
+        "expires": st.just(60),
+        "link": TASK,
+        "link_error": TASK,
+        "headers": st.just({"tenant": "t3"}),
+        "priority": st.sampled_from([0, 9]),
+        "retry": st.booleans(),
+    },
+)
+TO_RUN = st.one_of(
+    st.tuples(st.just("delay"), TASK, st.just({}), st.integers(1, 3)),
+    st.tuples(st.sampled_from(["apply_async", "send_task", "stamp"]), TASK, CALL_OPTIONS, st.integers(1, 3)),
+    st.tuples(
+        st.sampled_from(["apply_async", "send_task"]),
+        TASK,
+        st.fixed_dictionaries({"exchange": st.just("topic"), "routing_key": st.sampled_from(["a.b", "a.c", "none"])}),
+        st.integers(1, 3),
+    ),
+    st.tuples(
+        st.sampled_from(["canvas", "canvas", "stamp"]),
+        st.recursive(TASK, larger, max_leaves=5).filter(lambda part: part[0] in {"group", "chord", "chain"}),
+        CALL_OPTIONS,
+        st.integers(1, 2),
+    ),
+)
+KINDS = ("after", "headers", "body", "priority", "expires", "eta", "sends")
+
+
+class PlayerProcess:
+    """A worker and what sends to it, in a process."""
+
+    def __init__(self, url: str, *line: str) -> None:
+        self._args = [sys.executable, "-m", "tests.guest.player", url, *line]
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            self._args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
+        )
+
+    def ask(self, program: Any) -> None:
+        pickle.dump(program, self._process.stdin)  # type: ignore[arg-type]
+        self._process.stdin.flush()  # type: ignore[union-attr]
+
+    def answer(self) -> Any:
+        return pickle.load(self._process.stdout)  # type: ignore[arg-type]  # noqa: S301 - of our own process
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+class Players:
+    """One on stock and one with DurableTasks, each with a database of its own."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+        url = f"redis+socket://{server.socket}?virtual_host="
+        self._both = [PlayerProcess(f"{url}0"), PlayerProcess(f"{url}1", "line")]
+
+    def play(self, *program: Any) -> list[Any]:
+        for player in self._both:
+            player.ask(program)
+        answers = [player.answer() for player in self._both]
+        if any(isinstance(answer, str) for answer in answers):
+            # What one has left would be run with the next program.
+            self.stop()
+            with self._server.client() as client:
+                client.flushall()
+            for player in self._both:
+                player.start()
+        return answers
+
+    def stop(self) -> None:
+        for player in self._both:
+            player.stop()
+
+
+@pytest.fixture(scope="module")
+def players() -> Iterator[Players]:
+    with RedisServer() as server:
+        both = Players(server)
+        yield both
+        both.stop()
+
+
+TIME = re.compile(r"\d{4}-\d\d-\d\d[T ][\d:.]+")
+PROCESS = re.compile(r"gen\d+@")
+
+
+def comparable(answer: Any) -> Any:
+    """Return runs, signals and results in an order of their own, and ids by what they are ids of."""
+    if isinstance(answer, str):
+        return answer
+    runs, order, tasks, results = answer
+    signals_of: dict[str, list[Any]] = defaultdict(list)
+    received = Counter(id_ for name, _, id_, *_ in tasks if name == "task_received")
+    for name, task, id_, *more in tasks:
+        # Stock receives all copies before their eta.
+        if name != "task_received" or not signals_of[id_]:
+            signals_of[id_].append((name, task, *more))
+    rows = [f"run {PROCESS.sub('', TIME.sub('TIME', run))}" for run in runs]
+    rows += [f"signals {id_} {received[id_]} {heard}" for id_, heard in signals_of.items()]
+    rows += [f"result {number} {TIME.sub('TIME', repr(result))}" for number, result in enumerate(results)]
+    rows += [f"signal {number} {one}" for number, one in enumerate(order)]
+    found = map(json.loads, runs)
+    rows += [f"order {number} {id_}" for number, id_ in enumerate(run["id"] for run in found if is_ordered(run))]
+    return sorted(renamed(rows))
+
+
+def is_ordered(run: Any) -> bool:
+    """Return whether *run* is of a message that this queue's only reader ran in the order in which it was sent."""
+    where = run.get("delivery_info") or {}
+    started = run.get("parent_id") or run.get("eta") or run["retries"]
+    return where.get("routing_key") == "celery" and not (started or where.get("exchange") or where.get("priority"))
+
+
+def renamed(rows: list[str]) -> list[str]:
+    """Return *rows* with each id renamed after the rows that have it, so that no order matters."""
+    rows_of: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        for id_ in ID.findall(row):
+            rows_of[id_].add(row)
+    names = dict.fromkeys(rows_of, "id")
+    for _ in range(3):
+        texts = {id_: sorted(with_names(row.replace(id_, "this"), names) for row in of) for id_, of in rows_of.items()}
+        names = {id_: f"id-{crc32(repr(found).encode()):08x}" for id_, found in texts.items()}
+    return [with_names(row, names) for row in rows]
+
+
+def with_names(row: str, names: dict[str, str]) -> str:
+    return ID.sub(lambda match: names.get(match[0], match[0]), row)
+
+
+@settings(tried, max_examples=max(1, EXAMPLES // 4))
+@given(
+    conf=st.fixed_dictionaries({}, optional=SETTINGS),
+    kinds=st.frozensets(st.sampled_from(KINDS), max_size=2),
+    routed=st.booleans(),
+    calls=st.lists(TO_RUN, min_size=1, max_size=3),
+)
+def test_the_same_runs_results_and_signals(players: Players, conf: Any, kinds: Any, routed: bool, calls: Any) -> None:
+    stock, line = map(comparable, players.play(conf, kinds, routed, calls))
     assert line == stock
