@@ -94,8 +94,9 @@ def add_tasks(app: Celery, runs: list[str]) -> None:  # noqa: C901 - a function 
 
     def again(self: Any, *args: Any, **kwargs: Any) -> Any:
         note(self)
-        # The store keeps one message for each id: the delayed retries of two copies would be one.
-        is_copy = (self.request.delivery_info or {}).get("exchange") == "topic"
+        # The store keeps one message for each id: the delayed retries of two copies would be one. And a retry names its
+        # exchange without the type, which each connection of kombu's pool has to know.
+        is_copy = (self.request.delivery_info or {}).get("exchange") in {"topic", "fanout"}
         if self.request.retries < 1 and not is_copy:
             raise self.retry(countdown=SOON * len(args))
         return "twice"
@@ -313,7 +314,8 @@ class Player:
         tasks: Heard = []
         results: list[Any] = []
         with make_app(self._url, self._line) as app:
-            app.conf.update(conf)
+            # Connections of its own: those that the worker's thread uses at that time do not know its exchanges.
+            app.conf.update(conf, broker_transport_options={"sender": True})
             if routed:
                 app.conf.task_routes = (lambda name, *_, **__: {"queue": "one"} if name == "own" else None,)
             add_tasks(app, self.runs)
