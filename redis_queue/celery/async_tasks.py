@@ -19,19 +19,16 @@ from contextvars import Context, ContextVar, copy_context
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
-from celery import Celery
-from celery._state import _task_stack
+from celery import Celery, _state
 from celery.app import base as celery_base
 from celery.exceptions import SoftTimeLimitExceeded
 
 from redis_queue.basics.logs import logger_of
+from redis_queue.celery.kombu.internals import ASGIREF, ASYNC_TASKS, check, has
 
 logger = logger_of(__name__)
 
 T = TypeVar("T")
-
-ASGIREF: Final = ("context_to_thread_executor", "thread_sensitive_context", "threadlocal")
-"""Attributes of asgiref's SyncToAsync; without them its calls run in a thread of their own, as without a task."""
 
 _RUN: Final[ContextVar[_Run | None]] = ContextVar("redis_queue_task_run", default=None)
 
@@ -45,12 +42,16 @@ def run_async_tasks(app: Celery) -> None:
 
 
 def wrap_async_tasks(app: Celery) -> None:
-    """Do so for the tasks that *app* has; no-op for those that were wrapped before."""
+    """Do so for the tasks that *app* has; no-op for those that were wrapped before.
+
+    Raises ConfigurationError if Celery lacks what it needs.
+    """
     for task in app.tasks.values():
         # With autoretry, Celery's own function calls the one of the task by this name.
         name = "_orig_run" if hasattr(task, "_orig_run") else "run"
         run = getattr(task, name)
         if inspect.iscoroutinefunction(inspect.unwrap(run)) and not hasattr(run, "redis_queue_runs"):
+            check(ASYNC_TASKS)
             _run_within_pydantic(task, run)
             setattr(task, name, _runs(task, run))
 
@@ -142,13 +143,13 @@ class _Run:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Make the task and its request the current ones of this thread, as Celery does around a task."""
-        _task_stack.push(self._task)
+        _state._task_stack.push(self._task)
         self._task.request_stack.push(self._request)
         try:
             yield
         finally:
             self._task.request_stack.pop()
-            _task_stack.pop()
+            _state._task_stack.pop()
 
 
 class _CallingThread(Executor):
@@ -163,11 +164,11 @@ class _CallingThread(Executor):
     def for_calls_of(self, context: Context) -> Iterator[_CallingThread]:
         """Run the thread-sensitive calls of asgiref that are made in *context*."""
         asgiref: Any = sys.modules.get("asgiref.sync")
-        threads: Any = getattr(asgiref, "SyncToAsync", None)
         # Django refuses its ORM in a thread with a running loop.
-        if not all(hasattr(threads, name) for name in ASGIREF) or asyncio._get_running_loop() is not None:
+        if asgiref is None or not has(ASGIREF) or asyncio._get_running_loop() is not None:
             yield self
             return
+        threads = asgiref.SyncToAsync
         marks: dict[str, Any] = threads.threadlocal.__dict__
         before = dict(marks)
         key = asgiref.ThreadSensitiveContext()

@@ -118,8 +118,8 @@ class StartGuard:
         return None
 
     def _free_process(self) -> None:
-        if hasattr(self._worker, "_quick_release"):
-            self._worker._quick_release()
+        if self._worker.semaphore is not None:
+            self._worker.hub.call_soon(self._worker.semaphore.release)
 
 
 def _settle_early(request: Any, pool: Any) -> None:

@@ -16,7 +16,15 @@ from redis_queue.celery.control.panel import wrap_panel
 from redis_queue.celery.control.revokes import RevokeStep
 from redis_queue.celery.dispatch.loop import DispatchStep
 from redis_queue.celery.intake import IntakeStep
-from redis_queue.celery.kombu.internals import keep_partial_results, lacking, replace_killed_processes, versions
+from redis_queue.celery.kombu.internals import (
+    LEASES,
+    check,
+    is_known_prefork,
+    keep_partial_results,
+    lacking,
+    replace_killed_processes,
+    versions,
+)
 from redis_queue.celery.kombu.keys import lease_of
 from redis_queue.celery.leases.connections import (
     active_defaults,
@@ -54,6 +62,8 @@ class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._dispatches = Store.of(parent.app).settings.dispatch and not without_dispatch
         if delayed_of(parent.app) is not None:
             wrap_panel()
+        if has_leases(parent.app):
+            check(LEASES)
         check_flows(parent.app)
         wrap_async_tasks(parent.app)
         if self._dispatches and Store.of(parent.app).settings.schedules and delayed_of(parent.app) is not None:
@@ -63,7 +73,7 @@ class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def start(self, parent: Any) -> None:
         """Log the line, and check the store. Raises ConfigurationError if it lacks a command that the app needs."""
         check_commands(parent.app)
-        if parent.hub is not None:
+        if parent.hub is not None and is_known_prefork(parent.pool):
             keep_partial_results(parent.hub, parent.pool)
             replace_killed_processes(parent.pool)
         logger.info(describe(parent.app, dispatches=self._dispatches), extra={"action": "worker_starts"})

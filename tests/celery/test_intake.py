@@ -115,7 +115,8 @@ def test_any_number_of_tasks_that_do_not_start_can_wait_for_one_slot(kind: str) 
     places = LaxBoundedSemaphore(1)
     started: list[int] = []
     dropped: list[str] = []
-    worker = SimpleNamespace(pool=started, _quick_release=places.release, hub=SimpleNamespace(call_soon=ready.append))
+    worker = SimpleNamespace(pool=started, _quick_release=places.release, semaphore=places)
+    worker.hub = SimpleNamespace(call_soon=ready.append)
     worker._process_task = partial(WorkController._process_task, worker)
     intake.StartGuard(consumer_of(worker, lambda tag: tag != "lost", dropped.append))
     tags = [kind] * 2000 + ["ours"]

@@ -19,7 +19,7 @@ from redis_queue.catalog import put_back_each
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.loop import ScheduleLoop
 from redis_queue.celery.dispatch.outcome import DispatchReport
-from redis_queue.celery.kombu.internals import around
+from redis_queue.celery.kombu.internals import BEAT, around, has
 from redis_queue.celery.settings import extension_of, part_of
 from redis_queue.celery.store import Store
 from redis_queue.delay.model import Dispatched
@@ -147,27 +147,31 @@ def wait_in_outages() -> None:
 
     Celery logs a stack trace for each run that it cannot send, and leaves it out.
     """
-    signals.beat_init.connect(_wait_in_outages, weak=False, dispatch_uid="redis_queue_beat_waits")
+    signals.beat_init.connect(_on_beat, weak=False, dispatch_uid="redis_queue_beat_waits")
 
 
-def _end_if_doubling(scheduler: Any, stopped: Any) -> None:
+def _on_beat(sender: Any, **_: Any) -> None:
+    if extension_of(sender.scheduler.app) is not None:
+        _end_if_doubling(sender)
+        if has(BEAT):
+            _wait_in_outages(sender.scheduler, sender._is_shutdown)
+
+
+def _end_if_doubling(service: Any) -> None:
     """End a beat with another scheduler if dispatchers send ``beat_schedule``."""
+    scheduler = service.scheduler
     if extension_of(scheduler.app).settings.schedules and not hasattr(scheduler, "redis_queue_loop"):
         logger.critical(
             "beat ends: redis_queue_schedules is on, so workers send beat_schedule, and it would be sent twice; run no "
             "beat, or celery beat -S redis_queue",
             extra={"action": "beat_doubles"},
         )
-        stopped.set()
+        service.stop()
 
 
-def _wait_in_outages(sender: Any, **_: Any) -> None:
+def _wait_in_outages(scheduler: Any, stopped: Any) -> None:
     from celery.beat import SchedulingError  # noqa: PLC0415 - only beat has it loaded
 
-    scheduler, stopped = sender.scheduler, sender._is_shutdown
-    if extension_of(scheduler.app) is None:
-        return
-    _end_if_doubling(scheduler, stopped)
     backoff = Backoff(first=0.2)
     log = OutageLog(logger, "beat cannot send", "beat sends again", action="beat_waits")
 

@@ -1,4 +1,4 @@
-"""What fetching, sending and leases use of kombu and Celery beyond their public interfaces, and whether it is there.
+"""What redis_queue uses of kombu, Celery, billiard and asgiref beyond their public interfaces, and whether it is there.
 
 Everything that is private, or whose parameters matter, is listed here, and checked by its shape at the start. With
 another kombu or Celery, an app sends as Celery does, and a worker consumes as without atomic fetch: never half. A
@@ -11,20 +11,23 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import celery
 import kombu
-from celery import Celery, Task, group
+from celery import Celery, Task, _state, group
+from celery.app import base
 from celery.app.amqp import AMQP
+from celery.app.autoretry import add_autoretry_behaviour
 from celery.backends.redis import ResultConsumer
 from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 from celery.worker.worker import WorkController
 from kombu.asynchronous import Hub
 from kombu.connection import Connection
-from kombu.messaging import Producer
+from kombu.messaging import Consumer, Producer
 from kombu.transport import redis, virtual
 
 from redis_queue.basics.logs import logger_of
@@ -113,17 +116,26 @@ CLASS_ATTRIBUTES: Final[dict[Any, tuple[str, ...]]] = {
 }
 
 
-class Part(NamedTuple):
-    """What a part of redis_queue needs of each class: methods, attributes that its initialiser sets, its own ones."""
-
-    methods: Mapping[Any, tuple[str, ...]]
-    attributes: Mapping[Any, tuple[str, ...]]
-    class_attributes: Mapping[Any, tuple[str, ...]]
+_Names = Mapping[Any, tuple[str, ...]]
 
 
-FETCH: Final = Part(METHODS, ATTRIBUTES, CLASS_ATTRIBUTES)
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What a part of redis_queue needs of classes, functions and modules, and what is so *without* it.
+
+    *methods*, *attributes* that an initialiser or a function sets, and *class_attributes*, which may be a module's.
+    """
+
+    without: str
+    methods: _Names = field(default_factory=dict)
+    attributes: _Names = field(default_factory=dict)
+    class_attributes: _Names = field(default_factory=dict)
+
+
+FETCH: Final = Part(FETCH_IS_OFF, METHODS, ATTRIBUTES, CLASS_ATTRIBUTES)
 
 SENDING: Final = Part(
+    "messages are sent as by Celery alone, and one whose reply is lost may arrive twice",
     {
         AMQP: ("_create_task_sender",),
         Task: ("_get_exec_options",),
@@ -138,14 +150,71 @@ SENDING: Final = Part(
 """Of messages that are made without Celery, and of batches."""
 
 LEASES: Final = Part(
+    "turn leases off: DurableTasks(app, leases=False)",
     {
         redis.Channel: ("_do_restore_message", "_get_message_priority"),
         redis.QoS: ("restore_by_tag", "restore_visible"),
         Connection: ("_ensure_connection",),
+        WorkController: ("_process_task",),
     },
-    {virtual.QoS: ("_delivered",), virtual.Channel: ("_qos",)},
-    {},
+    {
+        virtual.QoS: ("_delivered", "_dirty"),
+        virtual.Channel: ("_consumers", "_qos"),
+        virtual.Message: ("_raw",),
+        Consumer: ("_active_tags",),
+        CONSUMER: ("_maximum_prefetch_restored",),
+    },
 )
+
+ASYNC_TASKS: Final = Part(
+    "let no task be `async def`",
+    attributes={add_autoretry_behaviour: ("_orig_run",), base.pydantic_wrapper: ("task_fun",)},
+    class_attributes={_state: ("_task_stack",)},
+)
+
+MONITOR: Final = Part(
+    "the worker does not report how runs of tasks end",
+    {Request: ("_announce_revoked",)},
+    class_attributes={Request: ("_already_cancelled", "_already_revoked")},
+)
+
+POOL: Final = Part(
+    "after a lost connection a prefork pool may hang, or run tasks twice, as with Celery alone",
+    {"billiard.pool:Pool": ("did_start_ok", "maintain_pool")},
+    {
+        "billiard.pool:Pool": ("_cache", "_pool", "on_process_down", "on_process_up"),
+        "billiard.pool:ApplyResult": ("_accepted", "_worker_pid"),
+        "celery.concurrency.asynpool:AsynPool": ("_fileno_to_outq",),
+    },
+    {"billiard.pool:ApplyResult": ("_write_to",)},
+)
+
+BEAT: Final = Part(
+    "a beat that cannot send skips what is due, as with Celery alone",
+    attributes={"celery.beat:Service": ("_is_shutdown",)},
+)
+
+ASGIREF: Final = Part(
+    "thread-sensitive calls of asgiref run in a thread of their own, whose database connections Celery does not close",
+    class_attributes={
+        "asgiref.sync:SyncToAsync": ("context_to_thread_executor", "thread_sensitive_context", "threadlocal"),
+        "asgiref.sync:AsyncToSync": ("executors",),
+        "asgiref.sync": ("ThreadSensitiveContext",),
+    },
+)
+
+OPTIONAL: Final = frozenset(
+    {
+        "_batch_local",
+        "_dump_pydantic_arguments",
+        "_expires",
+        "_locked",
+        "_quick_release",
+        "_retry_worker_lost",
+        "_success_was_stored",
+    }
+)
+"""Names that only some of the versions have, and that are looked up where they are used."""
 
 
 def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
@@ -173,7 +242,7 @@ def keep_partial_results(hub: Any, pool: Any) -> None:
     parts: dict[int, tuple[Any, Any]] = {}
 
     def owners() -> Any:
-        return getattr(getattr(pool, "_pool", None), "_fileno_to_outq", {})
+        return getattr(pool._pool, "_fileno_to_outq", {})
 
     def reset(original: Callable[[], None]) -> None:
         for fd, (reader, _) in hub.readers.items():
@@ -199,7 +268,7 @@ def written_jobs_kept(pool: Any) -> Iterator[None]:
 
     Celery forgets those that no child has confirmed yet, and the child runs them all the same.
     """
-    jobs = tuple(getattr(getattr(pool, "_pool", None), "_cache", {}).values())
+    jobs = tuple(pool._pool._cache.values()) if is_known_prefork(pool) else ()
     written = [job for job in jobs if not getattr(job, "_accepted", True) and getattr(job, "_write_to", None)]
     for job in written:
         job._accepted = True
@@ -217,9 +286,7 @@ def replace_killed_processes(pool: Any) -> None:
     Celery takes them for processes that cannot start, and the worker ends. If an attempt to connect fails meanwhile, it
     looks for a place for a new process before that of the dead one is free, and ends with StopIteration.
     """
-    processes: Any = getattr(pool, "_pool", None)
-    if not hasattr(processes, "_fileno_to_outq"):
-        return
+    processes = pool._pool
 
     def did_start(original: Callable[[], bool]) -> bool:
         codes = [process.exitcode for process in processes._pool]
@@ -236,32 +303,38 @@ def replace_killed_processes(pool: Any) -> None:
     processes.on_process_up, processes.on_process_down = on_process_up, lambda _: None
 
 
+def is_known_prefork(pool: Any) -> bool:
+    """Return whether *pool* is a prefork pool that has what is used here of it."""
+    return pool.uses_semaphore and has(POOL)
+
+
 def lacking(part: Part = FETCH) -> list[str]:
-    """Return what the installed kombu and Celery lack for *part*, each as ``class.name(parameters)``."""
+    """Return what the installed packages lack for *part*, each as ``class.name(parameters)``."""
     return [*_methods(part), *_attributes(part)]
 
 
 @cache
-def sends_fast() -> bool:
-    """Return whether they have what sending needs; if not, say so once, and let Celery make and send each message."""
-    found = lacking(SENDING)
+def has(part: Part) -> bool:
+    """Return whether they have what *part* needs; if not, say once what is so without it."""
+    found = lacking(part)
     if found:
-        logger.warning(
-            "messages are sent as by Celery alone, and one whose reply is lost may arrive twice: %s has no %s",
-            versions(),
-            ", ".join(found),
-            extra={"action": "sending_unsupported"},
-        )
+        text = "%s: %s has no %s"
+        logger.warning(text, part.without, versions(), ", ".join(found), extra={"action": "version_unsupported"})
     return not found
 
 
-def check_leases() -> None:
-    """Raise ConfigurationError if they lack what leases need."""
-    found = lacking(LEASES)
+def sends_fast() -> bool:
+    """Return whether they have what sending needs; if not, Celery makes and sends each message."""
+    return has(SENDING)
+
+
+def check(part: Part) -> None:
+    """Raise ConfigurationError if they lack what *part* needs."""
+    found = lacking(part)
     if found:
         raise ConfigurationError(
-            f"task leases: {versions()} has no {', '.join(found)}: install versions that redis_queue knows "
-            f"(pip install {KNOWN}), or turn leases off: DurableTasks(app, leases=False)"
+            f"{versions()} has no {', '.join(found)}: install versions that redis_queue knows "
+            f"(pip install {KNOWN}), or {part.without}"
         )
 
 
@@ -284,7 +357,9 @@ def _methods(part: Part) -> Iterator[str]:
 def _attributes(part: Part) -> Iterator[str]:
     for key, wanted in part.attributes.items():
         owner = symbol_by_name(key)
-        initialised = owner.__init__.__code__.co_names
+        code = inspect.unwrap(owner if inspect.isfunction(owner) else owner.__init__).__code__
+        initialised = (*code.co_names, *code.co_varnames)
         yield from (f"{owner.__name__}.{name}" for name in wanted if name not in initialised)
-    for owner, wanted in part.class_attributes.items():
+    for key, wanted in part.class_attributes.items():
+        owner = symbol_by_name(key)
         yield from (f"{owner.__name__}.{name}" for name in wanted if not hasattr(owner, name))

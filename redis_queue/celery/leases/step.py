@@ -73,7 +73,6 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         #: What the event loop calls in each turn for the connection.
         self._ticks: set[Callable[[], Any]] = set()
         check_broker(consumer.app)
-        internals.check_leases()
         self._fetching = Store.of(consumer.app).settings.atomic_fetch and _can_fetch()
         Refusals(consumer)
         self._loop_calls = _LoopCalls(consumer)

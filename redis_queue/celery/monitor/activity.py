@@ -191,9 +191,9 @@ class Activity:
         """
         try:
             self._count(request, outcome, seconds)
-            if outcome != "retried" and SCHEDULE in request._request_dict:
-                self._add_schedule_end(request._request_dict, outcome)
-            task = request._request_dict.get("task")
+            if outcome != "retried" and SCHEDULE in request.request_dict:
+                self._add_schedule_end(request.request_dict, outcome)
+            task = request.request_dict.get("task")
             if kept and self.sample.wants(task, outcome, seconds):
                 self.sample.add(task, self._run(request, outcome), seconds)
         except Exception as error:  # noqa: BLE001 - as the docstring says
@@ -227,7 +227,7 @@ class Activity:
 
     def _count(self, request: Any, outcome: Outcome, seconds: float | None) -> None:
         # This runs for each task, so it does little that is not counting.
-        headers: Mapping[str, Any] = request._request_dict
+        headers: Mapping[str, Any] = request.request_dict
         info = headers["delivery_info"]
         with self._lock:
             try:
@@ -247,7 +247,7 @@ class Activity:
             if seconds is not None:
                 total.duration.add(seconds)
             if request.time_start is not None:
-                total.add_start(request.time_start, getattr(request._message, SENT, None), headers.get(ETA))
+                total.add_start(request.time_start, getattr(request.message, SENT, None), headers.get(ETA))
 
     def _add_series(self, task: Any, info: Mapping[str, Any]) -> _Sum:
         route = task, info.get("exchange"), info.get("routing_key")
@@ -265,7 +265,7 @@ class Activity:
 
     def _run(self, request: Any, outcome: Outcome) -> _Fields:
         # As little as possible: a better run may take its place before it is written.
-        headers, message = request._request_dict, request._message
+        headers, message = request.request_dict, request.message
         sent = getattr(message, SENT, None)
         return {
             "queue": self.queue_of(headers["delivery_info"])[:MAX_TEXT],

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterable
 from typing import Any, Final
 
+from celery.worker import control
 from celery.worker import state as worker_state
 from celery.worker.control import Panel, nok, ok
 
@@ -85,11 +86,10 @@ def resize(state: Any, pid: int = 0, size: int = 0, **_: Any) -> Any:
     before = int(consumer.pool.num_processes)
     more = size - before
     if more > 0:
-        consumer.pool.grow(more)
+        control.pool_grow(state, more)
     elif more < 0:
-        consumer.pool.shrink(-more)
+        control.pool_shrink(state, -more)
     if more:
-        consumer._update_prefetch_count(more)
         logger.warning("pool size %d, was %d: by remote control", size, before, extra={"action": "resized"})
     return ok(before)
 

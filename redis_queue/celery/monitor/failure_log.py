@@ -116,11 +116,11 @@ class FailureLog:
         error = unwrapped(exc_info.exception)
         return self._failure(
             request.message,
-            request._request_dict,
+            request.request_dict,
             exception=exception_name(error),
             message=text_of(error),
             traceback=cut_middle(str(exc_info.traceback or "")),
-            attempts=retries_in(request._request_dict) + 1,
+            attempts=retries_in(request.request_dict) + 1,
             seconds=_run_time(request, seconds),
         )
 

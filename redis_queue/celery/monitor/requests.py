@@ -12,6 +12,7 @@ from billiard.exceptions import TimeLimitExceeded
 from celery.exceptions import Ignore, Reject, Retry
 from kombu.utils.imports import symbol_by_name
 
+from redis_queue.celery.kombu.internals import MONITOR, has
 from redis_queue.celery.monitor.activity import Activity, unwrapped
 from redis_queue.monitor.model import Outcome
 
@@ -29,6 +30,9 @@ def noted_requests(tasks: Iterable[Any], activity: Activity) -> Iterator[None]:
 
     The request classes of an application are extended, not replaced.
     """
+    if not has(MONITOR):
+        yield
+        return
     changed: list[tuple[Any, Any]] = []
     classes: dict[Any, type] = {}
     with _alone:

@@ -334,7 +334,9 @@ def _are_alike(options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
 
 def _is_plain_task(task: Any) -> bool:
     """Return whether ``apply_async`` passes on the arguments and options of a signature of *task* as they are."""
-    return task is not None and getattr(task, "_dump_pydantic_arguments", None) is None and _has_own_calls(task)
+    if task is None or (task.typing and not hasattr(task, "__header__")):
+        return False
+    return getattr(task, "_dump_pydantic_arguments", None) is None and _has_own_calls(task)
 
 
 def _has_own_calls(task: Any) -> bool:

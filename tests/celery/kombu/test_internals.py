@@ -17,6 +17,8 @@ from socket import socket, socketpair
 from types import SimpleNamespace
 from typing import Any
 
+import asgiref
+import billiard
 import celery
 import kombu
 import pytest
@@ -26,6 +28,7 @@ from kombu.asynchronous import Hub
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 
+import redis_queue
 from redis_queue.celery.fetch import channel, message, poller
 from redis_queue.celery.kombu import connection, internals
 from redis_queue.celery.kombu.internals import keep_partial_results
@@ -48,7 +51,7 @@ def lease_step() -> step.LeaseStep:
     app = Celery("tests", broker="redis://localhost:1", set_as_current=False)
     app.conf.redis_queue_url = "redis://localhost:1"
     controller = SimpleNamespace(_process_task=None)
-    worker = {"blueprint": SimpleNamespace(start=None), "on_ready": None, "ensure_connected": None}
+    worker = {"blueprint": SimpleNamespace(start=None), "on_ready": None, "on_close": None, "ensure_connected": None}
     parent = SimpleNamespace(app=app, steps=[], connect=None, controller=controller, on_task_request=None, **worker)
     return step.LeaseStep(parent)
 
@@ -73,30 +76,67 @@ def test_with_another_kombu_a_worker_consumes_as_a_stock_one_and_says_so_once(
     assert name in record.message
 
 
-def test_all_private_names_of_kombu_in_use_are_in_the_tables() -> None:
+PARTS = [value for value in vars(internals).values() if isinstance(value, internals.Part)]
+
+
+def names_of(*parts: internals.Part) -> list[str]:
+    tables = [table for part in parts for table in (part.methods, part.attributes, part.class_attributes)]
+    return sorted({line.split()[0] for table in tables for lines in table.values() for line in lines})
+
+
+DOCUMENTED = {"_asdict", "_exit", "_get_running_loop", "_default_manager", "_meta", "_get_current_object"}
+"""Of Python, Django, and proxies of Celery."""
+
+OF_OTHERS = {"_map", "_sock"}
+"""Of waitress and redis-py."""
+
+BY_NAME = {"around", "delattr", "getattr", "hasattr", "setattr"}
+
+
+def private_names(tree: ast.AST) -> tuple[set[str], set[str]]:
+    """Return the names with an underscore that the code uses, and those that it defines itself."""
+    used, own = set[str](), set[str]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name("self" | "cls"), attr=name, ctx=ast.Store()):
+                own.add(name)
+            case ast.Attribute(attr=name):
+                used.add(name)
+            case ast.Call(func=ast.Name(function), args=[_, ast.Constant(str(name)), *_]) if function in BY_NAME:
+                used.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                own.add(name)
+            case ast.ImportFrom(names=names):
+                used |= {alias.name for alias in names}
+            case ast.Name(id=name, ctx=ast.Store()):
+                own.add(name)
+    return {name for name in used if name.startswith("_") and not name.startswith("__")}, own
+
+
+def test_all_private_names_of_other_packages_in_use_are_in_the_tables() -> None:
+    found = [private_names(ast.parse(path.read_text())) for path in Path(redis_queue.__path__[0]).rglob("*.py")]
+    used = set[str]().union(*(names for names, _ in found))
+    own = set[str]().union(*(names for _, names in found))
+    known = {*names_of(*PARTS), *internals.OPTIONAL, *DOCUMENTED, *OF_OTHERS, "_state"}
+    assert used - own - known == set()
+    assert internals.OPTIONAL - used - own == set()
     private = {name for kind in KINDS for name in dir(kind) if name.startswith("_") and not name.startswith("__")}
-    used = set()
-    for module in MODULES:
-        tree = ast.parse(Path(module.__file__).read_text())
-        names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        used |= names & private
-    assert used <= {line.split()[0] for table in TABLES for lines in table.values() for line in lines}
-
-
-def names_of(part: internals.Part) -> list[str]:
-    return sorted({line.split()[0] for table in part for lines in table.values() for line in lines})
+    overridden = set[str]().union(
+        *({*names} for module in MODULES for names in private_names(ast.parse(Path(module.__file__).read_text())))
+    )
+    assert overridden & private <= known
 
 
 @pytest.fixture
 def other_celery(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A folder with a Celery and a kombu that have another name for one of theirs."""
-    for package in (celery, kombu):
+    """A folder with packages that have other names for some of theirs."""
+    names = re.compile(rf"\b({'|'.join(names_of(*request.param))})\b")
+    for package in (asgiref, billiard, celery, kombu):
         source = Path(package.__path__[0])
-        shutil.copytree(source, tmp_path / source.name)
+        shutil.copytree(source, tmp_path / source.name, ignore=shutil.ignore_patterns("__pycache__"))
         for path in (tmp_path / source.name).rglob("*.py"):
             text = path.read_text()
-            changed = re.sub(rf"\b{request.param}\b", f"{request.param}_of_another", text)
+            changed = names.sub(r"\1_of_another", text)
             if changed != text:
                 path.write_text(changed)
     return tmp_path
@@ -123,48 +163,90 @@ def total(numbers):
 """
 
 USE = f"""{APP}
+from asgiref.sync import sync_to_async
 from celery.contrib.testing.worker import start_worker
 
-with start_worker(app, pool="solo", perform_ping_check=False):
+@app.task(name="inner", shared=False)
+async def inner(number):
+    return await sync_to_async(abs)(number)
+
+with start_worker(app, pool="solo", perform_ping_check=False, loglevel="WARNING"):
     several = [double.s(number) for number in range(6)]
     results = [double.delay(number) for number in range(4)]
     results += [double.apply_async((4,), countdown=0.2), chord(several, total.s()).apply_async()]
     results += [group(several).apply_async(), *DurableTasks.of(app).send_many(several)]
+    results += [inner.delay(-3)]
     found = [result.get(timeout=30) for result in results]
-assert found == [0, 2, 4, 6, 8, 30, [0, 2, 4, 6, 8, 10], 0, 2, 4, 6, 8, 10], found
+assert found == [0, 2, 4, 6, 8, 30, [0, 2, 4, 6, 8, 10], 0, 2, 4, 6, 8, 10, 3], found
 """
 
 
-def run_with(other: Path, program: str, url: str, leases: str) -> subprocess.CompletedProcess[str]:
+def run_with(other: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(other)}
-    command = [sys.executable, "-c", program, url, leases]
+    command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.parametrize("other_celery", names_of(internals.SENDING), indirect=True)
+def said_in(done: subprocess.CompletedProcess[str], *parts: internals.Part) -> None:
+    """Check that the program said once for each part what is so without it, with all names that it lacks."""
+    for part in parts:
+        assert part.without in done.stderr
+        (line,) = [line for line in done.stderr.splitlines() if part.without in line]
+        assert [name for name in names_of(part) if name not in line] == []
+
+
+@pytest.mark.parametrize("other_celery", [[internals.SENDING, internals.MONITOR, internals.ASGIREF]], indirect=True)
 def test_with_another_celery_messages_are_sent_as_by_celery_and_it_is_said_once(
     other_celery: Path, server: RedisServer, request: pytest.FixtureRequest
 ) -> None:
     done = run_with(other_celery, USE, f"redis+socket://{server.socket}", "delays")
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stderr.splitlines() if "sent as by Celery alone" in line]
-    assert len(lines) == 1
-    assert request.node.callspec.params["other_celery"] in lines[0]
+    said_in(done, *request.node.callspec.params["other_celery"])
 
 
-START = f"""{APP}
-app.worker_main(["worker", "--pool=solo", "--loglevel=INFO"])
+WORK = f"""{APP}
+@app.task(name="end", shared=False)
+def end():
+    app.control.shutdown()
+
+double.delay(2)
+end.delay()
+app.worker_main(["worker", "--pool=prefork", "--beat", "--concurrency=1", f"--schedule={{sys.argv[3]}}/beat"])
 """
 
 
-@pytest.mark.parametrize("other_celery", names_of(internals.LEASES), indirect=True)
-def test_with_another_celery_no_worker_starts_without_the_leases_it_promised(
+@pytest.mark.parametrize("other_celery", [[internals.POOL, internals.BEAT]], indirect=True)
+def test_with_another_celery_its_pool_and_its_beat_work_as_those_of_celery(
     other_celery: Path, server: RedisServer, request: pytest.FixtureRequest
 ) -> None:
-    done = run_with(other_celery, START, f"redis+socket://{server.socket}", "leases")
+    done = run_with(other_celery, WORK, f"redis+socket://{server.socket}", "leases", str(other_celery))
+    assert done.returncode == 0, done.stderr
+    said_in(done, *request.node.callspec.params["other_celery"])
+
+
+START = """
+app.worker_main(["worker", "--pool=solo", "--loglevel=INFO"])
+"""
+
+ASYNC = """
+@app.task(name="wait", shared=False)
+async def wait():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("other_celery", "tasks", "mode"),
+    [([internals.LEASES], "", "leases"), ([internals.ASYNC_TASKS], ASYNC, "delays")],
+    indirect=["other_celery"],
+)
+def test_with_another_celery_no_worker_starts_without_what_it_promised(
+    other_celery: Path, server: RedisServer, tasks: str, mode: str, request: pytest.FixtureRequest
+) -> None:
+    done = run_with(other_celery, APP + tasks + START, f"redis+socket://{server.socket}", mode)
     assert done.returncode != 0
-    assert request.node.callspec.params["other_celery"] in done.stderr
     assert "pip install 'celery<" in done.stderr
+    assert [name for name in names_of(*request.node.callspec.params["other_celery"]) if name not in done.stderr] == []
 
 
 RESULT = "x" * 20_000
@@ -174,6 +256,8 @@ SENT = struct.pack(">i", len(BODY)) + BODY
 
 class OneProcess(asynpool.ResultHandler):
     """The pool of one process, as far as its results are read, and its loop."""
+
+    uses_semaphore = True
 
     def __init__(self, fd: int) -> None:
         self.fileno_to_outq = self._fileno_to_outq = {fd: "process"}

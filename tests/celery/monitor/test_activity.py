@@ -22,7 +22,7 @@ from redis_queue.monitor.rows import MAX_ARGUMENTS, read_run, write_run
 def request(task: Any = "shop.mail", id_: Any = "id1", started: float | None = None, **changes: Any) -> Any:
     info = {"exchange": "", "routing_key": "mail"} | changes.pop("info", {})
     headers = {"task": task, "id": id_, "delivery_info": info, **changes}
-    return SimpleNamespace(_request_dict=headers, time_start=started, _message=SimpleNamespace())
+    return SimpleNamespace(request_dict=headers, time_start=started, message=SimpleNamespace())
 
 
 @pytest.fixture

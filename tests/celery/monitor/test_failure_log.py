@@ -41,7 +41,7 @@ def message(body: Any = b"[[], {}, {}]", headers: Any = None, **fields: Any) -> 
 
 def request(found: Any = None, *, time_start: float | None = None, **headers: Any) -> Any:
     found = found or message()
-    return SimpleNamespace(message=found, _request_dict={**found.headers, **headers}, time_start=time_start)
+    return SimpleNamespace(message=found, request_dict={**found.headers, **headers}, time_start=time_start)
 
 
 def failed(error: BaseException, traceback: Any = "Traceback") -> Any:

@@ -40,7 +40,7 @@ class OneWorker:
 def request(id_: str) -> Any:
     info = {"exchange": "", "routing_key": "mail"}
     return SimpleNamespace(
-        _request_dict={"task": "shop.mail", "id": id_, "delivery_info": info}, time_start=1.0, _message=None
+        request_dict={"task": "shop.mail", "id": id_, "delivery_info": info}, time_start=1.0, message=None
     )
 
 
