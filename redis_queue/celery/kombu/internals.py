@@ -184,7 +184,12 @@ POOL: Final = Part(
     {
         "billiard.pool:Pool": ("_cache", "_pool", "on_process_down", "on_process_up"),
         "billiard.pool:ApplyResult": ("_accepted", "_worker_pid"),
-        "celery.concurrency.asynpool:AsynPool": ("_fileno_to_outq",),
+        "celery.concurrency.asynpool:AsynPool": (
+            "_all_inqueues",
+            "_fileno_to_inq",
+            "_fileno_to_outq",
+            "_fileno_to_synq",
+        ),
     },
     {"billiard.pool:ApplyResult": ("_write_to",)},
 )
@@ -298,9 +303,15 @@ def replace_killed_processes(pool: Any) -> None:
     def on_process_up(process: Any) -> None:
         processes._fileno_to_outq[process.outqR_fd] = process
 
+    def on_process_down(process: Any) -> None:
+        # What it had written is read before: that it is up, too. The next one has the same descriptors.
+        processes._fileno_to_inq.pop(process.inqW_fd, None)
+        processes._fileno_to_synq.pop(process.synqW_fd, None)
+        processes._all_inqueues.discard(process.inqW_fd)
+
     around(pool, "did_start_ok", did_start)
     # Until the pool joins the event loop, and sets its own: without the second one it gives no place back.
-    processes.on_process_up, processes.on_process_down = on_process_up, lambda _: None
+    processes.on_process_up, processes.on_process_down = on_process_up, on_process_down
 
 
 def is_known_prefork(pool: Any) -> bool:
