@@ -334,11 +334,6 @@ def has(part: Part) -> bool:
     return not found
 
 
-def sends_fast() -> bool:
-    """Return whether they have what sending needs; if not, Celery makes and sends each message."""
-    return has(SENDING)
-
-
 def check(part: Part) -> None:
     """Raise ConfigurationError if they lack what *part* needs."""
     found = lacking(part)

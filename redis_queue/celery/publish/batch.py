@@ -15,7 +15,7 @@ from kombu.exceptions import KombuError, OperationalError
 from redis_queue.basics.logs import hide_secrets
 from redis_queue.basics.times import monotonic
 from redis_queue.celery.entries import with_retries
-from redis_queue.celery.kombu.internals import around, sends_fast
+from redis_queue.celery.kombu.internals import SENDING, around, has
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.publish.kinds import Call, Like
 from redis_queue.celery.settings import extension_of
@@ -253,7 +253,7 @@ def subscribe_in_batches(app: Celery, batch_of: Callable[[str], Batch | None]) -
 
     Celery sends one SUBSCRIBE for each result, which takes longer than to send the task.
     """
-    consumer = getattr(app.backend, "result_consumer", None) if app.conf.result_backend and sends_fast() else None
+    consumer = getattr(app.backend, "result_consumer", None) if app.conf.result_backend and has(SENDING) else None
     if not isinstance(consumer, ResultConsumer) or "_consume_from" in vars(consumer):
         return
 
@@ -273,7 +273,7 @@ def batch_groups() -> None:
     Not if code of the user takes part in reading or sending them, as that of a generator, a receiver or a task's own
     ``apply_async``: it may wait for a message that waits in the batch.
     """
-    if not sends_fast() or hasattr(group._apply_tasks, "__wrapped__"):
+    if not has(SENDING) or hasattr(group._apply_tasks, "__wrapped__"):
         return
     original = group._apply_tasks
 

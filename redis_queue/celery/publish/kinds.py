@@ -31,7 +31,7 @@ from kombu.transport import redis, virtual
 from kombu.utils.json import dumps as dump_element
 from kombu.utils.uuid import uuid
 
-from redis_queue.celery.kombu.internals import method_of, sends_fast
+from redis_queue.celery.kombu.internals import SENDING, has
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.headers import ETA, SENT, sent_now
 from redis_queue.celery.publish.lists import Seen
@@ -140,7 +140,8 @@ class Kinds:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self._send_task = method_of(app, "send_task")
+        # Else that of the class: what patches it later, as a tracer does, takes part.
+        self._send_task = vars(app).get("send_task")
         self._known: dict[Any, Seen | None] = {}
         self._checked: tuple[Any, ...] = ()
         self._changes: dict[str, Any] = {}
@@ -249,7 +250,7 @@ class Kinds:
 
     def are_quiet(self) -> bool:
         """Return whether no code of the user sees or changes a message while it is sent."""
-        if not sends_fast():
+        if not has(SENDING):
             return False
         app = self._app
         functions, changes = self._functions(), app.conf.changes
@@ -276,7 +277,7 @@ class Kinds:
         app, amqp = self._app, self._app.amqp
         wrapped = vars(amqp)
         return (
-            self._send_task(),
+            self._send_task or type(app).send_task,
             app.now,
             amqp.as_task_v2,
             amqp._create_task_sender,

@@ -14,7 +14,7 @@ from kombu.utils.json import dumps
 
 from redis_queue.celery.entries import with_retries
 from redis_queue.celery.kombu.connection import client_of
-from redis_queue.celery.kombu.internals import around, sends_fast
+from redis_queue.celery.kombu.internals import SENDING, around, has
 from redis_queue.errors import StoreError
 from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.links import DirectLink
@@ -78,7 +78,7 @@ class BrokerLists:
     @classmethod
     def of(cls, producer: Any) -> BrokerLists | None:
         """Return the lists to which kombu's *producer* sends; None if it has no channel yet, or no channel to Redis."""
-        if not sends_fast():
+        if not has(SENDING):
             return None
         # That of a pool opens the channel of its connection when it publishes.
         channel: Any = getattr(producer.connection, "_default_channel", None)
