@@ -52,8 +52,6 @@ REPORTS: Final = Need(
 
 SCHEDULES: Final = Need("schedules", "schedules/read schedules/change schedules/declare", "hkeys hmget")
 
-NEEDS: Final = (DELAYS, LEASES, FETCH, FLOWS, REPORTS, SCHEDULES)
-
 
 class Server(Protocol):
     """Sends commands to one Redis."""

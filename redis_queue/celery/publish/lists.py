@@ -18,7 +18,7 @@ from redis_queue.celery.kombu.internals import SENDING, around, has
 from redis_queue.errors import StoreError
 from redis_queue.store.keys import BrokerKeys
 from redis_queue.store.links import DirectLink
-from redis_queue.store.redis_errors import UNKNOWN
+from redis_queue.store.redis_errors import UNKNOWN, is_refused
 from redis_queue.store.scripts import NumberedCalls, Scripts
 
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ class BrokerLists:
             except StoreError as error:
                 if UNKNOWN in str(error) or error.__cause__ is None:
                     raise OperationalError(str(error)) from error
-                if not _runs_no_scripts(error.__cause__):
+                # A server without scripts, or a user who may run none, gets the plain command.
+                if not is_refused(error.__cause__):
                     raise error.__cause__ from None
                 self._runs_scripts = False
             else:
@@ -160,8 +161,3 @@ def _once(call: Callable[[], Any], sending: Callable[[], Mapping[str, Any]]) -> 
         if UNKNOWN not in str(error) or isinstance(error.__cause__, redis.TimeoutError):
             raise
         with_retries(call, sending())
-
-
-def _runs_no_scripts(error: BaseException) -> bool:
-    """Return whether the server knows no scripts, or lets this user run none."""
-    return isinstance(error, redis.exceptions.NoPermissionError) or "unknown command" in str(error)
