@@ -9,7 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +19,7 @@ from zlib import crc32
 import pytest
 import redis
 from celery import Celery, Task, chord, group, signals
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from kombu.compression import decompress
 from kombu.utils.json import loads
@@ -40,6 +40,9 @@ tried = settings(
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
 )
+
+RACES = 10
+"""Times that calls are played again whose outcome differs."""
 
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -254,7 +257,13 @@ class PlayerProcess:
 
     def start(self) -> None:
         self._process = subprocess.Popen(
-            self._args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
+            self._args,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=ROOT,
+            # Celery puts the names of stamps in the order of a set.
+            env={**os.environ, "PYTHONHASHSEED": "0"},
         )
 
     def ask(self, program: Any) -> None:
@@ -312,14 +321,18 @@ def comparable(answer: Any) -> Any:
     if isinstance(answer, str):
         return answer
     runs, order, tasks, results = answer
-    signals_of: dict[str, list[Any]] = defaultdict(list)
-    received = Counter(id_ for name, _, id_, *_ in tasks if name == "task_received")
-    for name, task, id_, *more in tasks:
-        # Stock receives all copies before their eta.
-        if name != "task_received" or not signals_of[id_]:
-            signals_of[id_].append((name, task, *more))
-    rows = [f"run {PROCESS.sub('', TIME.sub('TIME', run))}" for run in runs]
-    rows += [f"signals {id_} {received[id_]} {heard}" for id_, heard in signals_of.items()]
+    # Copies of a message, which share an id, are sent and run in any order.
+    runs_of: dict[str, list[list[str]]] = defaultdict(list)
+    rows = []
+    for name, task, id_, *where in tasks:
+        if name == "task_prerun":
+            runs_of[id_].append([task])
+        if name in {"task_received", "before", "after"}:
+            rows.append(f"signal {name} {task} {id_} {where}")
+        else:
+            runs_of[id_][-1].append(name)
+    rows += [f"run {PROCESS.sub('', TIME.sub('TIME', run))}" for run in runs]
+    rows += [f"signals {id_} {heard}" for id_, of_id in runs_of.items() for heard in of_id]
     rows += [f"result {number} {TIME.sub('TIME', repr(result))}" for number, result in enumerate(results)]
     rows += [f"signal {number} {one}" for number, one in enumerate(order)]
     found = map(json.loads, runs)
@@ -359,5 +372,17 @@ def with_names(row: str, names: dict[str, str]) -> str:
     calls=st.lists(TO_RUN, min_size=1, max_size=3),
 )
 def test_the_same_runs_results_and_signals(players: Players, conf: Any, kinds: Any, routed: bool, calls: Any) -> None:
+    # Protocol 1 has no place for the order of the members of a chord: Celery sorts them by their ids.
+    assume(conf.get("task_protocol") != 1 or not re.search("chord|chain.*group", repr(calls)))
     stock, line = map(comparable, players.play(conf, kinds, routed, calls))
-    assert line == stock
+    if line == stock:
+        return
+    # Which of two tasks ends first is a race: what the line gives has to be among what stock gives.
+    by_stock, odd = [stock], [line]
+    for _ in range(RACES):
+        stock, line = map(comparable, players.play(conf, kinds, routed, calls))
+        by_stock.append(stock)
+        odd = [one for one in (*odd, line) if one not in by_stock]
+        if not odd:
+            return
+    assert odd[-1] == stock
