@@ -70,6 +70,13 @@ def make_app(url: str, line: bool) -> Celery:
     return app
 
 
+def declare(app: Celery) -> None:
+    """Tell the next connection of *app* the types of its exchanges: kombu takes an unknown one for a direct one."""
+    with app.producer_or_acquire() as producer:
+        for queue in app.amqp.queues.values():
+            queue(producer.channel).declare()
+
+
 def add_tasks(app: Celery, runs: list[str]) -> None:  # noqa: C901 - a function for each task
     """Add tasks that note in *runs* with what they ran."""
 
@@ -94,10 +101,10 @@ def add_tasks(app: Celery, runs: list[str]) -> None:  # noqa: C901 - a function 
 
     def again(self: Any, *args: Any, **kwargs: Any) -> Any:
         note(self)
-        # The store keeps one message for each id: the delayed retries of two copies would be one. And a retry names its
-        # exchange without the type, which each connection of kombu's pool has to know.
+        # The store keeps one retry of a delayed call: those of its copies would be one.
         is_copy = (self.request.delivery_info or {}).get("exchange") in {"topic", "fanout"}
-        if self.request.retries < 1 and not is_copy:
+        if self.request.retries < 1 and not (is_copy and self.request.eta):
+            declare(self.app)
             raise self.retry(countdown=SOON * len(args))
         return "twice"
 
@@ -162,6 +169,8 @@ class Sender:
             options["link"] = self.signature(options["link"])
         if "link_error" in options:
             options["link_error"] = self.signature(options["link_error"])
+        # Again: an error closes the connection.
+        declare(self._app)
         name, (args, *_), own = part
         hows: dict[str, Callable[[], Any]] = {
             "canvas": lambda: self.signature(part).apply_async(**options),
@@ -320,10 +329,6 @@ class Player:
                 app.conf.task_routes = (lambda name, *_, **__: {"queue": "one"} if name == "own" else None,)
             add_tasks(app, self.runs)
             app.finalize()
-            # Without its type, which only a declaration tells, kombu takes any exchange for a direct one.
-            with app.producer_or_acquire() as producer:
-                for queue in app.amqp.queues.values():
-                    queue(producer.channel).declare()
             sender = Sender(app)
             with hearing(app, kinds, order, tasks):
                 for call in calls:

@@ -235,7 +235,10 @@ TO_RUN = st.one_of(
     st.tuples(
         st.sampled_from(["apply_async", "send_task"]),
         TASK,
-        st.fixed_dictionaries({"exchange": st.just("topic"), "routing_key": st.sampled_from(["a.b", "a.c", "none"])}),
+        st.fixed_dictionaries(
+            {"exchange": st.sampled_from(["topic", "fanout"]), "routing_key": st.sampled_from(["a.b", "a.c", "none"])},
+            optional={"countdown": st.sampled_from([0, 0.03]), "expires": st.just(60)},
+        ).filter(lambda options: "countdown" not in options or options["routing_key"] != "none"),
         st.integers(1, 3),
     ),
     st.tuples(

@@ -176,9 +176,11 @@ class Broker:
 
         Raises UnroutableError if there are none: the transport would drop the message.
         """
-        # If this process did not declare the exchange, use the type that the sender gave.
-        known = exchange_type(envelope.declare, envelope.exchange)
-        channel, kind = self.channel, self.channel.typeof(envelope.exchange, known)
+        channel, own = self.channel, self.destinations.exchange(envelope.exchange)
+        if own is not None and own.name not in channel.state.exchanges:
+            # kombu takes an exchange that this connection does not know for a direct one.
+            own(channel).declare()
+        kind = channel.typeof(envelope.exchange, exchange_type(envelope.declare, envelope.exchange))
         if kind.type == "fanout":
             return None
         found = list(kind.lookup(channel.get_table(envelope.exchange), envelope.exchange, envelope.routing_key, None))

@@ -57,7 +57,7 @@ class Destinations:
         self._app = app
         self._allowed = CelerySettings.of(app).allowed_queues
         self._seen: dict[str, None] = {}
-        self._exchanges: set[str] = set()
+        self._exchanges: dict[str, Any] = {}
         self._count = -1
 
     def check(self, envelope: Envelope) -> None:
@@ -81,13 +81,18 @@ class Destinations:
             self._seen[name] = None
 
     def check_exchange(self, name: str) -> None:
-        if name != CELERY_DELAYED_DELIVERY_EXCHANGE and name not in self._exchanges:
-            queues, default = self._app.amqp.queues, self._app.conf.task_default_exchange or ""
-            if self._count != len(queues):
-                self._exchanges = {default, *(name for queue in list(queues.values()) for name in exchanges_of(queue))}
-                self._count = len(queues)
-            if name not in self._exchanges:
-                self._check(name, "exchange")
+        default = self._app.conf.task_default_exchange or ""
+        if name not in {default, CELERY_DELAYED_DELIVERY_EXCHANGE} and self.exchange(name) is None:
+            self._check(name, "exchange")
+
+    def exchange(self, name: str) -> Any:
+        """Return the exchange *name* of the configuration, or None."""
+        queues = self._app.amqp.queues
+        if name not in self._exchanges and self._count != len(queues):
+            self._count = len(queues)
+            for queue in list(queues.values()):
+                self._exchanges |= exchanges_of(queue)
+        return self._exchanges.get(name)
 
     def check_list(self, key: str, names: ListNames) -> None:
         """Check a Redis key, which must be the list of a queue."""

@@ -206,12 +206,12 @@ def _binding(description: Any) -> Any:
     return binding(Exchange(**_checked(rest.pop("exchange", None), _EXCHANGE)), **_checked(rest, _BINDING))
 
 
-def exchanges_of(entity: Any) -> list[str]:
-    """Return the names of the exchanges that are declared with *entity*."""
+def exchanges_of(entity: Any) -> dict[str, Exchange]:
+    """Return the exchanges that are declared with *entity*, by their names."""
     if isinstance(entity, Exchange):
-        return [entity.name]
+        return {entity.name: entity}
     several = [*([entity.exchange] if entity.exchange else []), *(item.exchange for item in entity.bindings)]
-    return [exchange.name for exchange in several if exchange.name]
+    return {exchange.name: exchange for exchange in several if exchange.name}
 
 
 def exchange_type(declare: Any, exchange: str) -> str:
