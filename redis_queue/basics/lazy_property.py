@@ -1,4 +1,4 @@
-"""Properties that are computed once, without a lock."""
+"""Values that are computed once, without a lock."""
 
 from __future__ import annotations
 
@@ -37,3 +37,12 @@ class LazyProperty(Generic[T]):
             return self
         value: T = vars(instance).setdefault(self._name, self._compute(instance))
         return value
+
+
+def cache_key(names: dict[Any, Any]) -> tuple[int, int, Any]:
+    """Return a value that changes, in constant time, when one of *names* is added, removed, or replaced by another one.
+
+    It is the key of what is computed from all of them.
+    """
+    # A new name becomes the last one.
+    return id(names), len(names), next(reversed(names), None)

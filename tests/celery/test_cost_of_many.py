@@ -1,4 +1,4 @@
-"""What is done with many names, ids or bytes costs no more than there are of them."""
+"""What is done with many names, ids or bytes costs no more than there are of them, and sees that a name is replaced."""
 
 import time
 import timeit
@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 from kombu.entity import Exchange, Queue
 
-from redis_queue import Flow
+from redis_queue import Flow, Unique
 from redis_queue.basics.logs import hide_secrets
 from redis_queue.basics.options import did_you_mean
 from redis_queue.celery import DurableTasks
@@ -98,3 +98,17 @@ def test_four_times_as_many_cost_four_times_as_much(many: Callable[[int], Callab
 
     # The least of some: what else the machine does is not counted.
     assert min(cost(4 * count) for _ in range(3)) < 8 * max(min(cost(count) for _ in range(3)), 0.005)
+
+
+def test_a_name_that_replaces_another_one_is_known() -> None:
+    app = Celery("few", set_as_current=False)
+    app.conf.update(task_queues=[Queue("old", Exchange("old"), "key")], redis_queue_allowed_queues=[])
+    destinations, names, policy = Destinations(app), QueueNames(app), UniquePolicy.of(app)
+    destinations.check_exchange("old")
+    assert (names.bound("old", "key"), policy.exist) == ("old", False)
+    app.amqp.queues.pop("old")
+    app.amqp.queues.add(Queue("new", Exchange("new"), "key"))
+    app.tasks.unregister("celery.group")
+    app.task(name="new", shared=False, lazy=False, unique=Unique())(hide_secrets)
+    destinations.check_exchange("new")
+    assert (names.bound("new", "key"), policy.exist) == ("new", True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from celery import Celery
@@ -11,6 +12,7 @@ from celery import Celery
 from redis_queue.admission.flows import OF_QUEUE
 from redis_queue.admission.rules import END, Flow, Unique
 from redis_queue.basics.key_template import KeyTemplate, arguments, check_key, names_of
+from redis_queue.basics.lazy_property import cache_key
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.options import MAX_NAMES, did_you_mean
 from redis_queue.celery.message.headers import FlowHeader
@@ -32,14 +34,12 @@ class TaskOptions(Generic[Option]):
         self._configured = configured
         self._keys = TaskKeys(app)
         self._contradictions: set[str] = set()
-        self._exist, self._tasks = False, -1
+        self._exist = lru_cache(1)(lambda *_: bool(self.all()))
 
     @property
     def exist(self) -> bool:
-        """Whether any task or queue has the option; it looks at all tasks after their number has changed only."""
-        if self._tasks != len(self._app.tasks):
-            self._exist, self._tasks = bool(self.all()), len(self._app.tasks)
-        return self._exist
+        """Whether any task or queue has the option; it looks at all tasks only after their names have changed."""
+        return self._exist(*cache_key(self._app.tasks))
 
     def of_task(self, task: str) -> Option | None:
         """Return the option of *task*; the setting has precedence. Raises ConfigurationError for another type."""

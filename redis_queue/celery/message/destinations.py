@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from celery import Celery
 from kombu.transport.native_delayed_delivery import CELERY_DELAYED_DELIVERY_EXCHANGE
 
+from redis_queue.basics.lazy_property import cache_key
 from redis_queue.celery.kombu.keys import ListNames
 from redis_queue.celery.message.producer import exchanges_of
 from redis_queue.celery.settings import CelerySettings
@@ -57,8 +59,7 @@ class Destinations:
         self._app = app
         self._allowed = CelerySettings.of(app).allowed_queues
         self._seen: dict[str, None] = {}
-        self._exchanges: dict[str, Any] = {}
-        self._count = -1
+        self._exchanges = lru_cache(1)(self._read_exchanges)
 
     def check(self, envelope: Envelope) -> None:
         if envelope.exchange:
@@ -87,12 +88,7 @@ class Destinations:
 
     def exchange(self, name: str) -> Any:
         """Return the exchange *name* of the configuration, or None."""
-        queues = self._app.amqp.queues
-        if name not in self._exchanges and self._count != len(queues):
-            self._count = len(queues)
-            for queue in list(queues.values()):
-                self._exchanges |= exchanges_of(queue)
-        return self._exchanges.get(name)
+        return self._exchanges(*cache_key(self._app.amqp.queues)).get(name)
 
     def check_list(self, key: str, names: ListNames) -> None:
         """Check a Redis key, which must be the list of a queue."""
@@ -140,6 +136,12 @@ class Destinations:
                 f"{kind} {name[:200]!r} is not in the app's configuration: add it to task_queues or to "
                 "redis_queue_allowed_queues"
             )
+
+    def _read_exchanges(self, *_: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for queue in list(self._app.amqp.queues.values()):
+            found |= exchanges_of(queue)
+        return found
 
     def _is_named(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self._allowed or ())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 from celery import Celery
 from celery.app.task import extract_exec_options
 
+from redis_queue.basics.lazy_property import cache_key
 from redis_queue.celery.message.destinations import ForbiddenDestinationError, check_reserved
 from redis_queue.store.keys import MAX_NAME
 
@@ -70,8 +72,7 @@ class QueueNames:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self._count = 0
-        self._bound: dict[tuple[Any, Any], str] = {}
+        self._bindings = lru_cache(1)(self._read)
 
     def of(self, delivery_info: Mapping[str, Any]) -> str:
         """Return the queue of a message with *delivery_info*; its routing key if no queue is known."""
@@ -82,14 +83,16 @@ class QueueNames:
         """Return the queue of the app that *exchange* reaches by *routing_key*; "" if it has none."""
         if not exchange:
             return str(routing_key or "")
-        queues = self._app.amqp.queues
-        if self._count != len(queues):
-            # The first queue of several with the same binding.
-            known = [(name, queue) for name, queue in reversed(list(queues.items())) if queue.exchange is not None]
-            self._bound = {(queue.exchange.name, queue.routing_key): str(name) for name, queue in known}
-            self._count = len(queues)
+        known = self._bindings(*cache_key(self._app.amqp.queues))
         try:
-            return self._bound.get((exchange, routing_key), "")
+            return known.get((exchange, routing_key), "")
         except TypeError:
             # A message may carry anything here.
             return ""
+
+    def _read(self, *_: Any) -> dict[tuple[Any, Any], str]:
+        # The first queue of several with the same binding.
+        known = reversed(list(self._app.amqp.queues.items()))
+        return {
+            (queue.exchange.name, queue.routing_key): str(name) for name, queue in known if queue.exchange is not None
+        }
