@@ -12,7 +12,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, Final
 
 import celery
@@ -230,12 +230,20 @@ def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
 def method_of(owner: Any, name: str) -> Callable[[], Callable[..., Any]]:
     """Return a function that returns the method *name* that *owner* has now, else that which its class has then.
 
-    So what patches the class later, as a tracer that is initialised by a worker, takes part.
+    So what patches the class later, as a tracer that is initialised by a worker, takes part. A method that is a cached
+    property is made at the first call: until then the app may be configured.
     """
     own = vars(owner).get(name)
-    if own is not None:
-        return lambda: own
-    return lambda: getattr(type(owner), name).__get__(owner)
+    made = cache(lambda found: found.func(owner))
+
+    def method() -> Any:
+        found = getattr(type(owner), name)
+        if isinstance(found, cached_property):
+            return made(found)
+        # A mock is not a descriptor.
+        return found.__get__(owner) if hasattr(found, "__get__") else found
+
+    return method if own is None else lambda: own
 
 
 def keep_partial_results(hub: Any, pool: Any) -> None:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import redis
@@ -245,10 +245,10 @@ class Capture:
         if CAPTURED in vars(amqp):
             return
         setattr(amqp, CAPTURED, [found for name in WRAPPED if (found := vars(amqp).get(name)) is not None])
-        amqp.create_task_message = self._creator(_original(amqp, "create_task_message"))
-        amqp.send_task_message = self._sender(_original(amqp, "send_task_message"))
+        amqp.create_task_message = self._creator(method_of(amqp, "create_task_message"))
+        amqp.send_task_message = self._sender(method_of(amqp, "send_task_message"))
 
-    def _creator(self, create: Callable[..., Any]) -> Callable[..., Any]:
+    def _creator(self, creator: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
         def create_task_message(  # noqa: PLR0917 - as Celery calls it
             task_id: str,
             name: str,
@@ -262,7 +262,7 @@ class Capture:
             send = self.sends.of(self._app, task_id)
             # A retry is not checked: Celery drops a task whose retry raises.
             send.countdown = countdown if send.is_retry else self._checked(countdown, eta)
-            message = create(task_id, name, args, kwargs, send.countdown, eta, *rest, **named)
+            message = creator()(task_id, name, args, kwargs, send.countdown, eta, *rest, **named)
             return SentMessage.of(message, send)
 
         return create_task_message
@@ -279,8 +279,9 @@ class Capture:
         check_eta(eta, self._app)
         return countdown
 
-    def _sender(self, publish: Callable[..., Any]) -> Callable[..., Any]:
+    def _sender(self, publisher: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
         def send_task_message(producer: Any, name: str, message: Any, **given: Any) -> Any:
+            publish = publisher()
             # A retry copies the headers of its task's message.
             options = without_copied_headers(given) if self._app.current_task else given
             send = message.send if isinstance(message, SentMessage) else self.sends.of(self._app, _id(message))
@@ -493,19 +494,3 @@ def _id(message: Any) -> Any:
 def _arguments(message: Any) -> tuple[Any, Any]:
     body = message.body
     return (body["args"], body["kwargs"]) if isinstance(body, Mapping) else body[:2]
-
-
-def _original(amqp: AMQP, name: str) -> Callable[..., Any]:
-    """Return the method *name* of *amqp*, looked up at the first call: until then the app may be configured."""
-    if name in vars(amqp):
-        return cast("Callable[..., Any]", vars(amqp)[name])
-
-    @cache
-    def made() -> Any:
-        found = getattr(type(amqp), name)
-        return found.func(amqp) if isinstance(found, cached_property) else found.__get__(amqp)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return made()(*args, **kwargs)
-
-    return call

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
+from unittest import mock
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -985,6 +986,12 @@ class TestInstalling:
 
         assert seen == ["shop.add"]
         assert len(entries(app)) == 1
+
+    def test_calls_a_mock_in_the_class_of_the_app(self, on_redis: Broker, redis_url: str) -> None:
+        app = capturing(on_redis, redis_url)
+
+        with mock.patch.object(Celery, "send_task") as send:
+            assert add(app, 1, 2).apply_async() is send.return_value
 
     def test_stores_in_the_broker_by_default(self, on_redis: Broker, client: redis.Redis) -> None:
         app = plain(on_redis)
