@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -62,24 +62,17 @@ class Audit:
         self._key = self._keys.audit
 
     def record(self, line: AuditLine) -> None:
-        """Log *line*, then add it to the audit, both without likely secrets."""
-        line = replace(line, detail=hide_secrets(line.detail))
+        """Log *line*, then keep it, both without likely secrets; the oldest beyond :data:`MAX_LINES` is deleted."""
+        detail = hide_secrets(line.detail)
         # The log first: it needs no Redis.
         known = {"user": line.user, "verb": line.verb, "queue": line.queue, "count": line.count}
         ids = [subject.id for subject in line.subjects]
         text = "%(verb)s by %(user)s: %(count)d of %(queue)s"
-        logger.info(text, known, extra={"action": "audit", **known, "detail": line.detail, "ids": ids})
-        self.add(line)
-
-    def add(self, line: AuditLine) -> None:
-        """Keep *line*, without likely secrets; the oldest beyond :data:`MAX_LINES` is deleted."""
+        logger.info(text, known, extra={"action": "audit", **known, "detail": detail, "ids": ids})
         row = {
+            **known,
             "at": round(line.at.timestamp() * 1000),
-            "user": line.user,
-            "verb": line.verb,
-            "queue": line.queue,
-            "count": line.count,
-            "detail": hide_secrets(line.detail)[:MAX_DETAIL],
+            "detail": detail[:MAX_DETAIL],
             "subjects": [_written(subject) for subject in line.subjects[:MAX_SUBJECTS]],
             # After a lost reply the row may be stored twice; it is read once.
             "nonce": os.urandom(8).hex(),

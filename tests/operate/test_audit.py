@@ -50,20 +50,20 @@ def test_an_operation_is_new_after_a_lost_reply(audit: Audit, proxy: FaultProxy)
 
 def test_an_action_is_stored_once_after_a_lost_reply(audit: Audit, proxy: FaultProxy) -> None:
     proxy.drop_next_reply(matching=b"LPUSH")
-    audit.add(ACTION)
+    audit.record(ACTION)
     assert proxy.pending_drops == 0
     assert audit.last() == [ACTION]
 
 
 def test_two_equal_actions_are_two(audit: Audit) -> None:
-    audit.add(ACTION)
-    audit.add(ACTION)
+    audit.record(ACTION)
+    audit.record(ACTION)
     assert audit.last() == [ACTION, ACTION]
 
 
 def test_the_first_subjects_are_stored_with_their_tasks_and_times(audit: Audit) -> None:
     several = [Subject(f"id-{number}", "orders", "shop.remind", ACTION.at) for number in range(20)]
-    audit.add(replace(ACTION, subjects=[Subject("x", "orders"), *several]))
+    audit.record(replace(ACTION, subjects=[Subject("x", "orders"), *several]))
 
     (action,) = audit.last()
     assert list(action.subjects) == [Subject("x", "orders"), *several[:9]]
@@ -71,7 +71,7 @@ def test_the_first_subjects_are_stored_with_their_tasks_and_times(audit: Audit) 
 
 @pytest.mark.parametrize("subjects", [5, [5], [["id"]], [["id", "task", "never"]], {"id": 1}])
 def test_an_action_with_unreadable_subjects_is_left_out(audit: Audit, through: redis.Redis, subjects: object) -> None:
-    audit.add(ACTION)
+    audit.record(ACTION)
     row = json.loads(through.lindex("redis_queue:audit", 0))
     through.lpush("redis_queue:audit", json.dumps({**row, "subjects": subjects}))
 

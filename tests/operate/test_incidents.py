@@ -512,7 +512,7 @@ class TestLook:
             ("cid", "flow-set", "key acme, limit 0"),
             ("dan", "flow-set" if paused else "flow-pause", "rate 5/s"),
         ):
-            Audit(client, "redis_queue").add(AuditLine(NOW, user, verb, "shop.sync", 1, detail))
+            Audit(client, "redis_queue").record(AuditLine(NOW, user, verb, "shop.sync", 1, detail))
         assert look(access).pauses["shop.sync"].user == "ann"
 
     def test_without_redis(self) -> None:

@@ -149,7 +149,7 @@ def test_a_failure_and_the_audit_are_part_of_it(access: Access, reports: Reports
     failure = Failure("a", "shop.mail", "mail", "one@host", when(-10), exception="ValueError", message="no")
     Failures(client, PREFIX, access.catalog.clock).keep([failure], 10, 1)
     subject = Subject("a", "celery", "shop.mail")
-    Audit(client, PREFIX).add(AuditLine(when(-50), "ann", "run-now", "celery", 1, "", [subject]))
+    Audit(client, PREFIX).record(AuditLine(when(-50), "ann", "run-now", "celery", 1, "", [subject]))
     assert happened(task_life(access, "a")) == ["run-now by ann", "failed ValueError: no"]
     reports.write(ended=[RUN])
     assert happened(task_life(access, "a"))[-2:] == ["failed", "failure kept ValueError: no"]

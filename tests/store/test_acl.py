@@ -194,7 +194,7 @@ def test_missing_scripts_raise_an_error_that_says_how_to_load_them(client: redis
 
 def test_only_the_operator_can_change_the_audit_log(client: redis.Redis, limited: Limit) -> None:
     fill(client)
-    Audit(client, "redis_queue").add(ACTION)
+    Audit(client, "redis_queue").record(ACTION)
     before = client.dump(AUDIT)
     names = [role.name for role in ROLES if role.name != "operator"]
     # In Redis 6.2 a user with the roles dashboard and another one may write the audit log; docs/security.md says so.

@@ -276,7 +276,7 @@ def operate(queue: RedisQueue, _: DelayQueue) -> None:
     audit = Audit(queue.client, "redis_queue")
     assert audit.begin("form")
     assert not audit.begin("form")
-    audit.add(ACTION)
+    audit.record(ACTION)
     assert ACTION.user in [action.user for action in audit.last()]
 
 

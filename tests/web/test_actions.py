@@ -535,7 +535,7 @@ class TestAudit:
     def test_keeps_the_last_thousand(self, filled: redis.Redis) -> None:
         found = Audit(filled, "redis_queue")
         for number in range(1005):
-            found.add(AuditLine(datetime.now(timezone.utc), "x", "cancel", "q", number))
+            found.record(AuditLine(datetime.now(timezone.utc), "x", "cancel", "q", number))
         assert filled.llen("redis_queue:audit") == 1000
         assert [row.count for row in found.last(2)] == [1004, 1003]
 

@@ -143,7 +143,7 @@ def fill_monitor(client: redis.Redis) -> None:
     flows.set("api", limit=1, key="7")
     flows.pause("api")
     Lock("job", client, clock=clock).acquire()
-    Audit(client, "redis_queue").add(AuditLine(when(0), "ann", "cancel", "orders", 2, "by hand"))
+    Audit(client, "redis_queue").record(AuditLine(when(0), "ann", "cancel", "orders", 2, "by hand"))
 
 
 def fill_celery(server: RedisServer) -> Iterator[None]:

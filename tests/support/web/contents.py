@@ -82,7 +82,7 @@ def fill_delayed(client: redis.Redis, name: str = "scheduled", text: str = "", c
 
 def fill_audit(client: redis.Redis, text: str = "") -> None:
     action = AuditLine(datetime.now(timezone.utc), f"ann{text}", f"cancel{text}", f"celery{text}", 3, f"to 2h{text}")
-    Audit(client, "redis_queue").add(action)
+    Audit(client, "redis_queue").record(action)
 
 
 def fill_failures(client: redis.Redis, text: str = "") -> Failures:

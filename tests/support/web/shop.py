@@ -90,7 +90,7 @@ def fill_shop(client: redis.Redis, app: Celery) -> None:
     _keep_failures(client, chance)
     _report(client, chance)
     audit = Audit(client, PREFIX)
-    audit.add(AuditLine(_ago(minutes=9), "ann", "cancel", "scheduled", 14, ""))
+    audit.record(AuditLine(_ago(minutes=9), "ann", "cancel", "scheduled", 14, ""))
 
 
 def _ago(**span: float) -> datetime:
