@@ -146,27 +146,32 @@ def lacking(server: Server, need: Need, label: str) -> Iterator[Finding]:
 
 def connections(server: ServerInfo) -> Iterator[Finding]:
     """The server accepts more connections."""
-    used, limit = server.number("connected_clients"), server.number("maxclients")
-    share = used / limit if limit else 0
-    if share >= NEARLY_FULL:
-        say = error if share >= FULL else warning
-        yield say(
-            f"{server.label}{used:,} of {limit:,} connections are used: Redis refuses more, also those of workers that "
-            "connect again",
-            "look who has them: CLIENT LIST; then raise maxclients, and the limit of open files of the server",
-        )
+    yield from _nearly_full(
+        server,
+        "connected_clients",
+        "maxclients",
+        "a Redis without free connections refuses workers that connect again",
+        "look who has them: CLIENT LIST; then raise maxclients, and the limit of open files of the server",
+    )
 
 
 def memory(server: ServerInfo) -> Iterator[Finding]:
     """Memory use is well below maxmemory."""
-    used, limit = server.number("used_memory"), server.number("maxmemory")
-    share = used / limit if limit else 0
+    yield from _nearly_full(
+        server,
+        "used_memory",
+        "maxmemory",
+        "a full Redis takes no new messages",
+        "let workers make room, raise maxmemory, or look for large keys: redis-cli --bigkeys",
+    )
+
+
+def _nearly_full(server: ServerInfo, used: str, limit: str, then: str, advice: str) -> Iterator[Finding]:
+    most = server.number(limit)
+    share = server.number(used) / most if most else 0
     if share >= NEARLY_FULL:
         say = error if share >= FULL else warning
-        yield say(
-            f"{server.label}{share:.0%} of maxmemory is used; a full Redis takes no new messages",
-            "let workers make room, raise maxmemory, or look for large keys: redis-cli --bigkeys",
-        )
+        yield say(f"{server.label}{share:.0%} of {limit} is used; {then}", advice)
 
 
 def persistence(server: ServerInfo) -> Iterator[Finding]:
