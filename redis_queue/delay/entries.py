@@ -15,7 +15,6 @@ from redis_queue.errors import EntryExistsError, InvalidDelayError, InvalidValue
 from redis_queue.model import CancelOutcome, Entry, Lease, Unread
 from redis_queue.store.base_queue import Shards
 from redis_queue.store.chunks import CHUNK, by_size, chunks, rows_of
-from redis_queue.store.codec import UnreadableError
 from redis_queue.store.ids import check_id, id_bytes, id_text, is_id, new_ids
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.records import Records
@@ -88,12 +87,10 @@ def read_entry(shard: Records, row: Sequence[Any], lease: Lease | None) -> Entry
     id_, due_at = id_text(raw_id), from_ms(due)
     if isinstance(record, int):
         return Entry(id_, Unread(record), {}, from_ms(0), due_at, deliveries)
-    try:
-        put_at, headers, payload, destination = shard.codec.decode(record)
-    except UnreadableError as error:
-        if lease is not None:
-            shard.set_aside(Entry(id_, None, {}, due_at, due_at, lease=lease), str(error))
+    found = shard.decode(id_, record, lease)
+    if found is None:
         return None
+    put_at, headers, payload, destination = found
     return Entry(id_, payload, headers, from_ms(put_at), due_at, deliveries, destination, lease)
 
 

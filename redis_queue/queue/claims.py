@@ -14,7 +14,6 @@ from redis_queue.errors import RedisQueueError, StoreError
 from redis_queue.model import Lease, Message, QueueStats, Unread
 from redis_queue.queue.heartbeat import Heartbeat
 from redis_queue.store.chunks import CHUNK, rows_of
-from redis_queue.store.codec import UnreadableError
 from redis_queue.store.ids import id_text
 from redis_queue.store.records import Records, read_flags
 from redis_queue.store.redis_errors import is_outage
@@ -34,13 +33,10 @@ def read_message(records: Records, row: Sequence[Any], lease: Lease | None) -> M
     id_ = id_text(raw_id)
     if isinstance(record, int):
         return Message(id_, Unread(record), {}, from_ms(0), deliveries, lease)
-    try:
-        put_at, headers, body, _ = records.codec.decode(record)
-    except UnreadableError as error:
-        if lease is not None:
-            records.set_aside(Message(id_, None, {}, from_ms(0), deliveries, lease), str(error))
+    found = records.decode(id_, record, lease)
+    if found is None:
         return None
-    return Message(id_, body, headers, from_ms(put_at), deliveries, lease)
+    return Message(id_, found.body, found.headers, from_ms(found.put_at), deliveries, lease)
 
 
 def read_stats(reply: Sequence[Any]) -> QueueStats:

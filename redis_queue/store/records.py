@@ -11,9 +11,9 @@ from typing import Any, Final, Protocol
 from redis_queue.basics.logs import hide_secrets, logger_of
 from redis_queue.basics.times import from_ms
 from redis_queue.errors import InvalidValueError, RedisQueueError
-from redis_queue.model import DeadLetter, InFlight, Item, Lease, PutBack, Quarantined, Unread
+from redis_queue.model import DeadLetter, InFlight, Item, Lease, Message, PutBack, Quarantined, Unread
 from redis_queue.store.chunks import CHUNK, Pace, chunks, rows_of
-from redis_queue.store.codec import Codec, UnreadableError
+from redis_queue.store.codec import Codec, Record, UnreadableError
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import Keys
 from redis_queue.store.scripts import Clock, NumberedCalls, Scripts
@@ -128,12 +128,20 @@ class Records:
         id_, token = id_tokens([held])
         return bool(self.run("records/quarantine", now=self.clock(), id=id_, token=token, reason=reason_bytes(reason)))
 
-    def set_aside(self, held: LeasedItem, reason: str) -> None:
-        """Quarantine the unreadable record of *held*; if that fails, it comes back when its lease ends."""
+    def decode(self, id_: str, record: bytes, lease: Lease | None) -> Record | None:
+        """Return the contents of *record*, None if it is unreadable: with a *lease*, it goes to quarantine.
+
+        If that fails, it comes back when its lease ends.
+        """
         try:
-            self.quarantine(held, reason)
-        except RedisQueueError as error:
-            logger.warning("cannot quarantine: %s", error, extra={"action": "quarantine_failed", "id": held.id})
+            return self.codec.decode(record)
+        except UnreadableError as unreadable:
+            if lease is not None:
+                try:
+                    self.quarantine(Message(id_, None, {}, from_ms(0), 0, lease), str(unreadable))
+                except RedisQueueError as error:
+                    logger.warning("cannot quarantine: %s", error, extra={"action": "quarantine_failed", "id": id_})
+            return None
 
     def quarantined(self, offset: int, limit: int, max_bytes: int) -> list[Quarantined]:
         """Return a page of unreadable records."""
