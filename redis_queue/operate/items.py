@@ -59,11 +59,6 @@ class Entries(Listing[Waiting, str]):
         self._window: dict[str, Any] = {"due_before": before, "due_after": after}
 
     @property
-    def reads(self) -> bool:
-        """Whether payloads have to be read to know which entries match."""
-        return self.conditions.needs_payloads
-
-    @property
     def searches(self) -> bool:
         """Whether entries in the window of due times may not match."""
         return self.conditions.needs_entries
@@ -135,11 +130,6 @@ class Letters(Listing[Letter, LetterCursor]):
         self._start, self._end, self._has_more_queues = 0, 0, False
         #: The counts of all queues; None if there are more than those of one page.
         self.rows: Sequence[QueueRow] | None = None
-
-    @property
-    def reads(self) -> bool:
-        """Whether bodies have to be read to know which letters match."""
-        return self.conditions.needs_payloads
 
     def total(self) -> int | None:
         """Return the number of letters of all queues that were read; None if there are more queues."""

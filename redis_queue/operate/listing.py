@@ -130,7 +130,7 @@ class Listing(ABC, Generic[T, Cursor]):
     @property
     def reads(self) -> bool:
         """Whether bodies have to be read to know which items match."""
-        return False
+        return self.conditions.needs_payloads
 
     @property
     def searches(self) -> bool:

@@ -213,10 +213,6 @@ class _PlaceList(Listing[TaskRow, Any]):
         self.report = report
 
     @property
-    def reads(self) -> bool:
-        return self.conditions.needs_payloads
-
-    @property
     def searches(self) -> bool:
         return bool(self.conditions) or not self._states.issuperset(self._place.states)
 
