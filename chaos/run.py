@@ -19,7 +19,7 @@ from redis_queue.validation.history import CheckResult, Event, Violation, read
 STEP: Final = 0.002
 LOOK_EVERY: Final = 0.02
 TELL_EVERY: Final = 5.0
-MIN_DRAIN: Final = 60.0
+MIN_DRAIN: Final = 180.0
 """Seconds that the rest of the messages may always take after the last one was put."""
 DRAIN_FACTOR: Final = 2.0
 """In longer runs, how many times as long as putting them."""

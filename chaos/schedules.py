@@ -44,7 +44,6 @@ class PeriodicTasks(CeleryWorkload):
 
     crew = (PRODUCER, PRODUCER, DISPATCHER, DISPATCHER, DISPATCHER, BEAT, BEAT, WORKER)
     lease = 1.0
-    calm = 60.0
 
     def __init__(self, broker: str, store: str) -> None:
         super().__init__(broker, store, "chaos")

@@ -47,6 +47,7 @@ class CeleryWorkload(Workload):
     """A Celery app with DurableTasks on *broker* and *store*, whose tasks are sent to *queue*."""
 
     lease = LEASE
+    calm = 60.0
 
     def __init__(self, broker: str, store: str, queue: str) -> None:
         self._broker = broker
@@ -119,8 +120,6 @@ class Tasks(CeleryWorkload):
 
     Besides the two workers that may be killed there is one of each role in *others*.
     """
-
-    calm = 60.0
 
     def __init__(
         self,
