@@ -29,6 +29,7 @@ from tests.support.redis_sockets import kept_sockets
 from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer, client_options
 from tests.support.services import mariadb, mariadb_connection, postgres, rabbitmq
+from tests.support.store.stage import Stage
 
 GROUP_OF_FIXTURE = {"chromium": "browser", "cluster": "matrix", "distributions": "installs", "sentinel": "matrix"}
 """The group of the tests that use a fixture; groups run in `make test-all` only."""
@@ -146,6 +147,12 @@ def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
     with redis_server.client() as client:
         client.flushall()
         yield client
+
+
+@pytest.fixture
+def stage(client: redis.Redis) -> Stage:
+    """A RedisQueue and a DelayQueue, both named "orders", with entries in every state."""
+    return Stage(client)
 
 
 @pytest.fixture

@@ -15,12 +15,6 @@ from tests.support.store.stage import Stage, differences, snapshot
 
 
 @pytest.fixture
-def stage(client: redis.Redis) -> Stage:
-    """A RedisQueue and a DelayQueue, both named "orders", with something in every state."""
-    return Stage(client)
-
-
-@pytest.fixture
 def catalog(client: redis.Redis, stage: Stage) -> Catalog:
     """A catalog of both queues, on their clock."""
     return Catalog(client, clock=stage.clock)

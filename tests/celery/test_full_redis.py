@@ -81,13 +81,18 @@ class TestProducer:
             call()
 
 
-def test_due_tasks_are_moved_into_the_queue(app: Celery, delayed: DurableTasks, client: redis.Redis) -> None:
-    ids = [app.send_task(ADD, countdown=60).id for _ in range(20)]
-    for id_ in ids:
-        assert delayed.run_now(id_)
+def dispatched(delayed: DurableTasks, client: redis.Redis) -> list[str]:
+    """Dispatch twenty tasks while Redis is full; return their ids."""
+    ids = [delayed.app.send_task(ADD, countdown=60).id for _ in range(20)]
+    assert all(map(delayed.run_now, ids))
     client.config_set("maxmemory", "1")
-    with closing(Dispatcher(app, delayed.queue)) as work:
+    with closing(Dispatcher(delayed.app, delayed.queue)) as work:
         assert work.run() == Dispatched(sent=20)
+    return ids
+
+
+def test_due_tasks_are_moved_into_the_queue(delayed: DurableTasks, client: redis.Redis) -> None:
+    dispatched(delayed, client)
     assert client.llen("full") == 20
     assert delayed.count() == 0
 
@@ -95,13 +100,7 @@ def test_due_tasks_are_moved_into_the_queue(app: Celery, delayed: DurableTasks, 
 @pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
 def test_due_tasks_are_sent_to_another_broker(broker: Broker, server: RedisServer, client: redis.Redis) -> None:
     app = broker.app(redis_queue_url=server.url)
-    delayed = DurableTasks(app, leases=False)
-    ids = [app.send_task(ADD, countdown=60).id for _ in range(20)]
-    for id_ in ids:
-        assert delayed.run_now(id_)
-    client.config_set("maxmemory", "1")
-    with closing(Dispatcher(app, delayed.queue)) as work:
-        assert work.run() == Dispatched(sent=20)
+    ids = dispatched(DurableTasks(app, leases=False), client)
     assert sorted(broker.take_ids(app.conf.task_default_queue)) == sorted(ids)
 
 

@@ -24,12 +24,6 @@ from tests.support.wait import must
 
 
 @pytest.fixture
-def stage(client: redis.Redis) -> Stage:
-    """A RedisQueue and a DelayQueue, both named "orders", with entries in every state."""
-    return Stage(client)
-
-
-@pytest.fixture
 def inspector(client: redis.Redis, stage: Stage) -> Inspector:
     """An inspector of both queues, on their clock."""
     return Inspector(client, clock=stage.clock)

@@ -24,26 +24,20 @@ SECONDS = 2.0
 
 
 @pytest.fixture(params=["one redis", "two redis"])
-def broker(request: pytest.FixtureRequest, store: RedisServer) -> Iterator[Broker]:
+def broker(request: pytest.FixtureRequest, server: RedisServer) -> Iterator[Broker]:
     """A broker: the store, or another database, which the store treats as another Redis."""
-    socket = f"redis+socket://{store.socket}"
+    socket = f"redis+socket://{server.socket}"
     with Broker(socket if request.param == "one redis" else f"{socket}?virtual_host=1") as broker:
         yield broker
 
 
 @pytest.fixture
-def store() -> Iterator[RedisServer]:
-    with RedisServer() as store:
-        yield store
-
-
-@pytest.fixture
-def fleet(broker: Broker, store: RedisServer) -> Iterator[Fleet]:
+def fleet(broker: Broker, server: RedisServer) -> Iterator[Fleet]:
     """An app without a worker for its tasks: they stay in their queue."""
-    with store.client() as client:
+    with server.client() as client:
         queue = broker.name("delaying")
         broker.forget_later(f"{queue}-ticks", f"{queue}-control.pidbox", f"{queue}-events")
-        with closing(Fleet(store, client, broker.url, queue, {"broker_transport_options": broker.options})) as fleet:
+        with closing(Fleet(server, client, broker.url, queue, {"broker_transport_options": broker.options})) as fleet:
             yield fleet
 
 
