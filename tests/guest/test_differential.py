@@ -19,7 +19,7 @@ from zlib import crc32
 import pytest
 import redis
 from celery import Celery, Task, chord, group, signals
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from kombu.compression import decompress
 from kombu.utils.json import loads
@@ -367,7 +367,17 @@ def with_names(row: str, names: dict[str, str]) -> str:
     return ID.sub(lambda match: names.get(match[0], match[0]), row)
 
 
+PLAIN = ("plain", ([1], True), {})
+TOPIC = {"exchange": "topic", "routing_key": "a.b", "countdown": 0.03}
+UNREADABLE = ("chord", (("list", [PLAIN, ("plain", ([], True), {"serializer": "yaml"})]), PLAIN), {})
+
+
 @settings(tried, max_examples=max(1, EXAMPLES // 4))
+@example(
+    conf={}, kinds=frozenset(), routed=False, calls=[("apply_async", ("again", ([1], True), {}), {"queue": "all"}, 1)]
+)
+@example(conf={}, kinds=frozenset(), routed=False, calls=[("send_task", PLAIN, TOPIC, 1)])
+@example(conf={}, kinds=frozenset(), routed=False, calls=[("canvas", UNREADABLE, {}, 1)])
 @given(
     conf=st.fixed_dictionaries({}, optional=SETTINGS),
     kinds=st.frozensets(st.sampled_from(KINDS), max_size=2),

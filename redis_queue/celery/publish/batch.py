@@ -290,7 +290,12 @@ def batch_groups() -> None:
             return sends.alone(lambda: list(original(self, tasks, producer, app, *args, **options)))
         with durable.batch() as batch:
             members = ((_Member(batch, task) if type(task) is Signature else task, *rest) for task, *rest in tasks)
-            return list(original(self, members, producer, app, *args, **options))
+            try:
+                return list(original(self, members, producer, app, *args, **options))
+            except Exception as raised:  # noqa: BLE001 - raised below
+                error = raised
+        # As with Celery, the messages before this one were sent.
+        raise error
 
     group._apply_tasks = apply_tasks
 

@@ -172,6 +172,24 @@ class TestAppsThatShareADelayQueue:
         assert broker.take_ids(name) == [sent]
 
 
+def test_an_exchange_of_the_configuration_has_its_type(broker: Broker, redis_url: str) -> None:
+    keys = {broker.name("exact"): "order.late", broker.name("pattern"): "order.*"}
+    events = make_exchange(broker.name("events"), "topic")
+    app = broker.app(
+        redis_queue_url=redis_url, task_queues=[make_queue(name, events, routing_key=keys[name]) for name in keys]
+    )
+    with app.connection_for_write() as connection:
+        for queue in app.amqp.queues.values():
+            queue(connection.default_channel).declare()
+    # The same state as in a process that has declared no exchange: kombu takes it for a direct one.
+    broker.forget_exchanges()
+    sent = send_due(DurableTasks(app, leases=False), exchange=events.name, routing_key="order.late", declare=[])
+
+    assert dispatch(app) == Dispatched(sent=1)
+
+    assert [broker.take_ids(name) for name in keys] == [[sent], [sent]]
+
+
 @pytest.mark.parametrize("allowed", [True, False])
 def test_queue_object_is_bound_only_if_the_setting_allows_it(*, broker: Broker, redis_url: str, allowed: bool) -> None:
     exchange, second, name = broker.name("exchange"), broker.name("second"), broker.name("bound")
