@@ -69,13 +69,33 @@ SETTINGS: dict[str, Any] = {
     "task_send_sent_event": st.booleans(),
     "task_ignore_result": st.booleans(),
 }
+
+
+def few(choices: dict[str, Any]) -> Any:
+    """Return a dictionary of some of *choices*, mostly none or two: most of them turn off what makes sending fast."""
+
+    def chosen(names: list[str]) -> Any:
+        return st.fixed_dictionaries({name: choices[name] for name in names})
+
+    return st.one_of(
+        st.just({}),
+        st.lists(st.sampled_from(sorted(choices)), max_size=2, unique=True).flatmap(chosen),
+        st.fixed_dictionaries({}, optional=choices),
+    )
+
+
+def some(kinds: Any) -> Any:
+    """Return what receivers do; half of the time there are none."""
+    return st.one_of(st.just(frozenset()), st.frozensets(st.sampled_from(kinds), max_size=2))
+
+
 CALL = st.tuples(
     st.sampled_from(["plain", "own"]),
     st.sampled_from(["delay", "apply_async", "send_task", "signature", "link", "group", "generator", "chord", "chain"]),
     st.lists(st.one_of(st.integers(), st.text(max_size=3), st.none()), max_size=2),
-    st.fixed_dictionaries({}, optional=OPTIONS),
+    few(OPTIONS),
     # Calls of one kind follow each other: only the first is made by Celery.
-    st.integers(1, 3),
+    st.integers(1, 4),
 )
 Run = tuple[list[Any], list[Any]]
 
@@ -184,8 +204,8 @@ def numbered(found: Any) -> Any:
 
 @tried
 @given(
-    conf=st.fixed_dictionaries({}, optional=SETTINGS),
-    kinds=st.frozensets(st.sampled_from(["before", "change", "after"])),
+    conf=few(SETTINGS),
+    kinds=some(["before", "change", "after"]),
     routes=st.booleans(),
     calls=st.lists(CALL, min_size=1, max_size=4),
 )
@@ -203,7 +223,7 @@ del RUN_OPTIONS["reply_to"], RUN_OPTIONS["ignore_result"]
 TASK = st.tuples(
     st.sampled_from(["plain", "plain", "own", "fail", "again", "calls", "swap"]),
     st.tuples(ARGS, st.booleans()),
-    st.fixed_dictionaries({}, optional=RUN_OPTIONS),
+    few(RUN_OPTIONS),
 )
 
 
@@ -216,9 +236,8 @@ def larger(parts: Any) -> Any:
     )
 
 
-CALL_OPTIONS = st.fixed_dictionaries(
-    {},
-    optional={
+CALL_OPTIONS = few(
+    {
         "countdown": st.sampled_from([0, 0.03]),
         "eta": st.just(True),
         "expires": st.just(60),
@@ -227,7 +246,7 @@ CALL_OPTIONS = st.fixed_dictionaries(
         "headers": st.just({"tenant": "t3"}),
         "priority": st.sampled_from([0, 9]),
         "retry": st.booleans(),
-    },
+    }
 )
 TO_RUN = st.one_of(
     st.tuples(st.just("delay"), TASK, st.just({}), st.integers(1, 3)),
@@ -378,12 +397,7 @@ UNREADABLE = ("chord", (("list", [PLAIN, ("plain", ([], True), {"serializer": "y
 )
 @example(conf={}, kinds=frozenset(), routed=False, calls=[("send_task", PLAIN, TOPIC, 1)])
 @example(conf={}, kinds=frozenset(), routed=False, calls=[("canvas", UNREADABLE, {}, 1)])
-@given(
-    conf=st.fixed_dictionaries({}, optional=SETTINGS),
-    kinds=st.frozensets(st.sampled_from(KINDS), max_size=2),
-    routed=st.booleans(),
-    calls=st.lists(TO_RUN, min_size=1, max_size=3),
-)
+@given(conf=few(SETTINGS), kinds=some(KINDS), routed=st.booleans(), calls=st.lists(TO_RUN, min_size=1, max_size=3))
 def test_the_same_runs_results_and_signals(players: Players, conf: Any, kinds: Any, routed: bool, calls: Any) -> None:
     # Protocol 1 has no place for the order of the members of a chord: Celery sorts them by their ids.
     assume(conf.get("task_protocol") != 1 or not re.search("chord|chain.*group", repr(calls)))
