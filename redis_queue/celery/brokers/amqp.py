@@ -136,6 +136,8 @@ class AmqpBroker(Broker):
             transport.write(piece)
         while_waiting()
         self._await_confirms()
+        if self._confirming is not channel:
+            channel.close()
 
     def _prepare(self, envelope: Envelope) -> str | None:
         """Declare what *envelope* needs; return why it is refused."""
@@ -181,7 +183,7 @@ class AmqpBroker(Broker):
             channel.confirm_select()
             self._published = 0
             channel.events["basic_ack"].add(partial(self._settle_up_to, None))
-            channel.events["basic_nack"].add(partial(self._settle_up_to, "the broker refused it (nack)"))
+            channel.events["basic_nack"].add(self._on_nack)
             channel.events["basic_return"].add(self._on_return)
         return self._confirming
 
@@ -198,6 +200,11 @@ class AmqpBroker(Broker):
         # The broker sends it before the confirm of the same message.
         mark = str(message.properties.get("correlation_id"))
         self._returned[mark] = f"unroutable: exchange {exchange!r}, routing key {routing_key!r}: {error}"
+
+    def _on_nack(self, tag: int, multiple: bool) -> None:
+        # If a channel first sends to a quorum queue just after its leader was lost, RabbitMQ refuses all that follows.
+        self._confirming = None
+        self._settle_up_to("the broker refused it (nack)", tag, multiple)
 
     def _settle_up_to(self, why: str | None, tag: int, multiple: bool) -> None:
         tags = [known for known in self._waiting if known <= tag] if multiple else [tag]

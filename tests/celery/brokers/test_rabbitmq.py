@@ -10,7 +10,7 @@ from celery import Celery
 
 from redis_queue.celery import Dispatched, Dispatcher, DurableTasks
 from redis_queue.celery.brokers import amqp as amqp_broker
-from redis_queue.celery.brokers.amqp import FRAME_OVERHEAD, PIECE, TooLargeError
+from redis_queue.celery.brokers.amqp import FRAME_OVERHEAD, PIECE, AmqpBroker, TooLargeError
 from redis_queue.celery.dispatch.outcome import DispatchOutcome
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.errors import StoreRefusedError
@@ -50,6 +50,33 @@ def test_deleted_queue_is_declared_again(app: Celery, broker: Broker, delayed: D
     assert delayed.run_now(late)
     assert work.run() == Dispatched(sent=1)
     assert broker.take_ids(brief) == [late]
+
+
+def test_after_a_nack_the_next_message_has_a_new_channel(
+    app: Celery, broker: Broker, delayed: DurableTasks, work: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RabbitMQ refuses all that a channel sends to a quorum queue if it has looked for the leader on a lost node."""
+    opened, full, exchange = [], broker.name("full"), broker.name("exchange")
+    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+
+    def noted(self: AmqpBroker, original: Any = AmqpBroker._channel) -> Any:
+        opened.append(original(self))
+        return opened[-1]
+
+    monkeypatch.setattr(AmqpBroker, "_channel", noted)
+    with app.connection_for_write() as connection:
+        channel = connection.default_channel
+        channel.exchange_declare(exchange, "direct", durable=True, auto_delete=False)
+        channel.queue_declare(full, durable=True, auto_delete=False, arguments=arguments)
+        channel.queue_bind(full, exchange, "x")
+    for _ in range(3):
+        left = send_due(delayed, exchange=exchange, routing_key="x", declare=[])
+        done = work.run()
+    assert done == Dispatched(failed=1)
+    broker.take_ids(full)
+    assert delayed.run_now(left)
+    assert work.run() == Dispatched(sent=1)
+    assert [channel.is_open for channel in dict.fromkeys(opened)][-2:] == [False, True]
 
 
 def test_a_task_and_its_retry_that_reach_no_queue_are_both_refused(
