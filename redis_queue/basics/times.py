@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Final
 
 from redis_queue.errors import InvalidDelayError
@@ -28,7 +28,7 @@ MAX_DELAY_MS = int(MAX_DELAY.total_seconds()) * 1000
 _UNITS: Final = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "m": 60_000, "s": 1000, "ms": 1}
 _PART: Final = r"\s*(\d{1,9}(?:\.\d{1,3})?)\s*(d|h|min|ms|m|s)"
 _SPAN: Final = re.compile(rf"([-+]?)(?:{_PART})+\s*", re.ASCII)
-
+_MOMENT: Final = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?: ([A-Z]{1,6}))?", re.ASCII)
 
 _SINCE_BOOT: Final = getattr(time, "CLOCK_BOOTTIME", None)
 
@@ -157,6 +157,22 @@ def read_time(value: str) -> When:
     if at.utcoffset() is None:
         raise InvalidDelayError(f"{value!r}: must have a time zone; add Z for UTC, or one like +01:00")
     return at
+
+
+def with_zone(text: str, zone: tzinfo | None) -> str:
+    """Return a time as tables show it in *zone*, with or without the name of the zone, as an ISO time with its offset.
+
+    So a time that was copied from a table can be read. None is the zone of this machine. Other text stays as it is.
+    """
+    found = _MOMENT.fullmatch(text.strip())
+    if found is None:
+        return text
+    try:
+        naive = datetime.fromisoformat(found[1])
+        at = naive.astimezone() if zone is None else naive.replace(tzinfo=zone)
+        return at.isoformat() if found[2] in (None, at.tzname()) else text
+    except (ValueError, OverflowError, OSError):
+        return text
 
 
 def read_span(text: str) -> timedelta | None:

@@ -27,7 +27,7 @@ from redis_queue.cli.output import (
     show_json,
     show_table,
     wants_json,
-    with_zone,
+    zone,
 )
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.operate.access import Access
@@ -295,7 +295,7 @@ class _Value(click.ParamType):  # type: ignore[type-arg]  # older versions are n
         if not isinstance(value, str):
             return value
         try:
-            return self._argument.read(with_zone(value) if self._argument.metavar == "TIME" else value)
+            return self._argument.value(value, zone())
         except InvalidValueError as error:
             self.fail(str(error), param, ctx)
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import click
 
-from redis_queue.basics.times import When, read_time
+from redis_queue.basics.times import When, read_time, with_zone
 from redis_queue.cli.access import with_access
-from redis_queue.cli.output import AS_JSON, UTC, with_zone
+from redis_queue.cli.output import AS_JSON, UTC, zone
 from redis_queue.errors import InvalidDelayError
 
 MAX_ROWS: Final = 10_000
@@ -111,6 +111,6 @@ delay_queue: Final = click.option(
 def when(value: str) -> When:
     """Parse the value of an option for a time."""
     try:
-        return read_time(with_zone(value))
+        return read_time(with_zone(value, zone()))
     except InvalidDelayError as error:
         raise click.BadParameter(str(error)) from None

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime, timezone, tzinfo
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
@@ -245,35 +245,19 @@ def text_of(value: Any) -> str:
     return _cell(value, named=True)
 
 
-_MOMENT: Final = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?: ([A-Z]{1,6}))?", re.ASCII)
+def zone() -> tzinfo | None:
+    """Return the time zone of the output; None is that of this machine."""
+    ctx = click.get_current_context(silent=True)
+    return timezone.utc if ctx is not None and ctx.meta.get(UTC) else None
 
 
 def in_zone(at: datetime) -> datetime:
     """Return *at* in the time zone of the output."""
-    ctx = click.get_current_context(silent=True)
-    if ctx is not None and ctx.meta.get(UTC):
-        return at.astimezone(timezone.utc)
     try:
-        return at.astimezone()
+        return at.astimezone(zone())
     except (OverflowError, OSError, ValueError):
         # At the end of the calendar; on some systems earlier.
         return at.astimezone(timezone.utc)
-
-
-def with_zone(text: str) -> str:
-    """Return a time as :func:`moment` writes it, with or without the name of its zone, as an ISO time with its offset.
-
-    So a time that was copied from a table can be given to a command. Other text stays as it is.
-    """
-    found = _MOMENT.fullmatch(text.strip())
-    if found is None:
-        return text
-    try:
-        naive = datetime.fromisoformat(found[1])
-        at = naive.replace(tzinfo=timezone.utc) if in_zone(naive).tzname() == "UTC" else naive.astimezone()
-    except (ValueError, OverflowError, OSError):
-        return text
-    return at.isoformat() if found[2] in (None, zone_name(at)) else text
 
 
 def moment(at: datetime | None) -> str:

@@ -162,7 +162,7 @@ def _argument(argument: Argument) -> Any:
     text = request_args.text(argument.name, most=argument.most)
     if text is None and argument.missing:
         abort(400, argument.missing)
-    return None if text is None else argument.read(text)
+    return None if text is None else argument.value(text, context().zone)
 
 
 def _hidden(action: Action, form: Form, plan: Plan) -> list[tuple[str, str]]:

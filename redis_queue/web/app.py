@@ -177,7 +177,7 @@ def dashboard(
     logger_of(app.logger.name)
     app.url_map.merge_slashes = False
     app.session_interface = Cookies()
-    app.extensions[EXTENSION] = Context(access)
+    app.extensions[EXTENSION] = Context(access, settings.zone)
     app.before_request(Guard(settings).check)
     app.after_request(_finish)
     app.register_error_handler(Exception, _refuse)

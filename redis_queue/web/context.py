@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import tzinfo
 from typing import Any, Final, Generic, TypeVar
 
 from flask import current_app, render_template
@@ -113,10 +114,11 @@ class Watch(Generic[T]):
 
 
 class Context:
-    """Access to the queues of one dashboard, its audit log, the findings of the doctor, and the incidents."""
+    """Access to the queues of one dashboard, its time zone and audit log, the findings of the doctor, the incidents."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, zone: tzinfo) -> None:
         self.access = access
+        self.zone = zone
         self.audit = Audit(access.catalog.client, access.catalog.prefix)
         # A request to the workers would write to the broker.
         self.health = Watch(lambda: examine(access, ask=False), CHECK_EVERY)

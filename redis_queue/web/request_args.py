@@ -10,10 +10,11 @@ from flask import abort, request
 from werkzeug.datastructures import MultiDict
 
 from redis_queue.basics.options import Conditions
-from redis_queue.basics.times import When, read_time
+from redis_queue.basics.times import When, read_time, with_zone
 from redis_queue.errors import InvalidNameError, InvalidValueError
 from redis_queue.operate.listing import Cursor, Listing, T
 from redis_queue.operate.tasks import TaskSearch
+from redis_queue.web.context import context
 
 MAX_TEXT: Final = 300
 
@@ -84,12 +85,12 @@ def choice(name: str, choices: Iterable[str], default: str) -> str:
 
 
 def when(name: str) -> When | None:
-    """Return a time point (``2030-01-01T00:00Z``) or a time from now (``2h``)."""
+    """Return a time point (``2030-01-01T00:00Z``, or one copied from a page) or a time from now (``2h``)."""
     found = text(name)
     if found is None:
         return None
     try:
-        return read_time(found)
+        return read_time(with_zone(found, context().zone))
     except InvalidValueError as error:
         abort(400, f"{name}: {error}.")
 

@@ -96,6 +96,24 @@ class TestSelected:
             assert timedelta(seconds=earliest) < at - datetime.now(timezone.utc) < timedelta(seconds=latest)
         assert audit(filled) == [("local", "reschedule", "scheduled", 1, told)]
 
+    @pytest.mark.parametrize(
+        ("zone", "when"),
+        [
+            (None, "2030-01-01 00:00:00"),
+            ("Asia/Tokyo", "2030-01-01 09:00:00"),
+            ("Asia/Tokyo", " 2030-01-01 09:00:00 JST "),
+            ("Asia/Tokyo", "2030-01-01 00:00:00 UTC"),
+        ],
+    )
+    def test_a_time_without_a_zone_is_in_that_of_the_page(
+        self, zone: str | None, when: str, open_dashboard: Open, filled: redis.Redis
+    ) -> None:
+        writer = open_dashboard(allow_write=True, timezone=zone)
+        form = writer.get("/entry?queue=scheduled&id=task-1").form("/preview")
+        asked = writer.send(form, ("verb", "reschedule"), when=when)
+        assert "1 rescheduled." in writer.send(asked.confirmation).text
+        assert due(filled, "task-1") == datetime(2030, 1, 1, tzinfo=timezone.utc)
+
     @pytest.mark.parametrize("when", ["", "-2h", "tomorrow", "2030-01-01T00:00", "99999d", "9999-01-01T00:00Z", "\x00"])
     def test_reschedule_to_an_invalid_time(self, when: str, writer: Browser, filled: redis.Redis) -> None:
         before = everything(filled)

@@ -241,7 +241,7 @@ class TestHealth:
 
     @pytest.fixture
     def state(self, client: redis.Redis) -> Watch[Finding]:
-        return Context(Access(Inspector(client))).health
+        return Context(Access(Inspector(client)), timezone.utc).health
 
     def settled(self, state: Watch[Finding]) -> Seen[Finding]:
         return wait_until(state.last, description="the first check")

@@ -215,6 +215,14 @@ class TestScheduled:
         assert self.rows(page) == found
         assert ("No match among " in page.text) == (not found)
 
+    @pytest.mark.parametrize("zone", [None, "Asia/Tokyo"])
+    def test_a_time_of_the_page_is_a_filter(self, zone: str | None, open_dashboard: Open) -> None:
+        reader = open_dashboard(timezone=zone)
+        shown = re.search(r"<time[^>]*>([^<]*)", reader.get("/scheduled?due_after=1d").source)
+        assert shown
+        assert self.rows(reader.get(f"/scheduled?due_after={shown[1]}")) == ["far"]
+        assert "far" not in self.rows(reader.get(f"/scheduled?limit=100&due_before={shown[1]}"))
+
     def test_a_part_of_a_task_name_is_found_and_a_near_name_suggested(self, reader: Browser) -> None:
         assert self.rows(reader.get("/scheduled?task=canc")) == ["task-of-app"]
         said = reader.get("/scheduled?task=cancle").text

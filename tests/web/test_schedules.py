@@ -40,7 +40,7 @@ from tests.support.cpu import least_seconds
 from tests.support.servers import RedisServer
 from tests.support.wait import must
 from tests.support.web.browser import Browser, Page, pages_from
-from tests.support.web.contents import KEY, delayed_of, everything, fill_schedules
+from tests.support.web.contents import KEY, Open, delayed_of, everything, fill_schedules
 
 PUT = ("verb", "schedule-put")
 STORED = ScheduleKeys(Keys("redis_queue", "delay", "scheduled", 0))
@@ -520,6 +520,12 @@ class TestActions:
         assert "State active" in done.text
         assert schedules.events("often")[0].text == "catches up"
         assert last_action(filled) == ("schedule-resume", "often", 1)
+
+    def test_a_pause_ends_at_a_time_of_the_page(self, open_dashboard: Open, schedules: Schedules) -> None:
+        writer = open_dashboard(allow_write=True, timezone="Asia/Tokyo")
+        preview, _ = act(writer, "often", "pause", until="2030-01-01 09:00:00")
+        assert "until 2030-01-01 00:00:00 UTC" in preview.text
+        assert schedules.find("often").pause_ends == datetime(2030, 1, 1, tzinfo=timezone.utc)
 
     def test_run_now(self, writer: Browser, schedules: Schedules, filled: redis.Redis) -> None:
         _, done = act(writer, "nightly", "run")

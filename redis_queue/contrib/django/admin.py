@@ -16,7 +16,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.formats import localize
-from django.utils.timezone import template_localtime
+from django.utils.timezone import get_current_timezone, template_localtime
 
 from redis_queue.contrib.django import celery_app
 from redis_queue.contrib.django.models import Schedule
@@ -49,12 +49,12 @@ class _ArgumentField(forms.CharField):
         area = forms.Textarea(attrs={"rows": 1 + argument.most // 1000, "cols": 60})
         required, most = bool(argument.missing), argument.most
         super().__init__(required=required, max_length=most, help_text=argument.help, widget=area)
-        self.read = argument.read
+        self.argument = argument
 
     def clean(self, value: Any) -> Any:
         text = super().clean(value)
         try:
-            return self.read(text) if text else None
+            return self.argument.value(text, get_current_timezone()) if text else None
         except RedisQueueError as error:
             raise forms.ValidationError(str(error)) from error
 

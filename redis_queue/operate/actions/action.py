@@ -6,10 +6,11 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, tzinfo
 from typing import Any, Final, Protocol
 
 from redis_queue.basics.options import some_of
+from redis_queue.basics.times import with_zone
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import MAX_SUBJECTS, Audit, AuditLine, Subject
@@ -45,6 +46,10 @@ class Argument:
     """Maximum characters."""
     choices: Sequence[str] = ()
     """All its values, the default first; () for any."""
+
+    def value(self, text: str, zone: tzinfo | None) -> Any:
+        """Return the value of *text*, as :attr:`read`; a time without a zone is in *zone*, None for the local one."""
+        return self.read(with_zone(text, zone) if self.metavar == "TIME" else text)
 
 
 def flag(name: str, help_: str, text: str) -> Argument:

@@ -35,6 +35,14 @@
     for (const zone of main.querySelectorAll(".zone")) set(zone, "textContent", name);
   };
   localize();
+  // A time without a zone, for example one that was copied from this page, is in the zone of the browser.
+  document.addEventListener("formdata", ({ formData }) => {
+    for (const name of ["due_after", "due_before", "since", "until", "when", "start", "end"]) {
+      const text = String(formData.get(name)).trim();
+      const at = new Date(/^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d$/.test(text) ? text.replace(" ", "T") : NaN);
+      if (!Number.isNaN(at.getTime())) formData.set(name, at.toISOString());
+    }
+  });
   // Updated content arrives in the zone of the server.
   new MutationObserver(localize).observe(main, { childList: true, subtree: true, characterData: true });
 })();

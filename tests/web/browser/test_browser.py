@@ -462,6 +462,19 @@ class TestZone:
 
         expect(page.locator("main > time")).to_have_text("2030-01-01 09:00:00")
 
+    @pytest.mark.parametrize(
+        ("text", "sent"),
+        [("2030-01-01 09:00:00", "2030-01-01T00:00:00.000Z"), ("2030-01-01 09:00:00 UTC", None), ("2h", None)],
+    )
+    def test_a_time_of_the_page_is_sent_with_its_zone(self, text: str, sent: str | None, new_tab: NewTab) -> None:
+        page = new_tab(timezone_id="Asia/Tokyo").open("/scheduled")
+        page.get_by_text("Filters", exact=True).click()
+        page.get_by_label("Due after").fill(text)
+        page.get_by_label("Arguments contain").fill(text)
+        page.get_by_role("button", name="Search", exact=True).click()
+        expect(page.get_by_label("Due after", exact=True)).to_have_value(sent or text)
+        expect(page.get_by_label("Arguments contain")).to_have_value(text)
+
     def test_the_zone_of_the_server_has_precedence(self, new_tab: NewTab) -> None:
         tab = new_tab(timezone_id="Asia/Tokyo")
 
