@@ -120,7 +120,7 @@ def rows_command(
         if plan.nothing:
             raise click.ClickException(harmless(plan.nothing))
         if not plan.tries and only:
-            click.echo(harmless("".join(plan.report.no_match(rows.plural, only))), err=True)
+            click.echo(harmless("".join(plan.report.no_match((rows.noun, rows.plural), only))), err=True)
         if dry_run:
             preview(action, plan, error=plan.report.faults.text())
             return

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.basics.options import counted
 from redis_queue.basics.waits import signal_handler
 from redis_queue.catalog import put_back_each
 from redis_queue.celery.dispatch.loop import DispatchLoop
@@ -92,5 +93,5 @@ def putback(access: Access, *, name: str | None, dry_run: bool) -> None:
                 errors.append(f"{served.name}: {served.error}")
     except KeyboardInterrupt:
         errors.append(INTERRUPTED)
-    shown = [*errors[:MAX_ERRORS], *([f"{len(errors) - MAX_ERRORS:,} more errors"] if errors[MAX_ERRORS:] else [])]
+    shown = [*errors[:MAX_ERRORS], *([counted(len(errors) - MAX_ERRORS, "more error")] if errors[MAX_ERRORS:] else [])]
     report("returned", back.returned, error="; ".join(shown), more={"dead": back.dead})

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from redis_queue.basics.options import Conditions
+from redis_queue.basics.options import Conditions, counted
 from redis_queue.cli import options
 from redis_queue.cli.access import Group
 from redis_queue.cli.actions import id_arguments, rows_command
@@ -66,7 +66,7 @@ def list_(access: Access, *, only: Conditions, groups: bool, limit: int, with_bo
             GROUP_COLUMNS,
             keep=("first", "last"),
             below=("task", "exception"),
-            nothing="no failures" if not only else f"no match among {found.looked:,} failures",
+            nothing="no failures" if not only else f"no match among {counted(found.looked, 'failure')}",
         )
         return
     show_listing(

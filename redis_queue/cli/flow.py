@@ -104,7 +104,7 @@ def show(access: Access, *, name: str, most_keys: int) -> None:
     rows = [(key.key, key.running, key.waiting) for key in keys]
     show_table(("key", "running", "waiting"), [*rows, *([("(no key)", rest.running, rest.waiting)] if rest else [])])
     more = "; there may be more: raise --keys" if len(keys) == most_keys < CHUNK else ""
-    show_location(access.catalog, "1 key shown" if len(keys) == 1 else f"{len(keys):,} keys shown", more)
+    show_location(access.catalog, f"{counted(len(keys), 'key')} shown", more)
 
 
 @flow.command("keys")

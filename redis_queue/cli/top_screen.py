@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Final, Literal, get_args
 
+from redis_queue.basics.options import counted
 from redis_queue.basics.times import span_text
 from redis_queue.cli.output import encodable, harmless, moment, zone_name
 from redis_queue.operate.queue_row import CeleryQueueRow, Count, Overview, QueueRow
@@ -90,14 +91,14 @@ def draw(
     if overview is None:
         return [_fit(harmless(error), width).rstrip()]
     below = _below(overview)
-    title = f"{len(overview.queues):,} queues at {moment(overview.at)} {zone_name(overview.at)} in {place}"
+    title = f"{counted(len(overview.queues), 'queue')} at {moment(overview.at)} {zone_name(overview.at)} in {place}"
     head = [harmless(title), _totals(overview, speeds), *([harmless(error)] if error else []), ""]
     rows = in_order(overview.queues, speeds, sort)
     # The two lines are the column heads and the number of hidden queues.
     room = len(rows) if height is None else max(1, height - len(head) - len(below) - 2)
     name = width - sum(1 + size for _, size in COLUMNS)
     shown = [_line(_cells(row, overview.at, speeds.get((row.kind, row.name))), name) for row in rows[:room]]
-    hidden = [f"and {len(rows) - room:,} more queues"] if rows[room:] else []
+    hidden = [f"and {counted(len(rows) - room, 'more queue')}"] if rows[room:] else []
     lines = [*head, _line(["queue", *(title for title, _ in COLUMNS)], name), *shown, *hidden, *below]
     return [_fit(line, width).rstrip() for line in lines][:height]
 

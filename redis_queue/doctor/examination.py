@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from redis_queue.basics.options import counted
 from redis_queue.doctor import access, keyspace, queues, server
 from redis_queue.doctor.finding import COVERAGE, PERMIT, Finding, run, run_all
 from redis_queue.doctor.keyspace import keys_with_ttl
@@ -116,14 +117,14 @@ def _put_back(shard: ShardView, dry_run: bool) -> Iterator[tuple[str, bool]]:
             seen, _, _ = script(now=0, limit=CHUNK, max_deliveries=shard.max_deliveries, listed=shard.listed)
             count += seen
     if count:
-        yield f"{shard.label}: put back {count:,} expired leases", not dry_run
+        yield f"{shard.label}: put back {counted(count, 'expired lease')}", not dry_run
 
 
 def _quarantine(shard: ShardView, dry_run: bool) -> Iterator[tuple[str, bool]]:
     # An id in several places counts once.
     count = _repair_places(shard, list(dict.fromkeys(recordless(shard, None))), NO_RECORD, dry_run)
     if count:
-        yield f"{shard.label}: move {count:,} places without a record to quarantine", not dry_run
+        yield f"{shard.label}: move {counted(count, 'place')} without a record to quarantine", not dry_run
 
 
 def _place(shard: ShardView, dry_run: bool) -> Iterator[tuple[str, bool]]:
@@ -138,7 +139,7 @@ def _place(shard: ShardView, dry_run: bool) -> Iterator[tuple[str, bool]]:
     found = _repair_places(shard, [id_ for id_ in dict.fromkeys(records) if id_ not in placed], NO_PLACE, dry_run)
     where = "back into the ready list" if shard.listed else "to the dead letters, since their due times are lost"
     if found:
-        yield f"{shard.label}: move {found:,} records without a place {where}", not dry_run
+        yield f"{shard.label}: move {counted(found, 'record')} without a place {where}", not dry_run
 
 
 def _repair_places(shard: ShardView, ids: list[bytes], answer: bytes, dry_run: bool) -> int:

@@ -66,14 +66,16 @@ def orphans(shard: ShardView) -> Iterator[Finding]:
     stray = count.surplus + lost
     advice = "redis-queue doctor --fix"
     if stray > 0:
-        yield error(f"{shard.label}: {stray:,} records are in no place: no consumer gets them", advice, repairable=True)
+        yield error(
+            f"{shard.label}: {counted(stray, 'record')} in no place: no consumer gets them", advice, repairable=True
+        )
     if lost:
         some = "" if count.fits_sample and lost < FEW else "at least "
-        yield error(f"{shard.label}: {some}{lost:,} ids are in a place without a record", advice, repairable=True)
+        yield error(f"{shard.label}: {some}{counted(lost, 'id')} in a place without a record", advice, repairable=True)
     if stray < 0:
-        what = "are in more than one place" if count.fits_sample and lost < FEW else "have no record, or two places"
+        what = "in more than one place" if count.fits_sample and lost < FEW else "without a record, or in two places"
         yield error(
-            f"{shard.label}: {-stray:,} ids {what}",
+            f"{shard.label}: {counted(-stray, 'id')} {what}",
             "find out which other program writes to this queue, then run doctor again",
         )
 
@@ -99,14 +101,14 @@ def leases(shard: ShardView) -> Iterator[Finding]:
     bare = sum(1 for _ in _leases_not_in_flight(shard))
     if bare:
         yield warning(
-            f"{shard.label}: {bare:,} leases belong to ids that are not in flight",
+            f"{shard.label}: {counted(bare, 'lease')} of ids that are not in flight",
             "find out which other program writes to this queue",
         )
     ids = [id_ for id_, _ in pairs(shard.command("ZRANGE", shard.keys.in_flight, 0, STEP - 1, "WITHSCORES"))]
     free = [id_ for id_ in ids if _is_free(shard, id_)] if ids else []
     if free:
         yield warning(
-            f"{shard.label}: {len(free):,} ids in flight have no lease: nobody can ack them",
+            f"{shard.label}: {counted(len(free), 'id')} in flight without a lease: nobody can ack them",
             "nothing to do: put-back returns them when their time is up",
         )
 
@@ -182,7 +184,7 @@ def quarantine(shard: ShardView) -> Iterator[Finding]:
     """The quarantine is empty."""
     if count := count_records(shard).quarantined:
         yield warning(
-            f"{shard.label}: {count:,} unreadable records in quarantine",
+            f"{shard.label}: {counted(count, 'unreadable record')} in quarantine",
             "inspect them with redis-queue quarantine list, then purge them",
         )
 
@@ -197,7 +199,7 @@ def unreadable(scripts: Scripts) -> Iterator[Finding]:
     """Workers found no unreadable messages in Celery queues."""
     if count := scripts.command("LLEN", BrokerKeys("").unreadable):
         name = text(BrokerKeys("").unreadable)
-        yield warning(f"{count:,} unreadable messages are in {name}", "inspect them, then DEL the list")
+        yield warning(f"{counted(count, 'unreadable message')} in {name}", "inspect them, then DEL the list")
 
 
 CHECKS: Final[dict[str, Check[ShardView]]] = {

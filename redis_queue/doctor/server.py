@@ -10,6 +10,7 @@ from typing import Any, Final
 import redis
 
 from redis_queue.basics.lazy_property import LazyProperty
+from redis_queue.basics.options import counted
 from redis_queue.doctor.finding import Check, CommandMissingError, Finding, error, warning
 from redis_queue.errors import StoreError
 from redis_queue.store.commands import DELAYS, FLOWS, REPORTS, SCHEDULES, Need, Server, missing_commands
@@ -200,7 +201,8 @@ def writes_to_disk(server: ServerInfo) -> Iterator[Finding]:
     # While an fsync runs, Redis answers before it writes, for at most two seconds; it counts only longer delays.
     if late := server.number("aof_delayed_fsync"):
         yield warning(
-            f"{server.label}fsync took more than two seconds, {late:,} times: a crash then loses acknowledged writes",
+            f"{server.label}fsync took more than two seconds, {counted(late, 'time')}: "
+            "a crash then loses acknowledged writes",
             "use a faster or a separate disk; or appendfsync always: then Redis waits for the disk",
         )
 
@@ -219,7 +221,7 @@ def evicted(server: ServerInfo) -> Iterator[Finding]:
     """Redis has evicted no keys since it started."""
     if count := server.number("evicted_keys"):
         yield error(
-            f"{server.label}Redis has evicted {count:,} keys, which may have been messages",
+            f"{server.label}Redis has evicted {counted(count, 'key')}, which may have been messages",
             "raise maxmemory, and CONFIG SET maxmemory-policy noeviction; then CONFIG RESETSTAT ends this report",
         )
 

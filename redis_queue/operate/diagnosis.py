@@ -17,7 +17,7 @@ from packaging.version import Version
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import hide_secrets
-from redis_queue.basics.options import some_of
+from redis_queue.basics.options import counted, some_of
 from redis_queue.basics.times import span_text
 from redis_queue.celery.admission.admission import task_id_of
 from redis_queue.celery.kombu.connection import client_of
@@ -301,8 +301,8 @@ def unindexed(context: CheckContext) -> Iterator[Finding]:
         some = "at least " if len(in_flight.flags) >= SAMPLE else ""
         more = f" and {count - NAMED:,} more" if count > NAMED else ""
         yield error(
-            f"{some}{count:,} messages in flight are not in {in_flight.index}, and never come back if their workers "
-            f"are gone: {', '.join(in_flight.lost)}{more}",
+            f"{some}{counted(count, 'message')} in flight, but not in {in_flight.index}: lost if the worker is gone: "
+            f"{', '.join(in_flight.lost)}{more}",
             "redis-queue doctor --fix",
             repairable=True,
         )
@@ -333,7 +333,8 @@ def workers_without_leases(context: CheckContext) -> Iterator[Finding]:
         # Workers of stock Celery, or of an app with another store, whose leases nobody knows.
         bare += [f"{name} (no report)" for name in silent]
     who = f": {some_of(bare, NAMED)}" if bare else ""
-    held = f"; {without_lease:,} of {len(in_flight.flags):,} messages in flight have no lease" if without_lease else ""
+    all_of = counted(len(in_flight.flags), "message")
+    held = f"; without a lease: {without_lease:,} of {all_of} in flight" if without_lease else ""
     timeout = "" if in_flight.timeout is None else f" ({span_text(in_flight.timeout)})"
     yield warning(
         f"workers without leases consume beside workers with leases{who}{held}. If they are killed, their tasks come "
@@ -353,7 +354,7 @@ def _repair_in_flight(access: Access, *, dry_run: bool) -> list[Finding]:
             if broker is not None:
                 tags = broker.sample()
                 if count := len(_lost(tags, broker.flags(tags, repair=not dry_run))):
-                    yield f"add {count:,} messages in flight to {broker.keys.index.decode()}", not dry_run
+                    yield f"add {counted(count, 'message')} in flight to {broker.keys.index.decode()}", not dry_run
 
     try:
         return list(each("in flight", work))

@@ -25,7 +25,7 @@ class Keys(Listing[KeyState, KeyCursor]):
     A key that is *part* itself comes first. *changed*: only keys that are paused, or have limits of their own.
     """
 
-    noun = "keys"
+    noun = ("key",)
 
     def __init__(self, access: Access, flow: str, part: str = "", *, changed: bool = False) -> None:
         super().__init__(Conditions(text=part or None))

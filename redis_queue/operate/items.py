@@ -50,7 +50,7 @@ MAX_READ: Final = 10_000
 class Entries(Listing[Waiting, str]):
     """The entries that wait in *queue*, by due time."""
 
-    noun = "entries"
+    noun = ("entry", "entries")
 
     def __init__(self, access: Access, queue: DelayQueue, conditions: Conditions) -> None:
         super().__init__(conditions)
@@ -120,7 +120,7 @@ class Letters(Listing[Letter, LetterCursor]):
     the report. Raises InvalidNameError for an unknown name.
     """
 
-    noun = "dead letters"
+    noun = ("dead letter",)
 
     def __init__(self, access: Access, name: str | None, conditions: Conditions) -> None:
         super().__init__(conditions)
@@ -187,7 +187,7 @@ class Letters(Listing[Letter, LetterCursor]):
 class FailureList(Listing[Failure, str]):
     """The failures that are kept, the last one first; spans of time are counted back from now."""
 
-    noun = "failures"
+    noun = ("failure",)
 
     def __init__(self, access: Access, conditions: Conditions) -> None:
         super().__init__(conditions)
@@ -224,7 +224,7 @@ class Messages(Listing[WaitingMessage, MessageCursor]):
     not Redis.
     """
 
-    noun = "messages"
+    noun = ("message",)
     reach: Final = REACH
 
     def __init__(

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
-from redis_queue.basics.options import Conditions, nearest
+from redis_queue.basics.options import Conditions, counted, nearest
 from redis_queue.catalog import AnyQueue
 from redis_queue.model import Quarantined, Unread
 from redis_queue.operate.queue_row import Faults
@@ -59,12 +59,12 @@ class SearchReport:
         if task and len(self._names) < MAX_NAMES:
             self._names.add(task)
 
-    def no_match(self, noun: str, conditions: Conditions) -> tuple[str, str]:
+    def no_match(self, noun: Sequence[str], conditions: Conditions) -> tuple[str, str]:
         """Return the text for a search without a match, and suggestions to append; "" for none."""
         task = conditions.task_part or conditions.task
         near = self._near(task) if task else []
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-        return f"no match among {self.looked:,} {noun}", hint
+        return f"no match among {counted(self.looked, *noun)}", hint
 
     def _near(self, task: str) -> list[str]:
         names = sorted(self._names - {task})
@@ -120,8 +120,8 @@ class Listing(ABC, Generic[T, Cursor]):
     *reads*: bodies have to be read to know which match.
     """
 
-    noun: ClassVar[str]
-    """The word for several."""
+    noun: ClassVar[Sequence[str]]
+    """The word for one, and for several unless it only has an s."""
 
     def __init__(self, conditions: Conditions) -> None:
         self.conditions = conditions

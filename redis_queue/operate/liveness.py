@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from redis_queue.basics.options import counted
 from redis_queue.basics.times import monotonic, span_text
 from redis_queue.monitor.model import RunningTask, WorkerRow
 from redis_queue.monitor.monitor import SEEN_MS, Workers
@@ -155,7 +156,7 @@ def lost_text(row: WorkerRow, age: float, tasks: Sequence[RunningTask] = ()) -> 
     """Return when a lost worker was seen last, and what it ran then."""
     ran = [f"{task.task} for {span_text((row.seen_at - task.since).total_seconds())}" for task in tasks[:MAX_NAMED]]
     more = max(row.busy, len(tasks)) - len(ran)
-    others = f"{more:,} more" if ran else "1 task" if more == 1 else f"{more:,} tasks"
+    others = f"{more:,} more" if ran else counted(more, "task")
     texts = " and ".join(filter(None, (", ".join(ran), others if more else "")))
     return f"last seen {span_text(age)} ago; it ran {texts or 'nothing'}"
 
@@ -169,7 +170,7 @@ def _state(row: WorkerRow, age: float, waiting: int | None, stuck_after: float) 
     if silent:
         return "silent", f"silent for {span_text(age)}"
     if row.busy or row.stopping:
-        runs = f"it runs {row.busy:,} tasks"
+        runs = f"it runs {counted(row.busy, 'task')}"
         return ("stopping", f"it shuts down; {runs}") if row.stopping else ("busy", runs)
     limited = f"rate limits hold {row.limited:,} of its tasks back"
     return "alive", limited if row.limited else "it waits for messages"
@@ -186,7 +187,7 @@ def _stuck(row: WorkerRow, age: float, waiting: int | None, stuck_after: float) 
     settled = row.settled_age if row.settled_age is not None else (row.seen_at - row.started_at).total_seconds()
     rests = not (row.busy or row.stopping or row.limited)
     if waiting and rests and settled + age > stuck_after:
-        return f"{waiting:,} messages wait, and it has settled nothing for {span_text(settled + age)}"
+        return f"{counted(waiting, 'waiting message')}, and it has settled nothing for {span_text(settled + age)}"
     return ""
 
 

@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any, Final, Literal, TypeVar
 
 from redis_queue.basics.logs import hide_secrets
+from redis_queue.basics.options import counted
 from redis_queue.catalog import AnyQueue, kind_of
 from redis_queue.delay.model import sum_stats
 from redis_queue.errors import RedisQueueError, SchemaError, WrongTypeError
@@ -243,7 +244,7 @@ class Faults:
         """Return all errors in one line; "" if there are none."""
         named = [f"{row.kind} {row.name}: {row.error}" for row in [*self.rows.values()][:MAX_FAULTS]]
         more = len(self.rows) - MAX_FAULTS
-        return "; ".join([*named, *([f"{more:,} more queues"] if more > 0 else [])])
+        return "; ".join([*named, *([counted(more, "more queue")] if more > 0 else [])])
 
     def add(self, row: QueueRow) -> None:
         """Record a row with an error, unless its queue has one already."""

@@ -148,7 +148,7 @@ class ScheduleList(Listing[ScheduleRow, int]):
     While a list is paged through, a schedule that moves on may be missing or come twice.
     """
 
-    noun = "schedules"
+    noun = ("schedule",)
 
     def __init__(self, access: Access, part: str = "", state: State | None = None) -> None:
         super().__init__(Conditions(task_part=part or None))

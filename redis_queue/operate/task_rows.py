@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from kombu.exceptions import OperationalError
 
 from redis_queue.basics.lazy_property import LazyProperty
-from redis_queue.basics.options import Conditions
+from redis_queue.basics.options import Conditions, counted
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.queues.contents import InFlightMessages
 from redis_queue.celery.queues.message import WaitingMessage
@@ -319,7 +319,7 @@ def delayed(access: Access, conditions: Conditions) -> QueueLists:
         names,
         nullcontext(make),
         lambda: sum(len(access.delay_queue(name)) for name in names),
-        note=f"only those of the first {len(names):,} queues by name" if listing.next is not None else "",
+        note=f"only those of the first {counted(len(names), 'queue')} by name" if listing.next is not None else "",
     )
 
 
@@ -345,7 +345,7 @@ def waiting(access: Access, conditions: Conditions) -> QueueLists:
         [row.name for row in rows],
         _opening_messages(access, conditions),
         lambda: total,
-        note="" if are_all else f"only those of the {len(rows):,} longest queues",
+        note="" if are_all else f"only those of the {counted(len(rows), 'longest queue')}",
     )
 
 

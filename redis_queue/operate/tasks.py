@@ -175,7 +175,7 @@ class TaskSearch:
 
     def nothing(self, otherwise: str) -> tuple[str, str]:
         """Return what to tell if no task was found, and a hint: how many were searched, or *otherwise*."""
-        return self.report.no_match("tasks", self.conditions) if self.searches else (otherwise, "")
+        return self.report.no_match(("task",), self.conditions) if self.searches else (otherwise, "")
 
     def _look(self, place: _Place, position: _Position, rows: list[TaskRow], share: int) -> Look:
         """Append up to *share* tasks of *place* to *rows*, and move its *position*."""
@@ -197,7 +197,7 @@ class TaskSearch:
         position.cursor, position.is_over = found.next, found.next is None
         position.looked += found.looked
         total = None if position.is_over else listing.total()
-        notes = f"{found.unread:,} are too large to search" if found.unread else "", listing.fault_text()
+        notes = f"too large to search: {found.unread:,}" if found.unread else "", listing.fault_text()
         return Look(place.name, position.looked, total, not position.is_over, "; ".join(filter(None, notes)))
 
 

@@ -11,7 +11,7 @@ from kombu.exceptions import OperationalError
 
 from redis_queue.admission.declarations import Declaration, Declarations
 from redis_queue.basics.logs import hide_secrets
-from redis_queue.basics.options import some_of
+from redis_queue.basics.options import counted, some_of
 from redis_queue.celery.admission.admission import AdmissionKeys, places_without_message
 from redis_queue.celery.brokers.redis import is_same_database
 from redis_queue.celery.kombu.connection import client_of
@@ -69,7 +69,7 @@ def flow_places(access: Access) -> Iterator[Finding]:
         return
     if taken:
         yield warning(
-            f"{taken:,} places in flows belong to messages that are not in flight, and no worker frees them",
+            f"{counted(taken, 'place')} in flows held by messages that are not in flight: no worker frees them",
             "start a worker of an app with flows: it frees them within one and a half times the visibility timeout",
         )
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from flask import Blueprint, abort
 
+from redis_queue.basics.options import counted
 from redis_queue.monitor.model import Series
 from redis_queue.operate.history import SPANS, HistoryRow, compare, curves, table
 from redis_queue.web import request_args
@@ -73,7 +74,7 @@ def curves_of(chosen: Sequence[Series] | None, count: int) -> str:
     if len(chosen) == 1:
         return f"{chosen[0].task} in {chosen[0].queue}"
     most = f"the {MAX_CURVES} with most runs of " if count > MAX_CURVES else ""
-    return f"{most}{count:,} tasks that match"
+    return f"{most}{counted(count, 'task')} found"
 
 
 def _p95(times: Any) -> float:

@@ -177,7 +177,7 @@ class TestParts:
             ("scheduled list --task remidn", "no match among 3 entries in {url}; did you mean 'shop.remind'?"),
             ("scheduled list --task xyz", "no match among 3 entries in {url}"),
             ("scheduled list --due-after 9d", "no match among 0 entries in {url}"),
-            ("dead list --task remind", "no match among 1 dead letters in {url}"),
+            ("dead list --task remind", "no match among 1 dead letter in {url}"),
             ("dead list --name scheduled", "no dead letters in {url}"),
         ],
     )

@@ -128,7 +128,7 @@ def test_fix_alone_changes_nothing(stage: Stage, sound: RedisServer) -> None:
     done = run(sound.url, "--fix")
     assert done.exit_code == 1
     assert keyspace(stage.client) == before
-    assert "orphans: queue orders: move 1 records without a place back into the ready list" in done.output
+    assert "orphans: queue orders: move 1 record without a place back into the ready list" in done.output
     assert "1 would be repaired; nothing was changed" in done.output
 
 

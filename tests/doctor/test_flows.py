@@ -186,7 +186,7 @@ class TestPlaces:
         client.hset(KEYS.held.decode(), mapping={"flow-a-1": "x", "flow-a-2": "x", "flow-a-3": "x"})
         client.zadd("unacked_index", {"flow-a-2": 1})
         [(text, _)] = found_by(app, "flow places")
-        assert text == "2 places in flows belong to messages that are not in flight, and no worker frees them"
+        assert text == "2 places in flows held by messages that are not in flight: no worker frees them"
         report(client, "mail", keeper=True)
         assert found_by(app, "flow places") == []
 

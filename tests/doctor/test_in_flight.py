@@ -68,8 +68,7 @@ class TestIndex:
         [said] = found(app, client)
         assert (said.severity, said.repairable, said.advice) == ("error", True, "redis-queue doctor --fix")
         assert said.found == (
-            "1 messages in flight are not in unacked_index, and never come back if their workers are gone: "
-            f"task {one} ({tag})"
+            f"1 message in flight, but not in unacked_index: lost if the worker is gone: task {one} ({tag})"
         )
         assert found(None, client) == [said]
 
@@ -77,7 +76,7 @@ class TestIndex:
         client.hset("unacked", mapping={f"tag-{number:04}": "{" for number in range(1200)})
         client.hset("unacked", "tag-0000", json.dumps([{"headers": {"id": "x"}}, "a" * LARGE, ""]))
         [said] = found(app, client)
-        assert said.found.startswith("1,200 messages in flight ")
+        assert said.found.startswith("1,200 messages in flight, ")
         assert said.found.endswith(f": tag-0000, tag-0001, tag-0002, tag-0003, tag-0004 and {1200 - NAMED:,} more")
 
     def test_a_repair_brings_it_back(self, app: Celery, client: redis.Redis) -> None:
@@ -180,7 +179,7 @@ class TestBareWorkers:
         [said] = found(app, client, BARE)
         assert said.severity == "warning"
         assert said.found == (
-            "workers without leases consume beside workers with leases; 2 of 3 messages in flight have no lease. If "
+            "workers without leases consume beside workers with leases; without a lease: 2 of 3 messages in flight. If "
             "they are killed, their tasks come back only by kombu's visibility timeout (1 h); tasks that run for "
             "longer than it run twice"
         )
@@ -235,7 +234,7 @@ class TestBareWorkers:
                 wait_until(lambda: app.control.ping(timeout=0.5), description="an answer of the worker")
                 [said] = found(app, client, BARE, ask=True)
                 assert said.found.startswith("workers without leases consume beside workers with leases: old@")
-                assert " (no report); 1 of 2 messages in flight have no lease. If" in said.found
+                assert " (no report); without a lease: 1 of 2 messages in flight. If" in said.found
                 leasing.end_task("old")
                 leasing.end_task("new")
                 leasing.wait_until_settled()

@@ -64,8 +64,8 @@ def test_findings_have_numbers_and_places(stage: Stage) -> None:
     assert stage.delayed.moves.lead("host:1", 60).mine
     found = [finding.found for finding in examine(stage.client) if finding.severity == "error"]
     assert found[:2] == [
-        "queue orders: 1 records are in no place: no consumer gets them",
-        "queue orders: 1 ids are in a place without a record",
+        "queue orders: 1 record in no place: no consumer gets them",
+        "queue orders: 1 id in a place without a record",
     ]
     assert found[2].startswith("delay reminders: the first entry is overdue by ")
     assert found[2].endswith(", and host:1 leads")
@@ -117,7 +117,7 @@ def test_a_huge_queue_is_checked_in_part(client: redis.Redis) -> None:
     findings = examine(client)
     calls: Any = client.info("commandstats")
     assert [finding.found for finding in findings if finding.severity == "error"] == [
-        "queue huge: 3 records are in no place: no consumer gets them"
+        "queue huge: 3 records in no place: no consumer gets them"
     ]
     # At most 10,000 records of 100,000, and 500 in each script.
     scripts, looks = calls["cmdstat_evalsha"]["calls"], calls["cmdstat_hexists"]["calls"]

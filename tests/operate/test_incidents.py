@@ -316,14 +316,11 @@ CASES: dict[str, tuple[Situation, list[str]]] = {
             queues=[QueueRow("delay", "scheduled", ready=5, oldest_at=ago(90)), QueueRow("delay", "own", ready=1)],
             dispatchers={"scheduled": 0, "own": None},
         ),
-        [
-            "error: late entries: delay scheduled: 5 of 5 entries are due, the first one for 1 min, and nobody "
-            "dispatches"
-        ],
+        ["error: late entries: delay scheduled: 5 of 5 entries due, the first one for 1 min, and nobody dispatches"],
     ),
     "nobody dispatches what is not due yet": (
         Situation(NOW, queues=[QueueRow("delay", "scheduled", delayed=5)], dispatchers={"scheduled": 0}),
-        ["error: late entries: delay scheduled: 0 of 5 entries are due, and nobody dispatches"],
+        ["error: late entries: delay scheduled: 0 of 5 entries due, and nobody dispatches"],
     ),
     "a full Redis": (
         Situation(NOW, pressure=[Finding("memory", "error", "97% of maxmemory is used", "make room")]),

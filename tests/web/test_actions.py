@@ -458,8 +458,8 @@ class TestQueues:
         ("verb", "question", "told"),
         [
             ("pause", "Pause orders?", "Nobody can claim its 2 ready messages"),
-            ("resume", "Resume quiet?", "Its 1 ready messages can be claimed again"),
-            ("putback", "Put back expired leases of orders?", "1 leases have expired"),
+            ("resume", "Resume quiet?", "Its 1 ready message can be claimed again"),
+            ("putback", "Put back expired leases of orders?", "1 expired lease: messages"),
         ],
     )
     def test_starts_with_a_preview(

@@ -50,7 +50,7 @@ def test_groups_come_first_then_failures(reader: Browser) -> None:
     page = reader.get("/failures")
     assert page.text.index("By task and exception") < page.text.index("Failures, the last one first")
     assert "2 failures; the last 1,000 are kept for 7 days." in page.text
-    assert "5 were not kept because more than 100 came from a worker in a second" in page.text
+    assert "5 failures not kept because more than 100 came from a worker in a second" in page.text
     assert "/failures?task=shop.remind&exception=ValueError" in page.links
 
 

@@ -72,7 +72,7 @@ class TestList:
 
     def test_search(self, reader: Browser, flows: Flows) -> None:
         page = reader.get("/flows?name=queue:s")
-        assert "1 flows match." in page.text
+        assert "1 flow found." in page.text
         assert page.link("/flow?").endswith("queue:slow")
         assert "No flow has a name like this." in reader.get("/flows?name=nosuch").text
 
@@ -199,7 +199,7 @@ class TestKey:
     def test_pause_limit_and_reset(self, writer: Browser, mail: Flows, filled: redis.Redis) -> None:
         page = preview(writer, "flow-pause", self.ANN)
         assert "Pause the key 'ann' of queue:mail?" in page.text
-        assert "neither the 3 that wait with this key, nor later ones" in page.text
+        assert "neither those that wait with this key (3), nor later ones" in page.text
         assert not mail.key("queue:mail", "ann").paused
         done = writer.send(page.confirmation)
         assert "key ann of queue:mail: paused; 0 running, 3 waiting." in done.text
@@ -298,7 +298,7 @@ class TestCeleryQueue:
 class TestActing:
     def test_pause_and_resume(self, writer: Browser, flows: Flows, filled: redis.Redis) -> None:
         page = preview(writer, "flow-pause")
-        assert "neither the 7 that wait in this flow, nor later ones. The 2 that run go on." in page.text
+        assert "neither those that wait in this flow (7), nor later ones. Running messages go on: 2." in page.text
         assert not state(flows, "queue:bulk").paused
         assert "queue:bulk: paused, limit 40" in writer.send(page.confirmation).text
         assert state(flows, "queue:bulk").paused

@@ -101,7 +101,7 @@ def test_a_search_continues_where_its_limit_ended(large: redis.Redis) -> None:
     assert found == [f"waits-{number}" for number in range(COUNT)]
     assert unread == 1
     shown = Browser(dashboard(large, secret_key=KEY)).get("/scheduled?task=shop.report")
-    assert "1 of them are too large to search here" in shown.text
+    assert "Too large to search here: 1;" in shown.text
 
 
 def test_the_command_line_reads_all_in_small_batches(large: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:

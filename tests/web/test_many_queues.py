@@ -91,9 +91,9 @@ def test_queues_are_paged_and_searched(crowded: redis.Redis) -> None:
         "/queue?kind=queue&name=zz-last",
         "/queue?kind=delay&name=zz-last",
     ]
-    assert "2 queues match." in found.text
+    assert "2 queues found." in found.text
     overview = browser.get("/")
-    assert f"{NAMES + 2 - 200:,} more are listed under all queues" in overview.text
+    assert f"All queues has {NAMES + 2 - 200:,} more." in overview.text
 
 
 def test_queues_with_problems_come_first(client: redis.Redis) -> None:
@@ -202,7 +202,7 @@ def test_more_names_than_are_listed(client: redis.Redis) -> None:
     listing = Inspector(client).catalog.listing()
     assert (len(listing.known), listing.total, listing.unseen) == (MAX_ROWS, MAX_FIELDS, 500)
     page = Browser(dashboard(client, secret_key=KEY)).get("/queues")
-    assert "500 more are not listed" in page.text
+    assert "Not listed: 500 more" in page.text
 
 
 def test_a_broken_queue_does_not_hide_others(client: redis.Redis) -> None:

@@ -123,8 +123,8 @@ class TestCurves:
         [
             ("", 12, "all tasks"),
             ("?task=remind", 7, "shop.remind in celery"),
-            ("?queue=celery", 12, "2 tasks that match"),
-            ("?task=nothing", 0, "0 tasks that match"),
+            ("?queue=celery", 12, "2 tasks found"),
+            ("?task=nothing", 0, "0 tasks found"),
             ("?one=shop.other&of=celery", 5, "shop.other in celery"),
         ],
     )

@@ -301,7 +301,7 @@ def test_a_page_says_which_queues_it_leaves_out(
     DelayQueue("later", world.client).push("x", delay=60)
     page = browser.get(f"/tasks?text={ORDER}")
     assert [link for link in page.links if link.startswith("/task?")] == ["/task?id=s1", "/task?id=s2"]
-    assert "Waiting: only those of the 1 longest queues; delayed: only those of the first 1 queues by name" in page.text
+    assert "Waiting: only those of the 1 longest queue; delayed: only those of the first 1 queue by name" in page.text
 
 
 def test_messages_that_wait_for_a_place_are_counted_once(world: World, app: Celery) -> None:
@@ -427,7 +427,7 @@ def test_messages_in_flight_are_read_within_a_bound(world: World, app: Celery, m
         ("fetched", f"fetch-{number}") for number in range(30) if number not in (3, 4, 5)
     )
     (page,) = pages(app, 100, ("fetched",), text=ORDER)
-    assert [look.text for look in page.looks if look.text] == ["in flight: 1 are too large to search"]
+    assert [look.text for look in page.looks if look.text] == ["in flight: too large to search: 1"]
 
 
 def test_a_running_task_is_found_by_what_only_its_message_tells(world: World, app: Celery) -> None:

@@ -63,7 +63,7 @@ class TestList:
 
     def test_search(self, reader: Browser, owners: Owners) -> None:
         page = reader.get("/unique?task=build")
-        assert "1 owned keys match." in page.text
+        assert "1 owned key found." in page.text
         assert "shop.sync" not in page.text
         assert "No task with a name like this owns a key." in reader.get("/unique?task=order").text
 

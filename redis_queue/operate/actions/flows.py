@@ -39,8 +39,8 @@ def pause(access: Access, choice: Choice) -> Plan:
     """
     state = _found(access, choice, flows.flow_or_queue)
     text = (
-        f"No message starts until it is resumed: neither the {state.waiting:,} that wait {state.within}, nor later "
-        f"ones. The {state.running:,} that run go on."
+        f"No message starts until it is resumed: neither those that wait {state.within} ({state.waiting:,}), nor later "
+        f"ones. Running messages go on: {state.running:,}."
     )
     nothing = "It is paused already" if state.paused else ""
     return state.step(access, "Pause", access.flows.pause, text, nothing=nothing)
@@ -76,7 +76,7 @@ def set_limits(access: Access, choice: Choice) -> Plan:
     changes, before = flows.read_changes(state.flow, texts, of_key=state.key is not None), state.limits
     text = (
         "The new limits are in force in all workers at once, until they are reset. "
-        f"The {state.running:,} messages that run go on."
+        f"Running messages go on: {state.running:,}."
     )
     rows = [(*before[name], value) for name, value in changes.items()]
     change, detail = partial(access.flows.set, **changes), flows.changes_text(changes)

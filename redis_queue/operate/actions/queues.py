@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from redis_queue.basics.options import counted
 from redis_queue.catalog import AnyQueue
 from redis_queue.errors import InvalidValueError
 from redis_queue.operate.access import Access
@@ -50,7 +51,7 @@ def pause(access: Access, choice: Choice) -> Plan:
     queue = _redis_queue(access, choice)
     stats = queue.stats()
     text = (
-        f"Nobody can claim its {stats.ready:,} ready messages, or messages put later, until it is resumed. "
+        f"Nobody can claim its {counted(stats.ready, 'ready message')}, or messages put later, until it is resumed. "
         "Messages in flight are not affected."
     )
     nothing = "It is paused already" if stats.paused else ""
@@ -62,7 +63,7 @@ def resume(access: Access, choice: Choice) -> Plan:
     """Allow claims again."""
     queue = _redis_queue(access, choice)
     stats = queue.stats()
-    text = f"Its {stats.ready:,} ready messages can be claimed again."
+    text = f"Its {counted(stats.ready, 'ready message')} can be claimed again."
     nothing = "" if stats.paused else "It is not paused"
     told = f"{queue.name} resumed"
     return one_step(f"Resume {queue.name}", queue.name, queue.resume, text, told=told, nothing=nothing)
@@ -80,7 +81,7 @@ def put_back(access: Access, choice: Choice) -> Plan:
         yield Result(back.returned + back.dead, tried=count, text=text, counts=counts)
 
     text = (
-        f"{count:,} leases have expired. Their messages can be claimed again, or become dead letters if their "
+        f"{counted(count, 'expired lease')}: messages can be claimed again, or become dead letters if their "
         "deliveries are used up."
     )
     nothing = "" if count else "No lease has expired"

@@ -143,7 +143,7 @@ def delete(access: Access, choice: Choice) -> Plan:
     if not force:
         check_deletable(schedule.name, schedule.definition)
     change = partial(access.schedules.delete, schedule.name, force=force)
-    text = f"It has sent {schedule.runs:,} runs. {_next_text(schedule)}."
+    text = f"It has sent {counted(schedule.runs, 'run')}. {_next_text(schedule)}."
     return one_step(
         f"Delete the schedule {schedule.name}", schedule.name, change, text, told=f"{schedule.name} deleted"
     )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
-from redis_queue.basics.options import did_you_mean
+from redis_queue.basics.options import counted, did_you_mean
 from redis_queue.basics.times import from_ms, to_ms
 from redis_queue.celery.monitor import remote
 from redis_queue.errors import ConfigurationError, InvalidNameError, InvalidValueError, WorkerRefusedError
@@ -154,11 +154,11 @@ def shut_down(access: Access, choice: Choice) -> Plan:
     """
     app, row = app_of(access), worker_of(access, choice.scope["name"])
     text = (
-        f"The worker takes no more tasks, ends when the {row.busy:,} that it runs have ended, and gives the "
-        f"{row.prefetched:,} that it has prefetched back to the broker. A supervisor such as systemd or Kubernetes may "
-        "start it again."
+        f"The worker takes no more tasks, ends after its {counted(row.busy, 'running task')}, and gives "
+        f"{counted(row.prefetched, 'prefetched message')} back to the broker. A supervisor such as systemd or "
+        "Kubernetes may start it again."
     )
-    question = f"Shut down {row.name} after its {row.busy:,} running tasks"
+    question = f"Shut down {row.name} after its {counted(row.busy, 'running task')}"
     told = f"{row.name} ends after its running tasks"
     change = lambda: remote.shut_down(app, row.name, row.pid)  # noqa: E731
     return _of_process(row, choice, change, question=question, text=text, told=told)
@@ -175,11 +175,11 @@ def resize(access: Access, choice: Choice) -> Plan:
     if row.pool not in RESIZES:
         raise InvalidValueError(f"{row.name}: the size of a {row.pool or 'unknown'} pool cannot be changed")
     text = (
-        f"The worker runs up to {size:,} tasks at once, until it ends: its next start has the size of its command line."
-        f" It runs {row.busy:,} now; processes that are busy cannot be removed."
+        f"The worker runs up to {counted(size, 'task')} at once, until it ends: its next start has the size of its "
+        f"command line. It runs {row.busy:,} now; processes that are busy cannot be removed."
     )
     question = f"Resize {row.name} from {row.concurrency:,} to {size:,}"
-    told, detail = f"{row.name} runs {size:,} tasks at once", f"from {row.concurrency} to {size}"
+    told, detail = f"{row.name} runs {counted(size, 'task')} at once", f"from {row.concurrency} to {size}"
     change = lambda: remote.resize(app, row.name, row.pid, size)  # noqa: E731
     return _of_process(row, choice, change, question=question, text=text, told=told, detail=detail)
 

@@ -112,7 +112,7 @@ def slow_queues(now: Situation) -> Iterator[Incident]:
         yield Incident(
             row.name,
             "warning",
-            f"Celery queue {row.name}: the oldest of {row.ready:,} messages has waited for "
+            f"Celery queue {row.name}: the oldest of {counted(row.ready, 'message')} has waited for "
             f"{span_text(waits, parts=1)}; {told}{_holders(now, workers)}",
             f"start more workers with -Q {quote(row.name)}, or look at its slowest tasks: redis-queue history",
             page_of("celery-queue", name=row.name),
@@ -129,11 +129,12 @@ def late_entries(now: Situation) -> Iterator[Incident]:
         if dispatchers is None or not (late >= LONG or (dispatchers == 0 and row.ready + row.delayed)):
             continue
         first = f", the first one for {span_text(late, parts=1)}" if row.ready else ""
+        total = counted(row.ready + row.delayed, "entry", "entries")
         what = f"dispatchers run: {dispatchers:,}" if dispatchers else "nobody dispatches"
         yield Incident(
             row.name,
             "warning" if dispatchers else "error",
-            f"delay {row.name}: {row.ready:,} of {row.ready + row.delayed:,} entries are due{first}, and {what}",
+            f"delay {row.name}: {row.ready:,} of {total} due{first}, and {what}",
             "look at the errors of the dispatchers on the page of workers, and whether the broker takes messages"
             if dispatchers
             else "start a worker whose app has DurableTasks(app), or run celery -A app redis-queue dispatch",
@@ -267,7 +268,7 @@ def _holders(now: Situation, workers: Sequence[WorkerState]) -> str:
     where = rows[0].name if len(rows) == 1 else f"{len(rows):,} workers"
     if not _is_full(workers):
         limited = sum(row.limited for row in rows)
-        held = f", and rate limits hold {limited:,} tasks back" if limited else ""
+        held = f", and rate limits hold {counted(limited, 'task')} back" if limited else ""
         return f"{busy:,} of {places:,} processes of {where} are busy{held}"
     who = {1: "the only process", 2: "both processes"}.get(places, f"all {places:,} processes")
     return f"{who} of {where} {'is' if places == 1 else 'are'} busy{': ' if runs else ''}{tasks_text(now, runs)}"

@@ -78,7 +78,8 @@ def failed_schedules(now: Situation) -> Iterator[Incident]:
             yield Incident(
                 row.name,
                 "warning",
-                f"schedule {row.name} is paused: {schedule.failures:,} runs of {schedule.task} in a row failed",
+                f"schedule {row.name} is paused: {counted(schedule.failures, 'run')} of {schedule.task} in a row "
+                "failed",
                 f"see why: redis-queue failures list --task {quote(schedule.task)}; then redis-queue schedules resume "
                 f"{quote(row.name)}",
                 page_of("schedule", name=row.name),

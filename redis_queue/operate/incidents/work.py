@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from shlex import quote
 from typing import Final
 
+from redis_queue.basics.options import counted
 from redis_queue.basics.times import span_text
 from redis_queue.monitor.model import RunningTask, Tally
 from redis_queue.operate.incidents.situation import (
@@ -159,8 +160,8 @@ def _rise(spans: Mapping[str, int], minutes: Sequence[Tally]) -> tuple[str, int]
     for since, length in spans.items():
         before, recent = sum(minutes[:-length], Tally()), sum(minutes[-length:], Tally())
         if _rose(before, recent):
-            earlier = f"{before.failed:,} of {before.ends:,} times in the {len(minutes) - length} min before"
-            return f"{recent.failed:,} of {recent.ends:,} times {since}, and {earlier}", length
+            earlier = f"{before.failed:,} of {counted(before.ends, 'time')} in the {len(minutes) - length} min before"
+            return f"{recent.failed:,} of {counted(recent.ends, 'time')} {since}, and {earlier}", length
     return "", len(minutes)
 
 

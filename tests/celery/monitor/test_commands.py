@@ -100,7 +100,7 @@ def test_a_worker_that_shuts_down_says_so_and_why_it_takes_no_commands(observed:
         os.kill(worker.pid, signal.SIGTERM)
         wait_until(lambda: row_of(observed).stopping, description="a report that it shuts down")
         row = row_of(observed)
-        assert state_of(row, 0.0) == ("stopping", "it shuts down; it runs 1 tasks")
+        assert state_of(row, 0.0) == ("stopping", "it shuts down; it runs 1 task")
         found = stop(access, task)
         assert found.count == 0
         assert "it shuts down and takes no commands" in found.reasons[0]
