@@ -188,7 +188,7 @@ METRICS: Final[Mapping[str, MetricGroup]] = {
         _counter(
             "leases_restored", "Messages that went back into their queues after their leases had expired.", "restored"
         ),
-        _counter("tasks_dead", "Tasks that became dead letters because they killed their workers too often.", "dead"),
+        _counter("tasks_dead", "Tasks that became dead letters: started too often without an outcome.", "dead"),
         _counter("starts_dropped", "Tasks that a worker did not start because another worker has them.", "dropped"),
     ),
     "workers": MetricGroup(

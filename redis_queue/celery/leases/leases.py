@@ -57,6 +57,7 @@ class HeldMessage:
     id: str
     told_at: float = float("inf")
     lost: bool = False
+    given_back: bool = False
 
     def score_at(self, renewed: RenewalTime) -> float:
         """Return the time of the lease after the last renewal."""
@@ -142,12 +143,12 @@ class WorkerLeases:
                 message.told_at = now
 
     def let_go(self, tag: str) -> None:
-        """Return the message of *tag* soon: the worker has dropped it."""
+        """Return the message of *tag* soon: the worker has given it back."""
         if (held := self._held.get(tag)) is not None:
-            held.message = lambda: None
+            held.message, held.given_back = (lambda: None), True
 
-    def abandoned(self) -> dict[str, str]:
-        """Return the messages that can be neither run nor settled any more, tag -> task id, the oldest first.
+    def abandoned(self) -> dict[str, HeldMessage]:
+        """Return the messages that can be neither run nor settled any more, by their tags, the oldest first.
 
         Whoever may still settle a message refers to its object: the queue of a worker, a pool, a running task, a call
         that acknowledges it. So no pool has to tell that it has lost one.
@@ -161,7 +162,7 @@ class WorkerLeases:
             ended = monotonic()
             self._collect_at = ended + max(COLLECT_AFTER, (ended - began) / COLLECT_SHARE)
         return {
-            tag: held.id
+            tag: held
             for tag, held in all_held.items()
             if held.message() is None and tag not in self.settlement and tag not in self._in_removal
         }
@@ -304,7 +305,7 @@ class LeaseCounters:
     lost: int = 0
     #: Messages that were returned to their queues because their leases had expired.
     restored: int = 0
-    #: Tasks that killed their workers too often and are dead letters now.
+    #: Tasks that were started too often without an outcome and are dead letters now.
     dead: int = 0
     #: Tasks that a worker did not start because another worker has them.
     dropped: int = 0

@@ -1,4 +1,4 @@
-"""DeliveryLimit: a task that kills worker after worker is not run again."""
+"""DeliveryLimit: a task that kills worker after worker, or whose result can never be stored, is not run again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import json
 import signal
 import socket
+import sys
 import threading
 import time
 from _thread import start_new_thread
@@ -19,6 +20,7 @@ from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.utils.dispatch import Signal
 from celery.worker import state
 from celery.worker.request import Request
+from celery.worker.state import requests as held_requests
 
 from redis_queue.basics.logs import OutageLog, logger_of
 from redis_queue.basics.times import END_OF_CALENDAR_MS
@@ -55,7 +57,7 @@ task_poisoned: Final = Signal(name="task_poisoned", providing_args={"task_id", "
 
 
 class MaxDeliveriesExceededError(Exception):
-    """The task killed its worker each time that it was started; it is a dead letter now."""
+    """Each start of the task killed its worker, or ended without a stored result; it is a dead letter now."""
 
 
 def is_own_exit(error: SystemExit) -> bool:
@@ -172,7 +174,8 @@ class DeliveryLimit:
         task_id = str(message.headers["id"])
         deliveries = len(starts) + 1
         places = ", ".join(f"{start['host']} at {_stamp(start['at'])}" for start in starts)
-        reason = f"its worker died {deliveries} times: at the first delivery, then on {places}"
+        times = f"{deliveries} times: at the first delivery, then on {places}"
+        reason = f"its worker died, or could not store its result, {times}"
         try:
             buried = self._store_dead(message, task_id, reason, deliveries)
             why = "other entries already have all ids that it could get: redrive or delete them"
@@ -267,11 +270,13 @@ class DeliveryLimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
         leases.count("dead")
         return True
 
-    def start(self, consumer: Any) -> None:  # noqa: ARG002 - what Celery calls
-        """Do not count starts of tasks that Celery cancelled because their connection was lost."""
+    def start(self, consumer: Any) -> None:
+        """Return the tasks that Celery cancelled because their connection was lost, and do not count their starts."""
         cancelled, self._cancelled = self._cancelled, []
         if cancelled:
             self._spare(cancelled)
+        for request in cancelled:
+            LeaseStep.of_worker(consumer).let_go(request)
 
     def _lose_connection(self, lose: Callable[[Exception], Any], error: Exception) -> Any:
         if self._consumer.app.conf.worker_cancel_long_running_tasks_on_connection_loss:
@@ -341,7 +346,12 @@ def _fail(consumer: Any, message: Any, task: Any, error: Exception) -> None:
     try:
         raise error
     except MaxDeliveriesExceededError:
-        request.on_failure(ExceptionInfo())
+        info = ExceptionInfo()
+    try:
+        request.on_failure(info)
+    except Exception:
+        # For Celery it would be an error of the broker, or end the worker.
+        logger.exception("cannot store the failure of %s[%s]", task.name, request.id, extra={"action": "state_unknown"})
     activity = getattr(consumer, "redis_queue_activity", None)
     if activity is not None:
         # Its runs were counted as retried, or died uncounted with their workers.
@@ -373,8 +383,10 @@ def _count_start(task_id: str, task: Any, **_: Any) -> None:
 
 
 def _forget_starts(task_id: str, task: Any, state: Any = None, **_: Any) -> None:
-    # Without a state its process is about to die: of sys.exit(), KeyboardInterrupt, or a signal.
-    if state is not None and (limit := _counted(task.app, task.request.delivery_info)):
+    # Without a state its process is about to die: of sys.exit(), KeyboardInterrupt, or a signal. With an error its
+    # result could not be stored: only a worker whose pool has other processes settles the message.
+    unsettled = state is None or (sys.exc_info()[0] is not None and task_id in held_requests)
+    if not unsettled and (limit := _counted(task.app, task.request.delivery_info)):
         limit.forget(counted_id(task_id, vars(task.request)))
 
 

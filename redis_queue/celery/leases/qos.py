@@ -272,28 +272,33 @@ class LeasedQoS(QoS):
             return True
 
     def _return_lost(self) -> None:
-        """Return the messages that nothing in this worker can run or settle any more."""
+        """Let go of the messages that nothing in this worker can run or settle any more.
+
+        Those that waited, or were given back, when their connection was lost return at once. The others may have run,
+        and would run again and again while no result can be stored: they return when their leases end, as those of a
+        killed worker.
+        """
         forget_lost_requests()
         lost = self.leases.abandoned()
-        waited = self.leases.carried.intersection(lost)
+        waited = {tag for tag, held in lost.items() if held.given_back or tag in self.leases.carried}
         # The oldest one last: it becomes the next one of its queue.
         for tag in reversed(lost):
-            if self.leases.is_ours(tag):
+            if tag in waited and self.leases.is_ours(tag):
                 self._return(tag)
             self.leases.drop(tag)
             for channel in self.channel.connection.channels:
                 if tag in channel.qos._delivered:
                     virtual.QoS.ack(channel.qos, tag)
         if waited:
-            text = "returned %d messages that waited when their connection was lost"
+            text = "returned %d messages that waited, or were given back, when their connection was lost"
             logger.info(text, len(waited), extra={"action": "waiting_returned"})
-        if ids := [id_ for tag, id_ in lost.items() if tag not in waited]:
+        if ids := [held.id for tag, held in lost.items() if tag not in waited]:
             logger.warning(
-                "returned %d messages that this worker had lost: their tasks ended without an outcome (as when no "
-                "result can be stored), or its pool has dropped them; tasks %s",
+                "lost %d messages, which come again when their leases end: their tasks ended without an outcome (as "
+                "when no result can be stored), or the pool has dropped them; tasks %s",
                 len(ids),
                 ", ".join(ids[:SHOWN]),
-                extra={"action": "lost_returned"},
+                extra={"action": "messages_lost"},
             )
 
     def _sweep(self, limit: int | None) -> None:

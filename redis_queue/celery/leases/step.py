@@ -181,11 +181,11 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         for found in reserved:
             _reserve_again(found())
         for found in timed:
-            self._let_go(found())
+            self.let_go(found())
         forget_lost_requests()
 
-    def _let_go(self, request: Any) -> None:
-        """Return the message of *request*, which the timer refers to for long after Celery has cancelled it."""
+    def let_go(self, request: Any) -> None:
+        """Return the message of *request* soon if Celery has cancelled it; something may refer to it for longer."""
         if request is not None and request not in state.reserved_requests:
             tag = request.message.delivery_tag
             leases = self.of(tag)

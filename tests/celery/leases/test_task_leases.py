@@ -311,29 +311,40 @@ class TestMessageThatItsWorkerLost:
         first([(FETCHES[-1], "threads"), (FETCHES[-1], "gevent"), (POP, "solo"), (FETCHES[-1], "eventlet")]),
         indirect=["leasing"],
     )
-    def test_comes_again_when_no_outcome_of_its_task_could_be_stored(self, leasing: Leasing, pool: str) -> None:
+    def test_comes_again_when_its_lease_ends_while_no_outcome_can_be_stored(self, leasing: Leasing, pool: str) -> None:
+        """Each run counts as a delivery."""
         once = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
         leasing.settings["result_backend_transport_options"] = {"retry_policy": once}
+        leasing.settings["redis_queue_max_deliveries"] = 2
         with RedisServer() as backend:
             url = {"RESULT_URL": f"redis+socket://{backend.socket}"}
-            with leasing.worker("one", pool=pool, timeout=60.0, environment=url).ready() as one:
-                ids = [leasing.send(WAIT).id for _ in range(2)]
-                leasing.wait_for_starts(1)
+            with leasing.worker("one", pool=pool, environment=url).ready() as one:
                 backend.kill()
-                leasing.end_task("one")
-                leasing.wait_for_ends(1)
-                wait_until(lambda: leasing.started.count(leasing.started[0]) == 2, description="it to run again")
+                leasing.end_task("one", 4)
+                began = time.monotonic()
+                id_ = leasing.send(WAIT).id
+                leases = leasing.leases()
+                wait_until(leases.dead_letters, timeout=90, description="a dead letter")
+                assert time.monotonic() > began + 2 * TIMEOUT
+                assert leasing.started == [id_] * 2
+                assert "could not store its result, 2 times" in leases.dead_letters()[0].reason
+                one.wait_for_output("cannot store the failure of")
+                after = leasing.send(WAIT).id
+                lost = "lost 1 messages"
+                wait_until(lambda: one.output.count(lost) == 3, timeout=90, description="the next one to be lost")
                 backend.restart()
-                # One for each run.
-                leasing.end_task("one", 2)
-                wait_until(lambda: set(leasing.ended) == set(ids), description="the next task to run")
+                leasing.wait_for_ends(4)
                 leasing.wait_until_settled()
-                assert one.output.count("returned 1 messages that") == 1
+                assert leasing.started == [id_] * 2 + [after] * 2
+                assert one.finish() == 0
+                # What the solo pool raises reaches the worker.
+                assert ("Connection to broker lost" in one.output) == (pool == "solo")
+            assert not [key for key in leasing.client.scan_iter() if b":starts:" in key]
 
     @pytest.mark.parametrize("leasing", [FETCHES[-1]], indirect=True)
     def test_comes_again_when_the_child_that_had_a_batch_of_them_is_killed(self, leasing: Leasing) -> None:
         leasing.settings |= {"worker_prefetch_multiplier": 4, "worker_proc_alive_timeout": 30}
-        with leasing.worker("one", pool="prefork", timeout=60.0).ready() as one:
+        with leasing.worker("one", pool="prefork").ready() as one:
             ids = sorted(leasing.send(BATCH).id for _ in range(2))
             leasing.wait_for_starts(2)
             for child in psutil.Process(one.pid).children():
@@ -483,7 +494,7 @@ class TestKeeper:
         leasing.settings["worker_cancel_long_running_tasks_on_connection_loss"] = True
         with RedisServer(aof="always") as broker, broker.client() as client:
             split = replace(leasing, broker_url=f"redis+socket://{broker.socket}", broker=client)
-            with split.busy("one", pool="prefork"):
+            with split.busy("one", pool="prefork", timeout=60.0):
                 broker.restart()
                 id_, again = split.wait_for_starts(2)
                 assert id_ == again

@@ -70,9 +70,7 @@ def test_figures_are_those_of_what_happened(observed: Observed) -> None:
     assert [counts[name] for name in ("put", "dispatched", "acked", "dead")] == [5, 5, 0, 1]
     causes = [row["cause"] for row in command("incidents")["incidents"] if row["kind"] == "dead letters"]
     assert len(causes) == 1
-    told = (
-        rf"delay scheduled: 1 dead letter; the last one, {CRASH} of queue celery, died .* ago: its worker died 2 times"
-    )
+    told = rf"delay scheduled: 1 dead letter; the last one, {CRASH} of queue celery, died .* ago: its worker .* 2 times"
     assert re.match(told, causes[0])
     life = command("task", crashed)
     assert [event["what"] for event in life["events"]].count("sent") == 1
