@@ -22,6 +22,7 @@ from tests.support.celery.observed_names import GATE, SEEN
 from tests.support.celery.observing import Observed
 from tests.support.cli.commands import Run, answer, runner
 from tests.support.clock import Clock
+from tests.support.marks import thorough
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.timeout(180)
@@ -107,6 +108,23 @@ def test_tasks_that_match_are_stopped_wherever_they_are(observed: Observed) -> N
         assert [client.llen("slow"), len(StoredTasks.of(app).queue)] == [0, 0]
     line = Audit(client, "redis_queue").last()[0]
     assert (line.verb, line.count, line.detail) == ("stop", 4, "1 delayed, 1 waiting, 1 fetched, 1 running")
+
+
+@pytest.mark.parametrize("pool", ["threads", *thorough("gevent", "eventlet")])
+def test_a_task_that_waits_in_its_pool_is_stopped(observed: Observed, pool: str) -> None:
+    app, client = observed.app, observed.client
+    with observed.worker("--concurrency", "1", "--loglevel", "INFO", pool=pool) as worker:
+        runs, stopped = (observed.send(GATE, name) for name in ("runs", "stopped"))
+        wait_until(lambda: observed.workers.find_running(runs), timeout=60, description="the report")
+        worker.wait_for_output(f"{stopped}] received")
+        observed.send(GATE, "last")
+        assert answer(run_in(app, "stop", stopped, "--yes", "--json")) == {"stopped": 1}
+        worker.wait_for_output("Tasks flagged as revoked")
+        client.rpush("runs", "go")
+        client.rpush("last", "go")
+        tally = observed.wait_for(GATE, 3)
+        assert (tally.executed, tally.revoked) == (2, 1)
+        assert client.lrange(SEEN, 0, -1) == [b"runs", b"last"]
 
 
 @pytest.fixture

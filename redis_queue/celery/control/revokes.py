@@ -9,9 +9,11 @@ from typing import Any, Final
 from celery import Celery, bootsteps
 from celery.utils.collections import LimitedSet
 from celery.worker import state
+from celery.worker.request import Request
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import monotonic
+from redis_queue.celery.kombu.internals import around
 from redis_queue.celery.message.headers import call_in
 from redis_queue.celery.stored_tasks import delayed_of
 from redis_queue.delay.entries import MAX_REVOKED, REMEMBERED
@@ -19,6 +21,9 @@ from redis_queue.errors import RedisQueueError
 from redis_queue.store.ids import is_id
 
 logger = logger_of(__name__)
+
+HAND_OVER: Final = frozenset(f"celery.concurrency.{name}" for name in ("thread", "gevent", "eventlet"))
+"""Modules of the pools that start a task later than Celery asks whether it is revoked."""
 
 RETRY: Final = 5.0
 """Seconds after which a worker that could not read the revoked ids tries again."""
@@ -83,6 +88,8 @@ class RevokeStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self._app = consumer.app
+        if type(consumer.pool).__module__ in HAND_OVER:
+            around(consumer.pool, "on_apply", _unless_revoked)
 
     def start(self, consumer: Any) -> None:
         """Read the ids; while the store is away, try again later."""
@@ -106,6 +113,24 @@ class RevokeStep(bootsteps.StartStopStep):  # type: ignore[misc]
             return handle(message)
 
         return on_message
+
+
+def _unless_revoked(apply: Callable[..., Any], target: Any, args: Any, kwargs: Any, **options: Any) -> Any:
+    """Let a pool *apply* a *target*, but discard a task that is revoked or expired when it is to start."""
+    accepted, discarded = options.get("accept_callback"), False
+    request: Any = getattr(accepted, "__self__", None)
+
+    def accept(*found: Any) -> None:
+        nonlocal discarded
+        discarded = request.revoked()
+        kept(accepted)(*found)
+
+    def kept(call: Any) -> Any:
+        return lambda *args, **kwargs: None if discarded else call(*args, **kwargs)
+
+    if isinstance(request, Request):
+        target, options = kept(target), {**options, "accept_callback": accept, "callback": kept(options["callback"])}
+    return apply(target, args, kwargs, **options)
 
 
 def is_newer(app: Celery, task_id: str, headers: Mapping[str, Any]) -> bool:

@@ -35,8 +35,8 @@ STATES: Final = ("delayed", "waiting", "fetched", "running")
 
 TEXT: Final = (
     "Tasks that are delayed, wait, or are fetched never run, and their results are REVOKED. Running ones end at once, "
-    "are not run again, and what they have done so far stays. A fetched task that starts at this moment, or that a "
-    "worker has already handed to a pool of threads or greenlets, is not stopped: search again after a second."
+    "are not run again, and what they have done so far stays. A fetched task that starts at this moment is not "
+    "stopped: search again after a second."
 )
 
 _ROW: Final = re.compile(rf"({'|'.join(STATES)}):([^:]*):([^:]+):([\d.a-f]*):([^:]*)", re.ASCII)

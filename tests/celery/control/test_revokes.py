@@ -58,7 +58,7 @@ def message(delayed: DurableTasks) -> Any:
 def handled(delayed: DurableTasks, found: Any) -> bool:
     """Let a worker with the revoked id receive *found*; return whether the id is still revoked afterwards."""
     state.revoked.add(ORDER)
-    RevokeStep(SimpleNamespace(app=delayed.app, steps=[])).intake(lambda _: None)(found)
+    RevokeStep(SimpleNamespace(app=delayed.app, steps=[], pool=None)).intake(lambda _: None)(found)
     return ORDER in state.revoked
 
 
@@ -239,7 +239,7 @@ class TestWaitingCall:
     def test_is_discarded_once_a_store_that_was_away_answers(self, fleet: Fleet, delayed: DurableTasks) -> None:
         calls: list[Any] = []
         timer = SimpleNamespace(call_after=lambda *call: calls.append(call))
-        consumer = SimpleNamespace(app=delayed.app, timer=timer)
+        consumer = SimpleNamespace(app=delayed.app, timer=timer, pool=None)
         step = RevokeStep(consumer)
         fleet.store.kill()
         step.start(consumer)
