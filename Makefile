@@ -15,7 +15,8 @@ GROUPS := matrix or browser or installs
 STORE_TESTS := tests/proof/test_model.py tests/store/test_schema.py tests/celery/message/test_schema.py tests/queue/test_queue.py tests/delay/test_delay_queue.py tests/store/test_full.py tests/celery/test_full_redis.py
 # Tests on the oldest versions; for a release, all: make test-oldest OLDEST_TESTS="tests/queue tests/delay tests/celery tests/contrib tests/testing"
 OLDEST_TESTS := tests/queue/test_queue.py tests/contrib/django/test_outbox.py tests/celery/publish/test_capture.py tests/celery/dispatch/test_dispatcher.py \
-	tests/celery/monitor/test_reports.py tests/celery/monitor/test_own_requests.py
+	tests/celery/monitor/test_reports.py tests/celery/monitor/test_own_requests.py \
+	tests/celery/leases/test_task_leases.py::TestLostConnection::test_repeats_no_task_that_a_child_has_not_confirmed
 # Tests on Django 6, if the other ones have run on an older Django; make test-all runs all of tests/contrib/django.
 DJANGO_TESTS := tests/contrib/django/test_task_backend.py tests/contrib/django/test_own_suite.py tests/docs/test_tutorial.py::test_the_project_with_the_tasks_of_django_works
 # System packages that tests need; `make test` and `make test-all` install them if they are allowed to.
