@@ -247,7 +247,7 @@ def hearing(  # noqa: C901 - a branch for each change
 
 
 def results_of(result: Any) -> Any:
-    """Return state and value of each task of *result*, with those before it."""
+    """Return state, value and children of each task of *result*, with those before it."""
     if isinstance(result, list):
         return [results_of(one) for one in result]
     if isinstance(result, GroupResult):
@@ -255,7 +255,8 @@ def results_of(result: Any) -> Any:
     if result is None:
         return None
     before = result.parent if isinstance(result, AsyncResult) else None
-    return [type(result).__name__, result.id, result.state, repr(result.result), results_of(before)]
+    state = [result.state, repr(result.result), result.ignored, [child.id for child in result.children or []]]
+    return [type(result).__name__, result.id, *state, results_of(before)]
 
 
 class Player:
