@@ -22,6 +22,7 @@ from redis_queue.celery.fetch.fetch import PendingFetch
 from redis_queue.celery.fetch.settlement import InFlightRecords, Settlement
 from redis_queue.celery.kombu.connection import client_of, options_of
 from redis_queue.celery.leases.keeper_process import KeeperProcess
+from redis_queue.celery.message.headers import is_redelivered
 from redis_queue.celery.settings import part_of
 from redis_queue.errors import ConfigurationError, RedisQueueError
 from redis_queue.keeper.protocol import RenewalTime, pack, write_line
@@ -49,15 +50,16 @@ class HeldMessage:
     """One message: when its lease began (*since*: monotonic clock, *score*: Redis clock), and when the keeper knew.
 
     *message* returns its object while anything in this process refers to it, then None. *id* is that of the task.
+    *soon*: if this worker loses it, it returns at once, not when its lease ends.
     """
 
     since: float
     score: float
     message: Callable[[], Any]
     id: str
+    soon: bool
     told_at: float = float("inf")
     lost: bool = False
-    given_back: bool = False
 
     def score_at(self, renewed: RenewalTime) -> float:
         """Return the time of the lease after the last renewal."""
@@ -132,10 +134,7 @@ class WorkerLeases:
 
         That ends when a message is settled or returned, or when nothing in this process refers to its object.
         """
-        held = {
-            message.delivery_tag: HeldMessage(since, score, weakref.ref(message), _task_id_of(message))
-            for message in messages
-        }
+        held = {message.delivery_tag: _held(message, since, score) for message in messages}
         self._held.update(held)
         if self._keeper.write(b"".join(write_line(tag, score) for tag in held)):
             now = monotonic()
@@ -145,7 +144,7 @@ class WorkerLeases:
     def let_go(self, tag: str) -> None:
         """Return the message of *tag* soon: the worker has given it back."""
         if (held := self._held.get(tag)) is not None:
-            held.message, held.given_back = (lambda: None), True
+            held.message, held.soon = (lambda: None), True
 
     def abandoned(self) -> dict[str, HeldMessage]:
         """Return the messages that can be neither run nor settled any more, by their tags, the oldest first.
@@ -283,6 +282,12 @@ class WorkerLeases:
             self.lost += 1
             self._on_lost(tag, held.id or None, monotonic() - held.since)
             self.counters.add("lost")
+
+
+def _held(message: Any, since: float, score: float) -> HeldMessage:
+    # A second run without an outcome has to wait, as that of a killed worker: there may be many.
+    soon = not is_redelivered(message.delivery_info)
+    return HeldMessage(since, score, weakref.ref(message), _task_id_of(message), soon)
 
 
 def _task_id_of(message: Any) -> str:

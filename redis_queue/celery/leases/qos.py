@@ -274,28 +274,28 @@ class LeasedQoS(QoS):
     def _return_lost(self) -> None:
         """Let go of the messages that nothing in this worker can run or settle any more.
 
-        Those that waited, or were given back, when their connection was lost return at once. The others may have run,
-        and would run again and again while no result can be stored: they return when their leases end, as those of a
-        killed worker.
+        They return at once: those that waited, or were given back, when their connection was lost, and those of a first
+        delivery. Others may have run twice, and would run again and again while no result can be stored: they return
+        when their leases end, as those of a killed worker.
         """
         forget_lost_requests()
         lost = self.leases.abandoned()
-        waited = {tag for tag, held in lost.items() if held.given_back or tag in self.leases.carried}
+        waited = self.leases.carried.intersection(lost)
         # The oldest one last: it becomes the next one of its queue.
         for tag in reversed(lost):
-            if tag in waited and self.leases.is_ours(tag):
+            if (lost[tag].soon or tag in waited) and self.leases.is_ours(tag):
                 self._return(tag)
             self.leases.drop(tag)
             for channel in self.channel.connection.channels:
                 if tag in channel.qos._delivered:
                     virtual.QoS.ack(channel.qos, tag)
         if waited:
-            text = "returned %d messages that waited, or were given back, when their connection was lost"
+            text = "returned %d messages that waited when their connection was lost"
             logger.info(text, len(waited), extra={"action": "waiting_returned"})
         if ids := [held.id for tag, held in lost.items() if tag not in waited]:
             logger.warning(
-                "lost %d messages, which come again when their leases end: their tasks ended without an outcome (as "
-                "when no result can be stored), or the pool has dropped them; tasks %s",
+                "lost %d messages, which come again, after a second delivery when their leases end: their tasks ended "
+                "without an outcome (as when no result can be stored), or the pool has dropped them; tasks %s",
                 len(ids),
                 ", ".join(ids[:SHOWN]),
                 extra={"action": "messages_lost"},
