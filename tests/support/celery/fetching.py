@@ -173,6 +173,7 @@ class Held:
     def __init__(self, delivery_tag: str) -> None:
         self.delivery_tag = delivery_tag
         self.headers: dict[str, Any] = {}
+        self.delivery_info: dict[str, Any] = {}
 
 
 class FakeLeases:
