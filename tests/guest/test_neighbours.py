@@ -60,10 +60,7 @@ SEEN: dict[str, Any] = {
         "groups": 1,
         "values": [0, 1],
     },
-    "prometheus": {
-        "tasks": {"celery started": 14, "celery succeeded": 12, "celery failed": 1, "celery retried": 1},
-        "waiting": {"celery": 1},
-    },
+    "prometheus": {"tasks": {"started": 14, "succeeded": 12, "failed": 1, "retried": 1}, "waiting": {"celery": 1}},
     "flower": {
         "tasks": {
             "guest.add(1,) SUCCESS": 2,
