@@ -64,13 +64,21 @@ class StoreConsumer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there were no flows when the worker started."""
+        """Whether there were no flows at the last look."""
         return self._connection is None and self._watch is None
 
     @property
     def prefetch_count(self) -> int:
         """Number of messages that the worker takes ahead; 0 for no limit."""
         return int(self._consumer.initial_prefetch_count)
+
+    def finds_flows(self) -> bool:
+        """Return whether there are flows by now; False while the store is away."""
+        client = self._store.client
+        try:
+            return isinstance(client, redis.Redis) and _has_flows(client, self._store.flow_keys)
+        except ERRORS:
+            return False
 
     def start(self) -> None:
         """Take messages if there are flows; if the store is away, as soon as it is back."""

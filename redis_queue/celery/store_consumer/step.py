@@ -26,6 +26,9 @@ from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableEr
 
 logger = logger_of(__name__)
 
+LOOK: Final = 5.0
+"""Seconds between two looks whether another app has begun to use flows."""
+
 STOPPING = (bootsteps.CLOSE, bootsteps.TERMINATE)
 
 MAX_HELD: Final = 1000
@@ -42,20 +45,35 @@ class StoreConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._leases = LeaseStep.of_worker(consumer)
         self._store_consumer = StoreConsumer(consumer)
         self._inbox = FlowInbox(consumer)
+        self._background = Background()
+        self._looks: Any = None
         # An acknowledgement, and the check of a lease, may fail with an error of the store as well.
         consumer.connection_errors = (*consumer.connection_errors, *Transport.connection_errors)
         self._passing = UncountedMessages(consumer.app)
         for name in ("add_task_queue", "cancel_task_queue"):
             around(consumer, name, self._change_queues)
 
-    def start(self, consumer: Any) -> None:  # noqa: ARG002 - what Celery calls
-        """Take messages of flows."""
+    def start(self, consumer: Any) -> None:
+        """Take messages of flows; if there are none yet, as soon as there are."""
         if not self._leases.takes_flows:
+            self._store_consumer.start()
+            look = partial(self._look, consumer)
+            self._looks = consumer.timer.call_repeatedly(LOOK, self._background.run, (look,))
+
+    def _look(self, consumer: Any) -> None:
+        if self._store_consumer.is_idle and self._store_consumer.finds_flows():
+            consumer.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        if self._looks is not None and self._store_consumer.is_idle:
             self._store_consumer.start()
 
     def stop(self, consumer: Any) -> None:
         """Take no more messages; after a lost connection to the broker, return those whose tasks have not started."""
         self._inbox.stop()
+        looks, self._looks = self._looks, None
+        if looks is not None:
+            looks.cancel()
         if consumer.blueprint.state in STOPPING:
             self._store_consumer.cancel()
         else:

@@ -217,16 +217,20 @@ def test_delayed_tasks_wait_for_a_lost_store(make: Make, proxy: FaultProxy) -> N
     fleet.wait_until_free()
 
 
-def test_a_worker_without_flows_takes_those_of_another_app(make: Make) -> None:
+@pytest.mark.parametrize("countdowns", [[0.01, None], [None]], ids=["delayed", "immediate"])
+def test_a_worker_without_flows_takes_those_of_another_app(make: Make, countdowns: list[float | None]) -> None:
     fleet = make(flowless=True)
     queues = [fleet.queue, f"{fleet.queue}-plain"]
     (worker,) = fleet.start("a")
     with fleet.producer() as app:
         app.conf.redis_queue_flow = {WORK: {"limit": 1}}
         app.control.add_consumer(queues[1], reply=True, timeout=10, limit=1)
-        # A delayed one arrives from the broker, and the worker takes the others as well.
-        sent = [app.send_task(WORK, ("x",), queue=queue, countdown=0.01).id for queue in queues]
-        sent += [app.send_task(WORK, ("x",), queue=queue).id for queue in queues]
+        # A delayed one arrives from the broker, if there were no flows when it was due.
+        sent = [
+            app.send_task(WORK, ("x",), queue=queue, countdown=countdown).id
+            for countdown in countdowns
+            for queue in queues
+        ]
         wait_until(lambda: set(sent) == set(fleet.entered()), timeout=20, description="all tasks to run")
         app.control.cancel_consumer(queues[1], reply=True, timeout=10, limit=1)
         kept = app.send_task(WORK, ("x",), queue=queues[1]).id
