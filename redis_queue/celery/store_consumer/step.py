@@ -57,23 +57,31 @@ class StoreConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """Take messages of flows; if there are none yet, as soon as there are."""
         if not self._leases.takes_flows:
             self._store_consumer.start()
+        # The start may have found that the worker's own channel takes them.
+        if self._store_consumer.is_idle and not self._leases.takes_flows:
             look = partial(self._look, consumer)
             self._looks = consumer.timer.call_repeatedly(LOOK, self._background.run, (look,))
 
     def _look(self, consumer: Any) -> None:
-        if self._store_consumer.is_idle and self._store_consumer.finds_flows():
+        if not self._store_consumer.is_idle or self._store_consumer.finds_flows():
             consumer.call_soon(self._begin)
 
     def _begin(self) -> None:
+        # Else it was stopped meanwhile, or the first message of a flow came from the broker.
         if self._looks is not None and self._store_consumer.is_idle:
             self._store_consumer.start()
+        if not self._store_consumer.is_idle:
+            self._end_looks()
+
+    def _end_looks(self) -> None:
+        looks, self._looks = self._looks, None
+        if looks is not None:
+            looks.cancel()
 
     def stop(self, consumer: Any) -> None:
         """Take no more messages; after a lost connection to the broker, return those whose tasks have not started."""
         self._inbox.stop()
-        looks, self._looks = self._looks, None
-        if looks is not None:
-            looks.cancel()
+        self._end_looks()
         if consumer.blueprint.state in STOPPING:
             self._store_consumer.cancel()
         else:
